@@ -49,9 +49,7 @@ TORCH_PASSES = (
     "tests/adapters/torch/test_nested_passes.py",
 )
 TORCH_SHARDING = ("tests/adapters/torch/test_sharding.py",)
-TORCH_RECONSISTENCY = ("tests/parallel/test_consistency.py", "tests/adapters/torch/test_consistency.py")
-CONSISTENCY = ("tests/parallel/test_consistency.py", "tests/adapters/torch/test_consistency.py")
-START = ("tests/adapters/torch/test_restart.py",)
+TORCH_RESTART = ("tests/adapters/torch/test_restart.py",)
 TORCH_CALLBACKS = ("tests/adapters/torch/test_future_callbacks.py",)
 TORCH_WEIGHT = ("tests/adapters/torch/test_weight.py",)
 TORCH_OPTIONS = ("tests/adapters/torch/test_options.py",)

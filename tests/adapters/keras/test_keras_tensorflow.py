@@ -37,6 +37,7 @@ RANKS = (2,)
 MORE_RANKS = (3,)
 ENVIRONMENT = {"KERAS_BACKEND": "tensorflow"}
 SLOW = (
+    "test_the_callback_compares_after_so_many_steps",
     "test_the_callback_counts_steps_and_not_accumulated_batches",
     "test_once_and_without_what_each_rank_has_by_itself",
     "test_slots_that_are_split_are_left_out",
