@@ -61,10 +61,12 @@ TORCH_GRADIENTS = ("tests/adapters/torch/test_gradients.py",)
 TF_TRAINING = ("tests/adapters/tensorflow/test_tf_training.py",)
 TF_START = ("tests/adapters/tensorflow/test_tf_start_check.py",)
 TF_STATE = ("tests/adapters/tensorflow/test_tf_state.py",)
+TF_WEIGHT = ("tests/adapters/tensorflow/test_tf_weight.py",)
 TF_GRADIENTS = ("tests/adapters/tensorflow/test_tf_op_gradients.py",)
 KERAS = ("tests/adapters/keras/test_keras_tensorflow.py",)
 KERAS_ON_TORCH = ("tests/adapters/keras/test_keras_torch.py",)  # has all the cases, of which many are slow ones on TensorFlow
 START = ("tests/adapters/torch/test_start_check.py", "tests/unit/test_start_check.py")
+JAX_WEIGHT = ("tests/adapters/jax/test_jax_weight.py",)
 JAX = ("tests/adapters/jax/test_jax_collectives.py",)
 
 # Launcher, and what needs no engine.
