@@ -13,6 +13,7 @@ RIDING = ("tests/unit/test_riding_payloads.py", "tests/parallel/test_allreduce.p
 STALLS = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/unit/test_stall.py")
 MEMBERSHIP = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py")
 WEIGHTS = ("tests/unit/test_weights.py",)
+GPU_WEIGHTS = ("tests/unit/test_gpu_weights.py",)
 MESSAGES = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/parallel/test_point_to_point.py")
 TIMELINE = ("tests/unit/test_timeline_files.py", "tests/parallel/test_timeline.py")
 OUTPUTS = ("tests/unit/test_output_cache.py", "tests/parallel/test_outputs.py")
