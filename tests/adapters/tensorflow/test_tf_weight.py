@@ -143,6 +143,24 @@ def test_passes_without_a_weight_among_others(hvd):
         optimizer.compute_gradients(lambda: variable * 2.0, [variable])
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_unequal_numbers_of_batches_end_with_join(hvd, mode):
+    variable = tf.Variable([1.0, 1.0])
+
+    @modes
+    def step(weight):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable) * (RANK + 1.0)
+        return hvd.DistributedGradientTape(tape, weight=weight).gradient(loss, variable)
+
+    for number in range(RANK + 1):
+        found = step[mode](tf.constant(RANK + 2))
+        present = range(number, SIZE)
+        wanted = sum((rank + 1.0) * (rank + 2.0) for rank in present) / sum(rank + 2.0 for rank in present)
+        np.testing.assert_allclose(found, [wanted] * 2, rtol=1e-6)
+    hvd.join()
+
+
 @pytest.mark.parametrize("op", ["Sum", "Adasum", "Min", "Max", "Product"])
 def test_other_operators_refuse_a_weight(hvd, op):
     number, said = getattr(hvd, op), f"a weight goes with op=Average only, not with {op}"
