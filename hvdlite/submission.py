@@ -40,6 +40,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "check_weight",
+    "check_weighted",
     "compress",
     "enter",
     "gather",
@@ -93,9 +94,14 @@ def check_weight(weight: Any, op: int) -> float:
         raise InvalidArgumentError(
             f"weight={weight!r}: a weight is a finite number of 0 or more, such as the number of samples in this rank's batch"
         )
+    check_weighted(op)
+    return float(weight)
+
+
+def check_weighted(op: int) -> None:
+    """Raises InvalidArgumentError unless the reduction is a mean, which can be weighted."""
     if op != Average:
         raise InvalidArgumentError(f"a weight goes with op=Average only, not with {OP_NAMES[op]}; leave the weight out")
-    return float(weight)
 
 
 def reduce(

@@ -35,6 +35,7 @@ class TensorGroup:
         process_set: the id.
         prescale: multiplies each rank's tensor.
         postscale: multiplies the result.
+        weighted: is it a weighted mean? The call then has this rank's weight as one more operand, after the tensors.
 
     """
 
@@ -47,6 +48,7 @@ class TensorGroup:
     process_set: int = 0
     prescale: float = 1.0
     postscale: float = 1.0
+    weighted: bool = False
 
 
 def describe(groups: Sequence[TensorGroup]) -> str:
@@ -63,7 +65,10 @@ def _lines(group: TensorGroup) -> list[str]:
     names = member_names(group.name, len(group.tensors)) if group.names is None else group.names
     if len(names) != len(group.tensors):
         raise InvalidArgumentError(f"group {group.name!r} has {len(group.tensors)} tensors, but {len(names)} names")
-    head = (group.kind, group.op, group.root, group.process_set, float(group.prescale), float(group.postscale), len(names))
+    head = (
+        *(group.kind, group.op, group.root, group.process_set),
+        *(float(group.prescale), float(group.postscale), int(group.weighted), len(names)),
+    )
     lines = [_line(head, group.kind, group.name)]
     for name, (dtype, shape) in zip(names, group.tensors, strict=True):
         lines.append(_line((int(code_of_name(dtype, f"tensor {name!r}")), len(shape), *shape), group.kind, name))

@@ -6,6 +6,6 @@ Where nothing is compiled, `hvdlite.allreduce` and the others take NumPy arrays,
 
 from hvdlite.jax.consistency import check_consistency
 from hvdlite.jax.ffi import require_cpu
-from hvdlite.jax.ops import call, grouped_allreduce, grouped_broadcast
+from hvdlite.jax.ops import as_weight, call, grouped_allreduce, grouped_broadcast
 
-__all__ = ["call", "check_consistency", "grouped_allreduce", "grouped_broadcast", "require_cpu"]
+__all__ = ["as_weight", "call", "check_consistency", "grouped_allreduce", "grouped_broadcast", "require_cpu"]

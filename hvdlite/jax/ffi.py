@@ -55,8 +55,8 @@ def parameters() -> Collection[str]:
     return inspect.signature(_ffi().ffi_call).parameters.keys()
 
 
-def ffi_call(description: str, arrays: Sequence[Any], alone: bool) -> list[Any]:
-    """Calls a handler with these arrays; as many arrays of the same shapes and dtypes come back.
+def ffi_call(description: str, arrays: Sequence[Any], alone: bool, weight: Any = None) -> list[Any]:
+    """Calls a handler with these arrays, and behind them the weight; as many arrays of the same shapes and dtypes come back.
 
     A program with side effects takes JAX's slow way in and out, some 10 us for each of its results. So one that is alone,
     whose results are used on every rank, says that it has none: XLA drops only unused results.
@@ -64,14 +64,15 @@ def ffi_call(description: str, arrays: Sequence[Any], alone: bool) -> list[Any]:
     _register()
     handler = _ALONE if alone or not has_futures() else _SEVERAL
     call = _ffi().ffi_call
+    operands = arrays if weight is None else [*arrays, weight]
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]  # type: ignore[no-untyped-call]
     known = parameters()
     if "has_side_effect" not in known:  # before JAX 0.4.35
-        return list(call(handler, results, *arrays, hvdlite=description))
+        return list(call(handler, results, *operands, hvdlite=description))
     options: dict[str, Any] = {"has_side_effect": not alone}
     if "input_output_aliases" in known:  # since JAX 0.4.36
         options["input_output_aliases"] = {index: index for index in range(len(arrays))}
-    return list(call(handler, results, **options)(*arrays, hvdlite=description))
+    return list(call(handler, results, **options)(*operands, hvdlite=description))
 
 
 def require_cpu() -> None:

@@ -5,14 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from hvdlite.errors import InvalidArgumentError
 from hvdlite.jax.ffi import ffi_call, require_cpu
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind, resolve_op
-from hvdlite.submission import enter
+from hvdlite.submission import check_weight, check_weighted, enter
 from hvdlite.xla import TensorGroup, describe, failure_in
 
-__all__ = ["call", "grouped_allreduce", "grouped_broadcast"]
+__all__ = ["as_weight", "call", "grouped_allreduce", "grouped_broadcast"]
 
 
 def grouped_allreduce(
@@ -23,6 +25,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    weight: Any = None,
 ) -> list[jax.Array]:
     """Reduces arrays of any shapes and dtypes over the ranks, in one call. Collective over the set.
 
@@ -36,6 +39,8 @@ def grouped_allreduce(
         prescale_factor: multiplies each rank's arrays.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part. A compiled program knows it by its id: compile again after `hvdlite.init`.
+        weight: of this rank in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar array that may be known only
+            when the program runs. It has the precision of JAX's floats: float32, or float64 with ``jax_enable_x64``.
 
     Returns:
         The results in order, with shapes and dtypes of the arrays, the same bits on all ranks.
@@ -49,17 +54,20 @@ def grouped_allreduce(
 
     """
     _, process_set_id = enter(Kind.ALLREDUCE, process_set)
+    op = resolve_op(op, None)
+    own_weight = None if weight is None else as_weight(weight, op)
     made = [jnp.asarray(array) for array in arrays]
     group = TensorGroup(
         Kind.ALLREDUCE,
         name,
         _kinds_of(made),
-        op=resolve_op(op, None),
+        op=op,
         process_set=process_set_id,
         prescale=prescale_factor,
         postscale=postscale_factor,
+        weighted=weight is not None,
     )
-    return call([group], made)
+    return call([group], made, weight=own_weight)
 
 
 def grouped_broadcast(
@@ -85,7 +93,9 @@ def grouped_broadcast(
     return call([TensorGroup(Kind.BROADCAST, name, _kinds_of(made), root=root_rank, process_set=process_set_id)], made)
 
 
-def call(groups: Sequence[TensorGroup], arrays: Sequence[jax.Array], *, alone: bool = False) -> list[jax.Array]:
+def call(
+    groups: Sequence[TensorGroup], arrays: Sequence[jax.Array], *, alone: bool = False, weight: jax.Array | None = None
+) -> list[jax.Array]:
     """Runs several groups in one call of XLA: all are submitted before any is waited for.
 
     Args:
@@ -93,6 +103,7 @@ def call(groups: Sequence[TensorGroup], arrays: Sequence[jax.Array], *, alone: b
         arrays: of all groups, in order.
         alone: is this the only collective of its program, whose results every rank uses? It costs less then. (If it is not:
             ranks may wait for each other in two such calls, until one of them fails; and unused ones are dropped.)
+        weight: of this rank, from `as_weight`; None if no group is weighted.
 
     Returns:
         The results in order.
@@ -105,7 +116,7 @@ def call(groups: Sequence[TensorGroup], arrays: Sequence[jax.Array], *, alone: b
     if not arrays:
         return []
     try:
-        results = ffi_call(describe(groups), arrays, alone)
+        results = ffi_call(describe(groups), arrays, alone, weight)
         if not any(isinstance(result, jax.core.Tracer) for result in results):
             for result in results:
                 result.block_until_ready()
@@ -115,6 +126,29 @@ def call(groups: Sequence[TensorGroup], arrays: Sequence[jax.Array], *, alone: b
             raise
         raise failure from error
     return results
+
+
+def as_weight(weight: Any, op: int) -> jax.Array:
+    """A rank's weight as the operand of a call: a scalar of JAX's default float dtype.
+
+    Args:
+        weight: a number, or a real scalar array, which may be traced.
+        op: the reduce operator.
+
+    Raises:
+        InvalidArgumentError: it is something else, or the reduction is no mean. (The value of an array is checked when the
+            call runs.)
+
+    """
+    if not isinstance(weight, jax.Array):
+        return jnp.asarray(check_weight(weight, op), dtype=float)
+    check_weighted(op)
+    if weight.ndim or not jnp.issubdtype(weight.dtype, np.number) or jnp.issubdtype(weight.dtype, np.complexfloating):
+        raise InvalidArgumentError(
+            f"a weight is one real number, such as the number of samples in this rank's batch, not an array of dtype "
+            f"{weight.dtype} and shape {weight.shape}"
+        )
+    return weight.astype(float)
 
 
 def _kinds_of(arrays: Sequence[jax.Array]) -> list[tuple[str, tuple[int, ...]]]:

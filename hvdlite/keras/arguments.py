@@ -9,10 +9,12 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras.library import KERAS_3, keras
 from hvdlite.keras.reducer import Groups
 from hvdlite.requests import Average, Sum, resolve_op
+from hvdlite.submission import check_weighted
 
 __all__ = [
     "accumulate",
     "check_optimizer",
+    "check_weighted_by_loss",
     "checked_groups",
     "checked_layers",
     "checked_op",
@@ -47,6 +49,26 @@ def checked_op(op: int, predivide: float) -> int:
         raise InvalidArgumentError("op currently only supports Average and Sum (of an optimizer of Keras)")
     check_predivide(predivide, op)
     return op
+
+
+def check_weighted_by_loss(weighted: Any, op: int) -> None:
+    """Checks the argument `weighted`.
+
+    Raises:
+        InvalidArgumentError: it is no bool, or the reduction is no mean.
+        UnsupportedError: this Keras's losses do not tell what they divide by.
+
+    """
+    if not isinstance(weighted, bool):
+        raise InvalidArgumentError(f"weighted must be True or False, got {weighted!r}; numbers go to optimizer.weight")
+    if not weighted:
+        return
+    check_weighted(op)
+    if not KERAS_3:
+        raise UnsupportedError(
+            f"weighted=True needs Keras 3, this is {keras.__name__} {keras.__version__}: leave it out, and set "
+            "optimizer.weight in a training step of your own"
+        )
 
 
 def chosen_groups(num_groups: int, groups: Any) -> Any:

@@ -17,6 +17,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend
 from hvdlite.keras.library import KERAS_3, keras
+from hvdlite.keras.loss_weights import follow_losses
 from hvdlite.keras.reducer import Reducer, Settings
 from hvdlite.keras.sharding import KerasShardedState, ShardedSteps, check_shard
 from hvdlite.keras.start_check import follow_batches
@@ -69,6 +70,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     auto_scale_loss: bool = True,
     start_check: str | None = None,
     shard: bool = False,
+    weighted: bool = False,
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in training steps of your own.
 
@@ -111,9 +113,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             None: what the knob HVDLITE_START_CHECK says.
         shard: each variable is stepped by one rank of the set, which alone keeps its slots (Keras 3 only; docs/sharding.md).
             Weights have the same bits as without it. The model is saved on all ranks then, as the plain one.
+        weighted: a rank's gradients count by the number that its loss divides by (Keras 3 only): that of its batch's elements
+            without those that a mask leaves out, or with reduction="mean_with_sample_weight" the sum of the sample weights.
+            So ``fit`` on batches that differ in size between the ranks equals one process with the whole batch. It needs a loss
+            of ``keras.losses`` (or one that ``compile`` makes of a name or function) with a value for each sample. If a step
+            has several losses, the last one counts. In loops of your own set ``optimizer.weight`` instead.
 
     Returns:
-        The same optimizer with a method ``register_local_var(variable)``, or the LossScaleOptimizer around it.
+        The same optimizer with a method ``register_local_var(variable)`` and an attribute ``weight``, or the LossScaleOptimizer
+        around it.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
@@ -139,6 +147,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients=scale_local_gradients,
         start_check=start_check,
         shard=shard,
+        weighted=weighted,
     )
 
 
@@ -223,6 +232,7 @@ def wrap(
     scale_local_gradients: bool,
     start_check: str | None = None,
     shard: bool = False,
+    weighted: bool = False,
 ) -> Any:
     """`DistributedOptimizer` without a look at the policy; arguments and errors are those."""
     arguments.check_optimizer(optimizer)
@@ -234,6 +244,9 @@ def wrap(
     backend = current_backend()
     backend.check_supported()
     check_passes(backward_passes_per_step)
+    arguments.check_weighted_by_loss(weighted, op)
+    if weighted:
+        follow_losses()
     factor = 1.0
     if KERAS_3 and backward_passes_per_step > 1:
         arguments.accumulate(optimizer, backward_passes_per_step)
@@ -255,6 +268,7 @@ def wrap(
         scale_local=bool(scale_local_gradients),
         start_check=mode_of(start_check, "DistributedOptimizer"),
         shard=shard,
+        weighted=weighted,
     )
     reducer = Reducer(settings, backend, optimizer)
     follow_batches()
@@ -272,6 +286,7 @@ def wrap(
         scale_local_gradients=scale_local_gradients,
         start_check=start_check,
         shard=shard,
+        weighted=weighted,
     )
     if not KERAS_3 and backward_passes_per_step > 1:
         from hvdlite.tensorflow.aggregation import LocalAggregation
@@ -335,7 +350,22 @@ class _Distributed(_Optimizer):
         """Keeps the gradient of a variable on this rank."""
         self._hvdlite.add_local([var])
 
+    @property
+    def weight(self) -> Any:
+        """How much this rank's gradients count; None: as much as every other rank's.
+
+        A number of 0 or more, or a scalar tensor of Keras's backend, such as the number of samples in this rank's batch. It is
+        set before the gradients are applied, in a compiled training step within that step, and stays until it is set again. The
+        gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which is what one process gets from the
+        whole batch. All ranks have one, or none. A rank of weight 0 contributes nothing, whatever its gradients hold. The
+        weights of passes that are added up before they are reduced add up (not on JAX). Needs op Average.
+        """
+        return self._hvdlite.weight
+
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # Keras and TensorFlow would track it
+            self._hvdlite.weigh(value)
+            return
         # The first thing that Keras's loss scalers do to the optimizer they are put around; its own __init__ may do so, too.
         scaled = name == "loss_scale_factor" and value is None and hasattr(self, name)
         if scaled or (name == "_is_wrapped_by_loss_scale_optimizer" and value):
@@ -360,14 +390,16 @@ class _Keras3(_Distributed):
                 f"apply() got {len(grads)} gradients for {len(known)} variables; pass one for each, and the variables too "
                 "unless the optimizer is built"
             )
-        if not self._accumulation_steps():
-            grads = self._hvdlite.reduce(grads, known)
+        if self._accumulation_steps():
+            self._hvdlite.add_weight_of_pass()
+        else:
+            grads = self._hvdlite.reduce(grads, known, self._hvdlite.weight_of_pass())
         return super().apply(grads, trainable_variables)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Reduces the gradients where this does not come to `apply`."""
         if arguments.scales_loss(self):
-            grads = self._hvdlite.reduce(list(grads), self._trainable_variables)
+            grads = self._hvdlite.reduce(list(grads), self._trainable_variables, self._hvdlite.weight_of_pass())
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def _accumulation_steps(self) -> int:
@@ -386,7 +418,7 @@ class _Keras3(_Distributed):
             complete = (self._iterations + 1) % steps == 0
             grads = keras.ops.cond(complete, lambda: reducer.reduce(grads, reducer.accumulated), lambda: list(grads))
         elif steps:
-            grads = reducer.reduce(grads, reducer.accumulated)
+            grads = reducer.reduce(grads, reducer.accumulated, reducer.take_added_weight())
         return super()._clip_gradients(grads)
 
 
@@ -434,5 +466,6 @@ class _Keras2(_Distributed):
 
     def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Reduced over the ranks, or added up until they are to be."""
-        aggregation = self._hvdlite.aggregation
-        return self._hvdlite.reduce(gradients, variables) if aggregation is None else aggregation.add(gradients, variables)
+        reducer, weight = self._hvdlite, self._hvdlite.weight_of_pass()
+        add = reducer.reduce if reducer.aggregation is None else reducer.aggregation.add
+        return list(add(gradients, variables, weight))

@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from hvdlite.agreement import compare, name_of
-from hvdlite.errors import MismatchError, UnsupportedError
-from hvdlite.keras.backends import KerasBackend, Reduction
+from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal
 from hvdlite.keras.library import keras
+from hvdlite.keras.loss_weights import weight_of_last_loss
 from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
 from hvdlite.keras.variables import facts_of
@@ -40,6 +41,7 @@ class Settings:
         scale_local: are gradients that are not reduced divided by the number of ranks?
         start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
         shard: is each variable stepped by one rank?
+        weighted: do a rank's gradients count by what its loss divides by?
 
     """
 
@@ -51,6 +53,7 @@ class Settings:
     scale_local: bool
     start_check: str
     shard: bool
+    weighted: bool
 
     @property
     def prefix(self) -> str:
@@ -73,6 +76,7 @@ class Settings:
             ("scale_local_gradients", self.scale_local),
             ("start_check", self.start_check),
             ("shard", self.shard),
+            ("weighted", self.weighted),
         ]
 
 
@@ -91,6 +95,7 @@ class Reducer:
         wrap_alike: wraps another optimizer with the same arguments.
         check: of the ranks' models.
         shards: which rank steps which variables; None: every rank steps all.
+        weight: how much this rank's gradients count, as the user says it; None: as much as every other rank's.
 
     """
 
@@ -100,6 +105,8 @@ class Reducer:
         self.computed: Sequence[Any] = ()
         self.aggregation: Any = None
         self.wrap_alike: Callable[[Any], Any]
+        self.weight: Any = None
+        self._weight_total: WeightTotal | None = None
         self._backend = backend
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1
@@ -131,12 +138,60 @@ class Reducer:
         computed, self.computed = self.computed, ()
         return len(computed) > 0 and len(computed) == len(gradients) and all(map(operator.is_, computed, gradients))
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def weigh(self, weight: Any) -> None:
+        """Sets how much this rank's gradients count; None: as much as every other rank's.
+
+        Raises:
+            InvalidArgumentError: it is no weight, the reduction is no mean, or the loss says it.
+
+        """
+        if self.settings.weighted:
+            raise InvalidArgumentError("with weighted=True the loss says the weight: leave optimizer.weight or weighted out")
+        self.weight = None if weight is None else self._backend.as_weight(weight, self.settings.reduction.op)
+
+    def weight_of_pass(self) -> Any:
+        """How much this rank's gradients of one pass count; None: as much as every other rank's. Asked once for each pass.
+
+        Raises:
+            InvalidArgumentError: the loss is to say it, and does not.
+
+        """
+        if not self.settings.weighted or not self._active:
+            return self.weight
+        divisor = weight_of_last_loss(f"DistributedOptimizer ({self.settings.prefix})")
+        return self._backend.as_weight(divisor, self.settings.reduction.op)
+
+    def add_weight_of_pass(self) -> None:
+        """Adds the weight of a pass whose gradients are added up before they are reduced.
+
+        Raises:
+            InvalidArgumentError: as `weight_of_pass`, or an earlier pass had a weight, and this one has none.
+            UnsupportedError: the backend cannot add up weights.
+
+        """
+        weight = self.weight_of_pass()
+        if weight is None and self._weight_total is None:
+            return
+        if weight is None:
+            raise InvalidArgumentError(
+                "with accumulation every pass has a weight, or none has: set optimizer.weight before the first pass, and never "
+                "to None"
+            )
+        if self._weight_total is None:
+            self._weight_total = self._backend.new_weight_total()
+        self._weight_total.add(weight)
+
+    def take_added_weight(self) -> Any:
+        """The weights that `add_weight_of_pass` has added up; None: there are none."""
+        return None if self._weight_total is None else self._weight_total.take()
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], weight: Any = None) -> list[Any]:
         """The gradients as the optimizer is to use them. Collective over the process set.
 
         Args:
             gradients: tensors, some of them None, eager or traced.
             variables: those that they belong to.
+            weight: how much this rank's gradients count, from one of the methods above.
 
         Raises:
             MismatchError: the ranks' variables or settings differ.
@@ -150,6 +205,11 @@ class Reducer:
             return self._scale(scaled, range(len(scaled)), settings.factor)
         local = self.local_ids()
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
+        if len(places) < len(scaled) and settings.scale_local and weight is not None:
+            raise UnsupportedError(
+                "gradients that stay on this rank are divided by the number of ranks, and not by its share of all weights: "
+                "pass scale_local_gradients=False, or leave the weight out"
+            )
         shared = [variables[place] for place in places]
         mine = [gradients[place] for place in places]
         self._meet(shared, mine)
@@ -160,7 +220,8 @@ class Reducer:
             comparison = self._backend.compare_when_run(mine, shared, settings.reduction, settings.start_check)
         with comparison:
             names = [self._names[id(variable)] for variable in shared]
-            reduced = self._backend.reduce_gradients(mine, shared, names, self._places_of_groups(shared), settings.reduction)
+            groups = self._places_of_groups(shared)
+            reduced = self._backend.reduce_gradients(mine, shared, names, groups, settings.reduction, weight)
         for place, gradient in zip(places, reduced, strict=True):
             scaled[place] = gradient
         self._scale(scaled, places, settings.factor)

@@ -11,8 +11,8 @@ from hvdlite.tensorflow.gradients import Gradient
 
 __all__ = ["LocalAggregation"]
 
-# Takes gradients and their variables.
-Reduce = Callable[[list[Gradient], list[Any]], list[Gradient]]
+# Takes gradients, their variables, and this rank's weight.
+Reduce = Callable[[list[Gradient], list[Any], Any], list[Gradient]]
 
 
 class LocalAggregation:
@@ -39,18 +39,20 @@ class LocalAggregation:
         self._reduce = reduce
         self._count: Any = None
         self._sums: dict[int, Any] = {}
+        self._weights: Any = None
 
     @property
     def counter(self) -> Any:
         """The variable that counts the passes since the last reduction; None before the first pass."""
         return self._count
 
-    def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
+    def add(self, gradients: Sequence[Gradient], variables: Sequence[Any], weight: tf.Tensor | None = None) -> list[Gradient]:
         """Adds the gradients of one pass.
 
         Args:
             gradients: None in the same places in every pass.
             variables: theirs, the same in every pass.
+            weight: of this rank, a scalar of float64: the passes' weights add up. None in every pass, or in none.
 
         Returns:
             After the last pass the reduced sums, before it the sums so far; None where there was None.
@@ -60,17 +62,23 @@ class LocalAggregation:
 
         """
         if self._passes == 1:
-            return self._reduce(list(gradients), list(variables))
+            return self._reduce(list(gradients), list(variables), weight)
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
         chosen = [variables[place] for place in places]
         own = [self._dense(gradients[place]) for place in places]
-        self._make(places, own, chosen)
+        self._make(places, own, chosen, weight is not None)
         sums = [self._sums[place] for place in places]
+        if weight is not None:
+            sums, own = [*sums, self._weights], [*own, weight]
         with tf.control_dependencies([total.assign_add(gradient) for total, gradient in zip(sums, own, strict=True)]):
             values = [tf.identity(total.read_value()) for total in sums]
         with tf.control_dependencies(values), tf.control_dependencies([self._count.assign_add(1)]):
             last = tf.equal(self._count.read_value(), self._passes)
-        outputs = tf.cond(last, lambda: self._finish(values, sums, chosen), lambda: [tf.identity(value) for value in values])
+        outputs = tf.cond(
+            last,
+            lambda: self._finish(values, sums, chosen),
+            lambda: [tf.identity(value) for value in values[: len(places)]],
+        )
         found = dict(zip(places, outputs, strict=True))
         return [found.get(place) for place in range(len(gradients))]
 
@@ -85,8 +93,8 @@ class LocalAggregation:
         return tf.cond(finished, apply, otherwise)
 
     def _finish(self, values: list[tf.Tensor], sums: list[Any], variables: list[Any]) -> list[tf.Tensor]:
-        totals = [value / tf.cast(self._passes, value.dtype) if self._average else value for value in values]
-        reduced = self._reduce(totals, variables)
+        totals = [value / tf.cast(self._passes, value.dtype) if self._average else value for value in values[: len(variables)]]
+        reduced = self._reduce(totals, variables, None if self._weights is None else values[-1])
         resets = [total.assign(tf.zeros_like(value)) for total, value in zip(sums, values, strict=True)]
         with tf.control_dependencies([*resets, self._count.assign(0)]):
             return [tf.identity(value) for value in reduced]
@@ -99,10 +107,15 @@ class LocalAggregation:
             )
         return tf.convert_to_tensor(gradient)
 
-    def _make(self, places: list[int], gradients: list[tf.Tensor], variables: list[Any]) -> None:
+    def _make(self, places: list[int], gradients: list[tf.Tensor], variables: list[Any], weighted: bool) -> None:
         if self._count is not None and places != list(self._sums):
             raise InvalidArgumentError(
                 "with backward_passes_per_step > 1 every pass has gradients of the same variables; make several optimizers"
+            )
+        if self._count is not None and weighted != (self._weights is not None):
+            raise InvalidArgumentError(
+                "with backward_passes_per_step > 1 every pass has a weight, or none has: set optimizer.weight before the first "
+                "pass, and never to None"
             )
         if self._count is not None:
             return
@@ -110,6 +123,8 @@ class LocalAggregation:
             self._count = _local_variable("hvdlite_passes", (), tf.int64)
             for place, gradient, variable in zip(places, gradients, variables, strict=True):
                 self._sums[place] = _local_variable(f"hvdlite_sum_{place}", variable.shape, gradient.dtype)
+            if weighted:
+                self._weights = _local_variable("hvdlite_weights", (), tf.float64)
 
 
 def _local_variable(name: str, shape: Any, dtype: tf.DType) -> Any:

@@ -11,6 +11,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average, Sum, resolve_op
 from hvdlite.tensorflow.gradients import Gradient, allreduce_gradients
+from hvdlite.tensorflow.tensors import as_weight
 from hvdlite.tensorflow.variables import identity_of
 
 __all__ = ["Reduction"]
@@ -49,8 +50,13 @@ class Reduction:
         if not isinstance(self.process_set, ProcessSet):
             raise InvalidArgumentError(f"process_set must be a ProcessSet, got {self.process_set!r}")
 
-    def apply(self, gradients: Sequence[Gradient], variables: Sequence[Any], names: Sequence[str]) -> list[Gradient]:
-        """The reduced gradients of these variables, see `allreduce_gradients`. Collective over `process_set`."""
+    def apply(
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], names: Sequence[str], weight: Any = None
+    ) -> list[Gradient]:
+        """The reduced gradients of these variables, see `allreduce_gradients`. Collective over `process_set`.
+
+        weight: of this rank in a weighted mean: a number, or a scalar tensor.
+        """
         return allreduce_gradients(
             gradients,
             names,
@@ -61,6 +67,7 @@ class Reduction:
             sparse_as_dense=self.sparse_as_dense,
             groups=self._places(variables),
             process_set=self.process_set,
+            weight=None if weight is None else as_weight(weight, self.op),
         )
 
     def _places(self, variables: Sequence[Any]) -> list[list[int]] | None:

@@ -27,6 +27,7 @@ from hvdlite.errors import UnsupportedError
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.making import bits_of, factor_of, make
+from hvdlite.tensorflow.tensors import shares_of
 from hvdlite.tensorflow.xla import require_no_xla
 
 __all__ = [
@@ -65,10 +66,17 @@ def allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     set_id: int = 0,
+    weight: tf.Tensor | None = None,
     stateful: bool = False,
 ) -> tf.Tensor:
-    """Reduces a tensor of any shape and dtype of `hvdlite.dtypes`; gives one like it, the same on all ranks."""
-    return make("Allreduce", tensor, stateful=stateful, **_reduction(name, op, prescale, postscale, set_id))
+    """Reduces a tensor of any shape and dtype of `hvdlite.dtypes`; gives one like it, the same on all ranks.
+
+    weight: a scalar of float64 in a weighted mean, which has no gradient itself.
+    """
+    attributes = _reduction(name, op, prescale, postscale, set_id)
+    if weight is None:
+        return make("Allreduce", tensor, stateful=stateful, **attributes)
+    return make("WeightedAllreduce", tensor, weight, stateful=stateful, **attributes)
 
 
 def grouped_allreduce(
@@ -79,13 +87,16 @@ def grouped_allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     set_id: int = 0,
+    weight: tf.Tensor | None = None,
     stateful: bool = False,
 ) -> list[tf.Tensor]:
     """`allreduce` of tensors, of different dtypes too, that are agreed on and sent together; `name` is the group's."""
     if not tensors:
         return []
     attributes = _reduction(name, op, prescale, postscale, set_id)
-    return list(make("GroupedAllreduce", list(tensors), stateful=stateful, **attributes))
+    if weight is None:
+        return list(make("GroupedAllreduce", list(tensors), stateful=stateful, **attributes))
+    return list(make("GroupedWeightedAllreduce", list(tensors), weight, stateful=stateful, **attributes))
 
 
 def allgather(tensor: Any, *, name: str = "", set_id: int = 0, stateful: bool = False) -> tf.Tensor:
@@ -280,6 +291,15 @@ def _allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
     return [total * slope for total, slope in zip(totals, slopes, strict=True)]
 
 
+def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
+    """This rank's share of all weights, times the sum: what is weighted is the tensor, and not the gradient."""
+    factors = {key: forward.op.get_attr(key) for key in ("prescale_bits", "postscale_bits")}
+    weight = forward.inputs[-1]
+    totals = forward.reduce(grads, Sum, **factors)
+    (weights,) = forward.reduce([weight], Sum, "weights")
+    return shares_of(totals, weight, weights)
+
+
 def _choice_slopes(forward: _Backward) -> list[tf.Tensor]:
     """How the results of Min or Max change with this rank's tensors: who holds the extreme value shares alike."""
     pairs = zip(forward.inputs, forward.op.outputs, strict=True)
@@ -350,6 +370,7 @@ def _place(set_id: int) -> tf.Tensor:
 
 for _prefix in ("", "Grouped"):
     _register(f"{_prefix}Allreduce", _allreduce_backward)
+    _register(f"{_prefix}WeightedAllreduce", _weighted_allreduce_backward)
     _register(f"{_prefix}Allgather", _allgather_backward)
     _register(f"{_prefix}Reducescatter", _reducescatter_backward)
 _register("Broadcast", _broadcast_backward)

@@ -43,6 +43,7 @@ def allreduce_gradients(
     groups: Sequence[Sequence[int]] | None = None,
     process_set: ProcessSet = global_process_set,
     scoped: bool = True,
+    weight: tf.Tensor | None = None,
 ) -> list[Gradient]:
     """Reduces the gradients of one step. Collective over `process_set`.
 
@@ -58,6 +59,7 @@ def allreduce_gradients(
         groups: places in `gradients`: those of one list are agreed on and sent together. A place is in one list at most.
         process_set: the ranks that take part.
         scoped: as for `hvdlite.tensorflow.names.collective_name`.
+        weight: of this rank in a weighted mean, from `hvdlite.tensorflow.tensors.as_weight`. All ranks give one, or none.
 
     Returns:
         The reduced gradients, None where there was None. On a rank outside of `process_set` the arguments.
@@ -82,6 +84,7 @@ def allreduce_gradients(
                 factor=prescale_factor * postscale_factor,
                 compression=compression,
                 set_id=set_id,
+                weight=weight,
             )
         elif gradient is not None:
             dense[place] = _dense(gradient, name)
@@ -94,6 +97,7 @@ def allreduce_gradients(
             prescale=prescale_factor,
             postscale=postscale_factor,
             set_id=set_id,
+            weight=weight,
         )
         for place, output, context in zip(places, outputs, contexts, strict=True):
             reduced[place] = compression.decompress(output, context)

@@ -61,17 +61,19 @@ def make(kind: str, *inputs: Any, stateful: bool, **attributes: Any) -> Any:
 
 def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """What stands for an op in a program that XLA compiles."""
-    if kind not in ("Allreduce", "GroupedAllreduce"):
+    if not kind.endswith("Allreduce"):
         xla.require_no_xla(kind.lower())
+    grouped, weighted = kind.startswith("Grouped"), kind.endswith("WeightedAllreduce")
     results = xla.grouped_allreduce(
-        inputs[0] if kind == "GroupedAllreduce" else inputs,
+        inputs[0] if grouped else inputs[:1],
         name=attributes["tensor_name"],
         op=attributes["reduce_op"],
         prescale=factor_of(attributes["prescale_bits"]),
         postscale=factor_of(attributes["postscale_bits"]),
         set_id=attributes["process_set"],
+        weight=inputs[1] if weighted else None,
     )
-    return results if kind == "GroupedAllreduce" else results[0]
+    return results if grouped else results[0]
 
 
 def bits_of(factor: float) -> int:

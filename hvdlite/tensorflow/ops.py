@@ -26,7 +26,7 @@ from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 from hvdlite.tensorflow.sparse import allreduce_slices
-from hvdlite.tensorflow.tensors import as_tensor
+from hvdlite.tensorflow.tensors import as_tensor, as_weight
 
 __all__ = [
     "allgather",
@@ -59,6 +59,8 @@ def allreduce(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
+    *,
+    weight: Any = None,
 ) -> Any:
     """Reduces a tensor over the ranks. Collective over `process_set`.
 
@@ -75,6 +77,8 @@ def allreduce(
         name: pairs the ranks' tensors.
         process_set: the ranks that take part.
         ignore_name_scope: in a graph, leave functions and name scopes out of the name.
+        weight: of this rank in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar tensor, whose value may be
+            known only when a graph runs. The weight itself has no gradient.
 
     Returns:
         A new tensor (or IndexedSlices) of the same shape and dtype.
@@ -86,6 +90,7 @@ def allreduce(
 
     """
     op = resolve_op(op, average)
+    own_weight = None if weight is None else as_weight(weight, op)
     set_id = process_set.require_member(Kind.ALLREDUCE)
     if isinstance(tensor, tf.IndexedSlices):
         with _on(device_sparse):
@@ -96,6 +101,7 @@ def allreduce(
                 factor=prescale_factor * postscale_factor,
                 compression=compression,
                 set_id=set_id,
+                weight=own_weight,
             )
     with _on(device_dense):
         tensor = as_tensor("allreduce", tensor, name)
@@ -107,6 +113,7 @@ def allreduce(
             prescale=prescale_factor,
             postscale=postscale_factor,
             set_id=set_id,
+            weight=own_weight,
         )
         return compression.decompress(output, context)
 
@@ -124,6 +131,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
+    *,
+    weight: Any = None,
 ) -> list[Any]:
     """`allreduce` of a list of tensors that are agreed on and sent together; `name` is the group's.
 
@@ -134,6 +143,7 @@ def grouped_allreduce(
 
     """
     op = resolve_op(op, average)
+    own_weight = None if weight is None else as_weight(weight, op)
     set_id = process_set.require_member(Kind.ALLREDUCE)
     outputs = list(tensors)
     for place, tensor in enumerate(tensors):
@@ -141,7 +151,11 @@ def grouped_allreduce(
             own_name = None if name is None else f"{name}_{place}"
             scales = (prescale_factor, postscale_factor)
             outputs[place] = allreduce(
-                tensor, None, "", device_sparse, compression, op, *scales, own_name, process_set, ignore_name_scope
+                *(tensor, None, "", device_sparse, compression, op, *scales),
+                name=own_name,
+                process_set=process_set,
+                ignore_name_scope=ignore_name_scope,
+                weight=own_weight,
             )
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if not dense:
@@ -156,6 +170,7 @@ def grouped_allreduce(
             prescale=prescale_factor,
             postscale=postscale_factor,
             set_id=set_id,
+            weight=own_weight,
         )
         for place, output, context in zip(dense, reduced, contexts, strict=True):
             outputs[place] = compression.decompress(output, context)

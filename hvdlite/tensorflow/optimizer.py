@@ -17,6 +17,7 @@ from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.start_check import OPTIMIZER, ReducerWording, after_comparison
 from hvdlite.tensorflow.tape import LocalSources, gradient_names
+from hvdlite.tensorflow.tensors import as_weight
 
 __all__ = ["DistributedOptimizer"]
 
@@ -47,7 +48,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: it stays the object it is, with its slots, and gets another class. For v1 optimizers it gains a method
-            `register_local_var(var)`: the gradient of that variable stays this rank's own.
+            `register_local_var(var)`: the gradient of that variable stays this rank's own, and the attribute `weight`: how much
+            this rank's gradients count where the ranks' batches differ in size.
         name: taken for Horovod's sake; the optimizer keeps its own.
         use_locking: likewise.
         device_dense: likewise; devices are TensorFlow's choice.
@@ -109,7 +111,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         backward_passes_per_step,
         average_aggregated_gradients,
         sparse_as_dense,
-        lambda gradients, variables: optimizer._hvdlite_reduce(gradients, variables),
+        lambda gradients, variables, weight: optimizer._hvdlite_reduce(gradients, variables, weight),
     )
     optimizer.__class__ = type(base.__name__, (mixin, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     optimizer._hvdlite = _Wrapping(reduction, local, aggregation, mode_of(start_check, "DistributedOptimizer"))
@@ -121,12 +123,13 @@ def _is_keras(optimizer: Any) -> bool:
     return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(optimizer).__mro__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Wrapping:
     reduction: Reduction
     local: LocalSources
     aggregation: LocalAggregation
     start_check: str
+    weight: tf.Tensor | None = None
 
     def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: ReducerWording) -> Any:
         """A context: operations made in it come after the ranks have compared their variables."""
@@ -152,10 +155,24 @@ class _DistributedOptimizer:
         """The wrapped optimizer: this same object. Programs ask Horovod's optimizer for it."""
         return self
 
-    def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any]) -> list[Gradient]:
+    @property
+    def weight(self) -> tf.Tensor | None:
+        """How much this rank's gradients count; None: as much as every other rank's.
+
+        A number of 0 or more, or a scalar tensor, set before `compute_gradients` or `minimize` is called: see
+        `DistributedGradientTape`. The weights of `backward_passes_per_step` passes add up. Needs op Average.
+        """
+        return self._hvdlite.weight
+
+    @weight.setter
+    def weight(self, weight: Any) -> None:
+        wrapping = self._hvdlite
+        wrapping.weight = None if weight is None else as_weight(weight, wrapping.reduction.op)
+
+    def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any], weight: tf.Tensor | None) -> list[Gradient]:
         wrapping = self._hvdlite
         with wrapping.compared(gradients, variables, OPTIMIZER):
-            return wrapping.local.reduce(wrapping.reduction, gradients, variables, gradient_names(variables))
+            return wrapping.local.reduce(wrapping.reduction, gradients, variables, gradient_names(variables), weight)
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays this rank's own."""
@@ -169,7 +186,8 @@ class _DistributedOptimizer:
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         gradients, variables = zip(*pairs, strict=True)
-        return list(zip(self._hvdlite.aggregation.add(gradients, variables), variables, strict=True))
+        found = self._hvdlite.aggregation.add(gradients, variables, self._hvdlite.weight)
+        return list(zip(found, variables, strict=True))
 
     @as_written
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
@@ -188,10 +206,10 @@ _ADASUM = replace(OPTIMIZER, prefix="v1_adasum_optimizer", steps_alone=True)
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
     """Each rank takes its own step, and Adasum combines the changes of all steps."""
 
-    def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any]) -> list[Gradient]:
+    def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any], weight: tf.Tensor | None) -> list[Gradient]:
         local = self._hvdlite.local
         pairs = zip(gradients, variables, strict=True)
-        return [local.finish(gradient) if variable in local else gradient for gradient, variable in pairs]
+        return [local.finish([gradient])[0] if variable in local else gradient for gradient, variable in pairs]
 
     def _hvdlite_update(self, pairs: list[tuple[Gradient, Any]], global_step: Any, name: str | None) -> Any:
         shared = [variable for gradient, variable in pairs if gradient is not None and variable not in self._hvdlite.local]

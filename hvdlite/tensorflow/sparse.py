@@ -7,12 +7,20 @@ import tensorflow as tf
 from hvdlite.errors import UnsupportedError
 from hvdlite.requests import OP_NAMES, Average, Sum
 from hvdlite.tensorflow import collective_ops
+from hvdlite.tensorflow.tensors import shares_of
 
 __all__ = ["allreduce_slices"]
 
 
 def allreduce_slices(
-    slices: tf.IndexedSlices, *, name: str, op: int, factor: float, compression: Any, set_id: int
+    slices: tf.IndexedSlices,
+    *,
+    name: str,
+    op: int,
+    factor: float,
+    compression: Any,
+    set_id: int,
+    weight: tf.Tensor | None = None,
 ) -> tf.IndexedSlices:
     """Gathers rows and indices of all ranks, which together stand for the sum. Collective over the process set.
 
@@ -23,12 +31,13 @@ def allreduce_slices(
         factor: multiplies the rows.
         compression: of the rows.
         set_id: number of the process set.
+        weight: of this rank in a weighted mean, a scalar of float64. It needs rows of a floating-point or complex dtype.
 
     Returns:
         Rows in the order of the ranks; an index that several ranks (or one of them twice) had occurs several times.
 
     Raises:
-        UnsupportedError: another op.
+        UnsupportedError: another op, or integers with a weight.
 
     """
     if op not in (Average, Sum):
@@ -36,12 +45,18 @@ def allreduce_slices(
             f"IndexedSlices are reduced with op=Average or op=Sum, not {OP_NAMES[op]}: pass sparse_as_dense=True to the tape "
             "or the optimizer, or tf.convert_to_tensor(slices) to the collective"
         )
-    sent, context = compression.compress(slices.values)
+    own = slices.values
+    if weight is not None:
+        if own.dtype.is_integer:
+            raise UnsupportedError(f"IndexedSlices of {own.dtype.name} have no weighted mean; leave the weight out")
+        weights = collective_ops.allreduce(weight, name=name and f"{name}.weights", op=Sum, set_id=set_id)
+        (own,) = shares_of([own], weight, weights)
+    sent, context = compression.compress(own)
     rows, indices = collective_ops.grouped_allgather([sent, slices.indices], name=name, set_id=set_id)
     rows = compression.decompress(rows, context)
     if factor != 1.0:
         rows = tf.cast(tf.cast(rows, tf.float64) * factor, rows.dtype) if rows.dtype.is_integer else rows * factor
-    if op == Average:
+    if op == Average and weight is None:
         ranks = tf.cast(collective_ops.size(set_id), rows.dtype)
         rows = tf.math.truncatediv(rows, ranks) if rows.dtype.is_integer else rows / ranks
     return tf.IndexedSlices(rows, indices, slices.dense_shape)

@@ -8,14 +8,15 @@ import tensorflow as tf
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Average
+from hvdlite.requests import Average, Sum
 from hvdlite.start_check import mode_of
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
-from hvdlite.tensorflow.names import normalise
+from hvdlite.tensorflow.names import collective_name, normalise
 from hvdlite.tensorflow.start_check import TAPE, after_comparison
+from hvdlite.tensorflow.tensors import as_weight, shares_of
 from hvdlite.tensorflow.variables import identity_of
 
 __all__ = ["DistributedGradientTape", "LocalSources", "PartialDistributedGradientTape", "gradient_names"]
@@ -43,8 +44,9 @@ class LocalSources:
     """Variables (or tensors) whose gradients stay this rank's own.
 
     Args:
-        scale: divide these gradients by the number of ranks? If each rank's loss is a mean over its own samples, the gradients
-            of shared variables are averages over the ranks. This gives local ones the same measure.
+        scale: divide these gradients by the number of ranks (with weights: multiply them by this rank's share of all weights)?
+            If each rank's loss is a mean over its own samples, the gradients of shared variables are averages over the ranks.
+            This gives local ones the same measure.
         process_set: whose ranks are counted.
 
     """
@@ -61,24 +63,46 @@ class LocalSources:
     def __contains__(self, source: Any) -> bool:
         return identity_of(source) in self._sources
 
-    def finish(self, gradient: Gradient) -> Gradient:
-        """The gradient of a local source as it is given out."""
-        if gradient is None or not self._scale or self._process_set.included() is False:
-            return gradient
-        ranks = collective_ops.size(self._process_set.process_set_id or 0)
-        if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / tf.cast(ranks, gradient.values.dtype)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / tf.cast(ranks, gradient.dtype)
+    def finish(self, gradients: Sequence[Gradient], weight: tf.Tensor | None = None) -> list[Gradient]:
+        """The gradients of local sources as they are given out. With this rank's weight it is collective."""
+        found = [gradient for gradient in gradients if gradient is not None]
+        if not found or not self._scale or self._process_set.included() is False:
+            return list(gradients)
+        set_id = self._process_set.process_set_id or 0
+        ranks = collective_ops.size(set_id)
+        weights = weight
+        if weight is not None:
+            name = collective_name(None, "local_sources.weights")
+            weights = collective_ops.allreduce(weight, name=name, op=Sum, set_id=set_id)
+
+        def scaled(values: tf.Tensor) -> tf.Tensor:
+            return values / tf.cast(ranks, values.dtype) if weight is None else shares_of([values], weight, weights)[0]
+
+        return [
+            tf.IndexedSlices(scaled(gradient.values), gradient.indices, gradient.dense_shape)
+            if isinstance(gradient, tf.IndexedSlices)
+            else None
+            if gradient is None
+            else scaled(gradient)
+            for gradient in gradients
+        ]
 
     def reduce(
-        self, reduction: Reduction, gradients: Sequence[Gradient], sources: Sequence[Any], names: Sequence[str]
+        self,
+        reduction: Reduction,
+        gradients: Sequence[Gradient],
+        sources: Sequence[Any],
+        names: Sequence[str],
+        weight: Any = None,
     ) -> list[Gradient]:
         """All gradients in their order: reduced, or those of local sources as they are given out."""
+        own_weight = None if weight is None else as_weight(weight, reduction.op)
         shared = [place for place, source in enumerate(sources) if source not in self]
-        reduced = reduction.apply(*([values[place] for place in shared] for values in (gradients, sources, names)))
-        found = dict(zip(shared, reduced, strict=True))
-        return [found[place] if place in found else self.finish(gradient) for place, gradient in enumerate(gradients)]
+        local = [place for place, source in enumerate(sources) if source in self]
+        mine, variables, own_names = ([values[place] for place in shared] for values in (gradients, sources, names))
+        found = dict(zip(shared, reduction.apply(mine, variables, own_names, own_weight), strict=True))
+        found.update(zip(local, self.finish([gradients[place] for place in local], own_weight), strict=True))
+        return [found[place] for place in range(len(gradients))]
 
 
 class _DistributedGradientTape:
@@ -87,6 +111,7 @@ class _DistributedGradientTape:
     _hvdlite_reduction: Reduction
     _hvdlite_local: LocalSources
     _hvdlite_start_check: str
+    _hvdlite_weight: Any
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable (or tensor) stays this rank's own."""
@@ -101,6 +126,7 @@ class _DistributedGradientTape:
         use_generic_names: bool = False,
         *,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        weight: Any = None,
     ) -> Any:
         """As ``tf.GradientTape.gradient``, reduced over the ranks. Collective over the process set.
 
@@ -111,10 +137,11 @@ class _DistributedGradientTape:
             use_generic_names: name the gradients for the engine by their places, not by the variables: for models whose
                 variables have different names on different ranks.
             unconnected_gradients: as there.
+            weight: how much this rank's gradients count, see `DistributedGradientTape`. None: as that was told.
 
         Returns:
             The gradients, in the structure of `sources`. Those of local sources are this rank's, divided by the number of ranks
-            if the tape was told so.
+            if the tape was told so (with a weight: times its share of all weights).
 
         Raises:
             InvalidArgumentError, UnsupportedError, tf.errors.OpError: as `hvdlite.tensorflow.gradients.allreduce_gradients`.
@@ -125,16 +152,24 @@ class _DistributedGradientTape:
         names = gradient_names(flat, use_generic_names)
         shared = [source for source in flat if source not in self._hvdlite_local]
         with after_comparison(shared, target, self._hvdlite_reduction.process_set, self._hvdlite_start_check, TAPE):
-            reduced = self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names)
+            weight = self._hvdlite_weight if weight is None else weight
+            reduced = self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names, weight)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     @as_written
     def get_local_and_global_gradients(
-        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        *,
+        weight: Any = None,
     ) -> tuple[_Pairs, _Pairs]:
         """As `gradient`, as lists of (source, gradient): first of local sources, then of the others."""
         flat = tf.nest.flatten(sources)
-        pairs = list(zip(flat, self.gradient(target, flat, output_gradients, use_generic_names), strict=True))
+        gradients = self.gradient(target, flat, output_gradients, use_generic_names, weight=weight)
+        pairs = list(zip(flat, gradients, strict=True))
         local = [pair for pair in pairs if pair[0] in self._hvdlite_local]
         return local, [pair for pair in pairs if pair[0] not in self._hvdlite_local]
 
@@ -168,6 +203,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     start_check: str | None = None,
+    *,
+    weight: Any = None,
 ) -> Any:
     """A tape that records like the given one, and whose `gradient` is reduced over the ranks.
 
@@ -185,6 +222,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         scale_local_gradients: divide gradients of local sources by the number of ranks?
         start_check: what follows if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
             "broadcast", "warn" or "off"; None leaves it to the knob.
+        weight: how much this rank's gradients count: a number of 0 or more or a scalar tensor, such as the number of samples
+            in its batch. The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which is what one
+            process gets from the whole batch. All ranks give one, or none. Needs op Average. A rank of weight 0 contributes
+            nothing, whatever its gradients hold. What is known later, is given to `gradient`.
 
     Returns:
         An object of the tape's class with the methods `gradient`, `register_local_source` and
@@ -205,6 +246,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     )
     tape._hvdlite_local = LocalSources(scale_local_gradients, process_set)
     tape._hvdlite_start_check = mode_of(start_check, "DistributedGradientTape")
+    tape._hvdlite_weight = None if weight is None else as_weight(weight, op)
     return tape
 
 
@@ -223,6 +265,8 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     local_layers: Any = None,
     scale_local_gradients: bool = True,
     start_check: str | None = None,
+    *,
+    weight: Any = None,
 ) -> Any:
     """A `DistributedGradientTape` that leaves the gradients of some layers to this rank.
 
@@ -240,6 +284,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         local_layers: a built Keras layer or a list of them, whose trainable weights each rank has for itself.
         scale_local_gradients: as there.
         start_check: as there.
+        weight: as there.
 
     Raises:
         InvalidArgumentError: an argument is wrong, or a layer is not built yet.
@@ -258,6 +303,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         process_set,
         scale_local_gradients,
         start_check,
+        weight=weight,
     )
     for layer in tf.nest.flatten(local_layers) if local_layers is not None else ():
         if not getattr(layer, "built", False):

@@ -1,5 +1,6 @@
-"""The values that the TensorFlow door's collectives accept as tensors; they refuse all others by name."""
+"""Tensors and weights as the TensorFlow door's collectives take them; what cannot be sent is refused by name."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -7,8 +8,9 @@ import tensorflow as tf
 from hvdlite.checks import check_given
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.submission import check_weight, check_weighted
 
-__all__ = ["as_tensor"]
+__all__ = ["as_tensor", "as_weight", "shares_of"]
 
 
 def as_tensor(operation: str, value: Any, name: str | None = None) -> tf.Tensor:
@@ -36,3 +38,44 @@ def as_tensor(operation: str, value: Any, name: str | None = None) -> tf.Tensor:
     tensor = tf.convert_to_tensor(value)
     code_of_name(tensor.dtype.base_dtype.name, f"tensor given to {what}")
     return tensor
+
+
+def as_weight(weight: Any, op: int) -> tf.Tensor:
+    """A rank's weight in a weighted mean, as a scalar float64 tensor.
+
+    Args:
+        weight: a number, or a real scalar tensor or variable, whose value may be known only when a graph runs.
+        op: the reduce operator.
+
+    Raises:
+        InvalidArgumentError: it is something else, or the reduction is no mean. (The value of a tensor is checked when the
+            operation runs.)
+
+    """
+    if not tf.is_tensor(weight):
+        return tf.constant(check_weight(weight, op), tf.float64)
+    check_weighted(op)
+    tensor = tf.convert_to_tensor(weight)
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer) or tensor.shape.rank not in (0, None):
+        raise InvalidArgumentError(
+            f"a weight is one real number, such as the number of samples in this rank's batch, not a tensor of dtype "
+            f"{tensor.dtype.name} and shape {tensor.shape}"
+        )
+    return tf.cast(tensor, tf.float64)
+
+
+def shares_of(tensors: Sequence[tf.Tensor], weight: tf.Tensor, weights: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors times this rank's share of all weights.
+
+    Args:
+        tensors: of any shapes, of floating-point or complex dtypes. 16-bit floats are multiplied in float32 and rounded once.
+        weight: of this rank, float64. If it is 0, the results are zeros, whatever the tensors hold.
+        weights: the sum of all ranks' weights.
+
+    """
+    share = tf.math.divide_no_nan(weight, weights)
+    wide = [tf.float32 if tensor.dtype.size == 2 else tensor.dtype for tensor in tensors]
+    return [
+        tf.cast(tf.math.multiply_no_nan(tf.cast(tensor, dtype), tf.cast(share, dtype)), tensor.dtype)
+        for tensor, dtype in zip(tensors, wide, strict=True)
+    ]

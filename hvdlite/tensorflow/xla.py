@@ -17,6 +17,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import OP_NAMES, Kind, Max, Min, Product, Sum
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.library import LIBRARY, load
+from hvdlite.tensorflow.tensors import shares_of
 from hvdlite.xla import TensorGroup, describe
 
 __all__ = ["broadcast_from", "grouped_allreduce", "in_xla_context", "require_no_xla"]
@@ -54,11 +55,13 @@ def grouped_allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     set_id: int = 0,
+    weight: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
     """Reduces tensors in one custom call, in a graph for XLA. It blocks the program, so one call should have all tensors.
 
     When it fails, the program raises ``tf.errors.InternalError``, of which `hvdlite.xla.failure_in` makes the error that it
-    stands for. The gradient with Average, Sum and Adasum is the same reduction of the gradients; otherwise there is none.
+    stands for. The gradient with Average, Sum and Adasum is the same reduction of the gradients, of a weighted mean this
+    rank's share of their sum; otherwise there is none.
 
     Args:
         tensors: of any dtypes that the engine knows, with static shapes.
@@ -67,6 +70,7 @@ def grouped_allreduce(
         prescale: multiplies each rank's tensors.
         postscale: multiplies the results.
         set_id: of the process set.
+        weight: of this rank in a weighted mean, a scalar of float64.
 
     Returns:
         The results, in order.
@@ -87,7 +91,8 @@ def grouped_allreduce(
                 f"traced, but has to be known then; give it a static shape (tf.ensure_shape), or {_REMEDY}"
             )
     kinds = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in made]
-    group = TensorGroup(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, prescale=prescale, postscale=postscale)
+    how: dict[str, Any] = {"prescale": prescale, "postscale": postscale}
+    group = TensorGroup(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, weighted=weight is not None, **how)
     description = describe([group])
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -96,9 +101,13 @@ def grouped_allreduce(
             if op in (Min, Max, Product):
                 raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
             unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
-            return grouped_allreduce(gradients, name=unique, op=op, prescale=prescale, postscale=postscale, set_id=set_id)
+            if weight is None:
+                return grouped_allreduce(gradients, name=unique, op=op, set_id=set_id, **how)
+            totals = grouped_allreduce(gradients, name=unique, op=Sum, set_id=set_id, **how)
+            (weights,) = grouped_allreduce([weight], name=f"{unique}.weights", op=Sum, set_id=set_id)
+            return shares_of(totals, weight, weights)
 
-        return _call(operands, description), backward
+        return _call(operands, description, weight), backward
 
     results: list[tf.Tensor] = list(reduce(*made))
     return results
@@ -114,26 +123,30 @@ def broadcast_from(tensors: Sequence[Any], roots: Sequence[int], names: Sequence
     return _call(tensors, describe(groups))
 
 
-def _call(operands: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:
+def _call(operands: Sequence[tf.Tensor], description: str, weight: tf.Tensor | None = None) -> list[tf.Tensor]:
     graph = tf.compat.v1.get_default_graph()
     last = getattr(graph, _LAST, None)
     if last is None:
         last = tf.zeros([], tf.int32)
-    *results, handed_on = _custom_call("hvdlite_collective", [*operands, last], description)
+    inputs = [*operands, last] if weight is None else [*operands, weight, last]
+    *results, handed_on = _custom_call("hvdlite_collective", inputs, description, [*operands, last])
     setattr(graph, _LAST, handed_on)
     return results
 
 
-def _custom_call(target: str, operands: Sequence[tf.Tensor], config: str) -> list[tf.Tensor]:
-    """Results have the dtypes and shapes of the operands."""
+def _custom_call(
+    target: str, operands: Sequence[tf.Tensor], config: str, like: Sequence[tf.Tensor] | None = None
+) -> list[tf.Tensor]:
+    """Results have the dtypes and shapes of the tensors `like`, or of the operands."""
+    like = operands if like is None else like
     return list(
         gen_xla_ops.xla_custom_call_v2(
             operands,
             call_target_name=target,
             backend_config=config,
             has_side_effect=True,
-            result_dtypes=[operand.dtype for operand in operands],
-            result_shapes=[operand.shape for operand in operands],
+            result_dtypes=[tensor.dtype for tensor in like],
+            result_shapes=[tensor.shape for tensor in like],
         )
     )
 

@@ -29,6 +29,11 @@ from test_training import (  # noqa: F401
     test_zero_grad_of_optimizer_and_module,
 )
 from test_unused import test_ranks_that_run_out_of_data_join  # noqa: F401
+from test_weight import (  # noqa: F401
+    test_an_unused_parameter_is_averaged_over_all_samples,
+    test_each_pass_has_its_weight_and_those_reduced_together_add_theirs,
+    test_gradients_of_a_weighted_mean,
+)
 
 MORE_RANKS = (3,)  # one rank has nobody to average with
 STAND_INS = ("host", "fakes, slow")

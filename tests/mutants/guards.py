@@ -13,6 +13,7 @@ RIDING = ("tests/unit/test_riding_payloads.py", "tests/parallel/test_allreduce.p
 STALLS = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/unit/test_stall.py")
 MEMBERSHIP = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py")
 WEIGHTS = ("tests/unit/test_weights.py",)
+GPU_WEIGHTS = ("tests/unit/test_gpu_weights.py",)
 MESSAGES = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/parallel/test_point_to_point.py")
 TIMELINE = ("tests/unit/test_timeline_files.py", "tests/parallel/test_timeline.py")
 OUTPUTS = ("tests/unit/test_output_cache.py", "tests/parallel/test_outputs.py")
@@ -61,11 +62,13 @@ TORCH_GRADIENTS = ("tests/adapters/torch/test_gradients.py",)
 TF_TRAINING = ("tests/adapters/tensorflow/test_tf_training.py",)
 TF_START = ("tests/adapters/tensorflow/test_tf_start_check.py",)
 TF_STATE = ("tests/adapters/tensorflow/test_tf_state.py",)
+TF_WEIGHT = ("tests/adapters/tensorflow/test_tf_weight.py",)
 TF_GRADIENTS = ("tests/adapters/tensorflow/test_tf_op_gradients.py",)
 KERAS = ("tests/adapters/keras/test_keras_tensorflow.py",)
 KERAS_ON_TORCH = ("tests/adapters/keras/test_keras_torch.py",)  # has all the cases, of which many are slow ones on TensorFlow
 CONSISTENCY = ("tests/parallel/test_consistency.py", "tests/adapters/torch/test_consistency.py")
 START = ("tests/adapters/torch/test_start_check.py", "tests/unit/test_start_check.py")
+JAX_WEIGHT = ("tests/adapters/jax/test_jax_weight.py",)
 JAX = ("tests/adapters/jax/test_jax_collectives.py",)
 
 # Launcher, and what needs no engine.

@@ -15,10 +15,10 @@ def test_the_text_of_groups():
         TensorGroup(Kind.BROADCAST, "start", PAIR[:1], names=["a weight"], root=4),
     ]
     assert describe(groups).splitlines() == [
-        "0 1 0 2 0.3333333333333333 1.0 2 allreduce.sums",
+        "0 1 0 2 0.3333333333333333 1.0 0 2 allreduce.sums",
         "10 2 2 3 allreduce.sums_1of2",
         "9 0 allreduce.sums_2of2",
-        "2 1 4 0 1.0 1.0 1 broadcast.start",
+        "2 1 4 0 1.0 1.0 0 1 broadcast.start",
         "10 2 2 3 broadcast.a weight",
     ]
 

@@ -66,8 +66,16 @@ CallStatus submit(const ffi::CallFrame* frame, CollectiveCall& call) {
     return outcome;
   }
   const auto size = static_cast<std::int64_t>(call.size());
-  if (frame->arguments.size != size || frame->results.size != size) {
+  if (frame->arguments.size != size + (call.is_weighted() ? 1 : 0) || frame->results.size != size) {
     return bug("a collective was compiled with another number of tensors");
+  }
+  if (call.is_weighted()) {
+    const auto* weight = static_cast<const ffi::Buffer*>(frame->arguments.values[size]);
+    if (weight->rank != 0 || (weight->dtype != ffi::kFloat32 && weight->dtype != ffi::kFloat64)) {
+      return bug("a weight is one number of float32 or float64");
+    }
+    call.weigh(weight->dtype == ffi::kFloat32 ? *static_cast<const float*>(weight->data)
+                                              : *static_cast<const double*>(weight->data));
   }
   for (std::int64_t i = 0; i < size; ++i) {
     const auto* input = static_cast<const ffi::Buffer*>(frame->arguments.values[i]);

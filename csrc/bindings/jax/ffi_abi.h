@@ -10,6 +10,7 @@ namespace hvdlite::jax::ffi {
 enum ExtensionType : int { kMetadata = 1 };
 enum AttributeType : int { kString = 4 };
 enum Stage : int { kExecute = 3 };
+enum BufferType : int { kFloat32 = 11, kFloat64 = 12 };
 
 struct Error;
 struct Future;

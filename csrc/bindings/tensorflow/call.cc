@@ -111,6 +111,7 @@ bool KernelCall::describe(KernelRequests& requests) {
     api().GetInput(context_, 1, &splits_, status);
     if (status.ok() && !describe_splits(requests)) return false;
   }
+  if (kernel_.is_weighted() && status.ok() && !describe_weight(requests, status)) return false;
   if (!status.ok()) api().OpKernelContext_Failure(context_, status);
   return status.ok() && (!kernel_.is_on_gpu() || place_on_gpu(requests));
 }
@@ -168,6 +169,22 @@ bool KernelCall::describe_splits(KernelRequests& requests) {
   }
   requests.set_splits(splits_);
   return true;
+}
+
+// The weight follows the tensors. The engine checks its value.
+bool KernelCall::describe_weight(KernelRequests& requests, TF_Status* status) {
+  TF_Tensor* tensor = nullptr;
+  api().GetInput(context_, static_cast<int>(count_), &tensor, status);
+  if (api().GetCode(status) != kOk) return true;
+  const bool is_scalar = api().NumDims(tensor) == 0;
+  if (is_scalar) {
+    const double weight = *static_cast<const double*>(api().TensorData(tensor));
+    for (std::size_t i = 0; i < count_; ++i) requests[i].weight = weight;
+  } else {
+    fail(context_, kInvalidArgument, "a weight is one number, without dimensions; pass a scalar");
+  }
+  api().DeleteTensor(tensor);
+  return is_scalar;
 }
 
 // --- from results to tensors ----------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class KernelCall {
   bool describe(KernelRequests& requests);
   void describe_tensor(KernelRequests& requests, std::size_t index, TF_Status* status);
   bool describe_splits(KernelRequests& requests);
+  bool describe_weight(KernelRequests& requests, TF_Status* status);
   bool place_on_gpu(KernelRequests& requests);
 
   // Returns the engine's code. wake: wake the engine thread, because no thread is about to wait. then: is called at the end.

@@ -24,9 +24,9 @@ namespace {
 constexpr const char* kOne = "T: " HVDLITE_TF_DTYPES;
 constexpr const char* kMany = "T: list(" HVDLITE_TF_DTYPES ") >= 1";
 
-template <KernelKind kKind, bool kGrouped, ArgumentMemory kPlace>
+template <Kernel::Form kForm, ArgumentMemory kPlace>
 void* create(TF_OpKernelConstruction* construction) {
-  return new Kernel(kKind, kGrouped, kPlace == ArgumentMemory::kDevice, construction);
+  return new Kernel(kForm, kPlace == ArgumentMemory::kDevice, construction);
 }
 
 void compute(void* kernel, TF_OpKernelContext* context) {
@@ -45,34 +45,35 @@ void compute_async(void* kernel, TF_OpKernelContext* context,
 
 void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-template <KernelKind kKind, bool kGrouped>
+template <Kernel::Form kForm>
 void define(OpDefinition definition) {
   definition.attribute("tensor_name: string = ''").attribute("process_set: int = 0");
   definition.attribute("blocking: bool = false");
-  const bool has_tensors = kKind != KernelKind::kBarrier && kKind != KernelKind::kJoin;
-  definition.enroll({create<kKind, kGrouped, ArgumentMemory::kHost>, compute, compute_async,
-                     destroy,
-                     has_tensors ? create<kKind, kGrouped, ArgumentMemory::kDevice> : nullptr});
+  const bool has_tensors = kForm.kind != KernelKind::kBarrier && kForm.kind != KernelKind::kJoin;
+  definition.enroll({create<kForm, ArgumentMemory::kHost>, compute, compute_async, destroy,
+                     has_tensors ? create<kForm, ArgumentMemory::kDevice> : nullptr});
 }
 
 // Defines the stateless and the stateful op, for one tensor and for many.
-template <KernelKind kKind>
+template <KernelKind kKind, bool kWeighted = false>
 void define_family(const std::string& name, std::initializer_list<const char*> attributes,
                    const ShapeFunctions& shapes_of) {
   for (const bool stateful : {false, true}) {
-    const ShapeFunction shapes = stateful ? shapes_of.all_inputs : shapes_of.but_the_last;
+    const ShapeFunction shapes = stateful ? shapes_of.without_anchor : shapes_of.with_anchor;
     const std::string suffix = stateful ? "Stateful" : "";
     OpDefinition one("Hvdlite" + name + suffix, stateful, shapes);
     one.attribute(kOne).input("tensor", "T").output("output", "T");
+    if (kWeighted) one.input("weight", "double", ArgumentMemory::kHost);
     if (!stateful) one.input("anchor", "float");
     for (const char* attribute : attributes) one.attribute(attribute);
-    define<kKind, false>(one);
+    define<Kernel::Form{kKind, false, kWeighted}>(one);
     if (kKind == KernelKind::kBroadcast) continue;  // Horovod groups no broadcasts
     OpDefinition many("HvdliteGrouped" + name + suffix, stateful, shapes);
     many.attribute(kMany).input("tensors", "T").output("outputs", "T");
+    if (kWeighted) many.input("weight", "double", ArgumentMemory::kHost);
     if (!stateful) many.input("anchor", "float");
     for (const char* attribute : attributes) many.attribute(attribute);
-    define<kKind, true>(many);
+    define<Kernel::Form{kKind, true, kWeighted}>(many);
   }
 }
 
@@ -84,7 +85,7 @@ void define_alltoall() {
     op.input("tensor", "T").input("splits", "Tsplits", ArgumentMemory::kHost);
     if (!stateful) op.input("anchor", "float");
     op.output("output", "T").output("received_splits", "int32", ArgumentMemory::kHost);
-    define<KernelKind::kAlltoall, false>(op);
+    define<Kernel::Form{KernelKind::kAlltoall}>(op);
   }
 }
 
@@ -96,14 +97,17 @@ void register_collectives() {
   constexpr const char* kPostscale = "postscale_bits: int = 4607182418800017408";
   const auto reduction = {"reduce_op: int", kPrescale, kPostscale};
   define_family<KernelKind::kAllreduce>("Allreduce", reduction, kLikeInputs);
+  define_family<KernelKind::kAllreduce, true>("WeightedAllreduce", reduction,
+                                              kLikeInputsButTheWeight);
   define_family<KernelKind::kReducescatter>("Reducescatter", reduction, kRows);
   define_family<KernelKind::kAllgather>("Allgather", {}, kRows);
   define_family<KernelKind::kBroadcast>("Broadcast", {"root_rank: int"}, kLikeInputs);
   define_alltoall();
-  define<KernelKind::kBarrier, false>(OpDefinition("HvdliteBarrier", true, shapes_of_nothing));
+  define<Kernel::Form{KernelKind::kBarrier}>(
+      OpDefinition("HvdliteBarrier", true, shapes_of_nothing));
   OpDefinition join("HvdliteJoin", true, shape_of_number);
   join.output("last_joined_rank", "int32");
-  define<KernelKind::kJoin, false>(join);
+  define<Kernel::Form{KernelKind::kJoin}>(join);
 }
 
 }  // namespace hvdlite::tensorflow

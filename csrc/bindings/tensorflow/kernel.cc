@@ -138,8 +138,9 @@ class Kernel::Attributes {
   TfStatus status_;
 };
 
-Kernel::Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction)
-    : kind_(kind), grouped_(grouped), on_gpu_(on_gpu) {
+Kernel::Kernel(const Form& form, bool on_gpu, TF_OpKernelConstruction* construction)
+    : form_(form), on_gpu_(on_gpu) {
+  const KernelKind kind = form.kind;
   const Attributes attributes(construction);
   parse_dtypes(attributes);
   parse_names(attributes);
@@ -152,13 +153,14 @@ Kernel::Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstructi
   request.root = kind == KernelKind::kBroadcast ? attributes.number("root_rank") : 0;
   request.process_set = attributes.number("process_set");
   request.device = HVDLITE_DEVICE_CPU;
+  request.flags = form.weighted ? HVDLITE_FLAG_WEIGHTED : 0;
   has_splits_ = kind == KernelKind::kAlltoall && attributes.flag("has_splits");
   blocks_ = attributes.flag("blocking");
   const std::size_t count = dtypes_.size();
   for (std::size_t i = 0; i < count; ++i) {
     request.dtype = dtypes_[i].engine;
     request.name = is_named() ? names_[i].c_str() : nullptr;
-    if (grouped) {
+    if (form.grouped) {
       request.group = is_named() ? names_.back().c_str() : nullptr;
       request.group_size = static_cast<std::int32_t>(count);
       request.group_index = static_cast<std::int32_t>(i);
@@ -168,9 +170,9 @@ Kernel::Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstructi
 }
 
 void Kernel::parse_dtypes(const Attributes& attributes) {
-  if (kind_ == KernelKind::kBarrier || kind_ == KernelKind::kJoin) {
+  if (form_.kind == KernelKind::kBarrier || form_.kind == KernelKind::kJoin) {
     dtypes_.push_back(pair_of(4));  // a placeholder, as there is no tensor
-  } else if (grouped_) {
+  } else if (form_.grouped) {
     for (const DataType dtype : attributes.types("T")) dtypes_.push_back(pair_of(dtype));
   } else {
     dtypes_.push_back(pair_of(attributes.type("T")));
@@ -179,16 +181,16 @@ void Kernel::parse_dtypes(const Attributes& attributes) {
 
 // Makes the same keys of negotiation as hvdlite/requests.py, since another rank may use another door.
 void Kernel::parse_names(const Attributes& attributes) {
-  if (kind_ == KernelKind::kJoin) {
-    names_.emplace_back(prefix_of(kind_));
+  if (form_.kind == KernelKind::kJoin) {
+    names_.emplace_back(prefix_of(form_.kind));
     return;
   }
-  if (kind_ == KernelKind::kBarrier) return;
+  if (form_.kind == KernelKind::kBarrier) return;
   const std::string name = attributes.text("tensor_name");
   if (name.empty()) return;
   const std::string call = call_of(attributes.node_name());
-  const std::string key = prefix_of(kind_) + name + (call.empty() ? "" : "@") + call;
-  if (grouped_) {
+  const std::string key = prefix_of(form_.kind) + name + (call.empty() ? "" : "@") + call;
+  if (form_.grouped) {
     const std::string of = "of" + std::to_string(dtypes_.size());
     for (std::size_t i = 1; i <= dtypes_.size(); ++i) {
       names_.push_back(key + "_" + std::to_string(i) + of);

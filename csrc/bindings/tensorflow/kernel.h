@@ -29,12 +29,19 @@ struct DTypePair {
 
 class Kernel {
  public:
+  // What an op's name says about it.
+  struct Form {
+    KernelKind kind;
+    bool grouped = false;
+    bool weighted = false;  // an allreduce with this rank's weight as an input after the tensors
+  };
+
   // Reports an error of the construction to TensorFlow. on_gpu: the tensors are in GPU memory.
-  Kernel(KernelKind kind, bool grouped, bool on_gpu, TF_OpKernelConstruction* construction);
+  Kernel(const Form& form, bool on_gpu, TF_OpKernelConstruction* construction);
   Kernel(const Kernel&) = delete;  // the requests point to the names
   Kernel& operator=(const Kernel&) = delete;
 
-  KernelKind kind() const { return kind_; }
+  KernelKind kind() const { return form_.kind; }
   // One request for each tensor. They lack the shape and the addresses, and on a GPU the GPU and the stream.
   const std::vector<hvdlite_request>& requests() const { return requests_; }
   // TensorFlow's type of each tensor.
@@ -44,7 +51,8 @@ class Kernel {
   bool blocks() const { return blocks_; }
   // The names for iteration n of a loop. Call it while no request points to the names.
   std::vector<std::string> names_in_iteration(std::int64_t iteration) const;
-  bool is_grouped() const { return grouped_; }
+  bool is_grouped() const { return form_.grouped; }
+  bool is_weighted() const { return form_.weighted; }
   bool is_named() const { return !names_.empty(); }
   bool is_on_gpu() const { return on_gpu_; }
 
@@ -53,8 +61,7 @@ class Kernel {
   void parse_dtypes(const Attributes& attributes);
   void parse_names(const Attributes& attributes);
 
-  KernelKind kind_;
-  bool grouped_;
+  Form form_;
   bool on_gpu_;
   bool has_splits_ = false;
   bool blocks_ = false;

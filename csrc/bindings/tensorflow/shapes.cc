@@ -59,6 +59,7 @@ void shapes_of_rows(TF_ShapeInferenceContext* context, TF_Status* status) {
 
 template void shapes_like_inputs<0>(TF_ShapeInferenceContext*, TF_Status*);
 template void shapes_like_inputs<1>(TF_ShapeInferenceContext*, TF_Status*);
+template void shapes_like_inputs<2>(TF_ShapeInferenceContext*, TF_Status*);
 template void shapes_of_rows<0>(TF_ShapeInferenceContext*, TF_Status*);
 template void shapes_of_rows<1>(TF_ShapeInferenceContext*, TF_Status*);
 

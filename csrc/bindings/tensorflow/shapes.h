@@ -6,14 +6,16 @@
 
 namespace hvdlite::tensorflow {
 
-// For ops with one output for each input, or for each input but the last, the anchor.
+// For ops with one output for each tensor. kSpare: the number of inputs after the tensors: the weight, the anchor.
 struct ShapeFunctions {
-  ShapeFunction all_inputs, but_the_last;
+  ShapeFunction without_anchor, with_anchor;
 };
 // allreduce, broadcast: each output is like its input.
 template <int kSpare>
 void shapes_like_inputs(TF_ShapeInferenceContext* context, TF_Status* status);
 inline constexpr ShapeFunctions kLikeInputs = {shapes_like_inputs<0>, shapes_like_inputs<1>};
+inline constexpr ShapeFunctions kLikeInputsButTheWeight = {shapes_like_inputs<1>,
+                                                           shapes_like_inputs<2>};
 // allgather, reducescatter: each output is like its input, except for the first extent.
 template <int kSpare>
 void shapes_of_rows(TF_ShapeInferenceContext* context, TF_Status* status);

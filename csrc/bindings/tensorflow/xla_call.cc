@@ -33,7 +33,9 @@ void collective(void** outputs, const void** inputs, const char* config, std::si
                 XlaStatus* status) {
   xla::CollectiveCall call;
   xla::CallStatus outcome = call.read({config, size});
+  const std::size_t last = call.size() + (call.is_weighted() ? 1 : 0);
   if (!outcome.failed()) {
+    if (call.is_weighted()) call.weigh(*static_cast<const double*>(inputs[call.size()]));
     for (std::size_t i = 0; i < call.size(); ++i) call.place(i, inputs[i], outputs[i]);
     outcome = call.submit();
   }
@@ -42,7 +44,7 @@ void collective(void** outputs, const void** inputs, const char* config, std::si
     *status = outcome.text;
     return;
   }
-  hand_on(inputs[call.size()], outputs[call.size()]);
+  hand_on(inputs[last], outputs[call.size()]);
 }
 
 // Swaps two numbers. Fails with its configuration as the text, if that is not empty.

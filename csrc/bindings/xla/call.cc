@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -66,6 +67,7 @@ CallStatus CollectiveCall::read(std::string_view description) {
     group.process_set = reader.number<std::int32_t>();
     group.prescale = reader.number<double>();
     group.postscale = reader.number<double>();
+    group.weighted = reader.number<std::int32_t>();
     group.size = reader.number<std::int32_t>();
     group.label = reader.rest_of_line();
     for (std::int32_t index = 0; index < group.size && reader.has_more(); ++index) {
@@ -86,6 +88,10 @@ CallStatus CollectiveCall::read(std::string_view description) {
                  "the description of an XLA program's collectives cannot be read; was the program "
                  "compiled with "
                  "another version of hvdlite?");
+}
+
+bool CollectiveCall::is_weighted() const {
+  return std::ranges::any_of(groups_, [](const TensorGroup& group) { return group.weighted != 0; });
 }
 
 std::span<const std::int64_t> CollectiveCall::shape(std::size_t index) const {
@@ -117,6 +123,8 @@ hvdlite_request CollectiveCall::request(const Tensor& tensor) const {
   request.group = group.label.c_str();
   request.group_size = group.size;
   request.group_index = static_cast<std::int32_t>(tensor.index);
+  request.flags = group.weighted != 0 ? HVDLITE_FLAG_WEIGHTED : 0;
+  request.weight = group.weighted != 0 ? weight_ : 0;
   return request;
 }
 

@@ -32,6 +32,10 @@ class CollectiveCall {
 
   // The number of tensors in all groups.
   std::size_t size() const { return tensors_.size(); }
+  // Does the call have a weight, as one more operand after the tensors?
+  bool is_weighted() const;
+  // Sets this rank's weight, for all groups that are weighted.
+  void weigh(double weight) { weight_ = weight; }
   std::span<const std::int64_t> shape(std::size_t index) const;
   // Sets the address of a tensor, and the address for its result, which may be the same.
   void place(std::size_t index, const void* input, void* output);
@@ -42,7 +46,7 @@ class CollectiveCall {
 
  private:
   struct TensorGroup {
-    std::int32_t kind, op, root, process_set, size;
+    std::int32_t kind, op, root, process_set, weighted, size;
     double prescale, postscale;
     std::string label;
   };
@@ -61,6 +65,7 @@ class CollectiveCall {
   std::vector<TensorGroup> groups_;
   std::vector<Tensor> tensors_;
   std::vector<std::int64_t> dimensions_;
+  double weight_ = 0;
   std::int64_t work_ = 0;  // what was submitted
 };
 

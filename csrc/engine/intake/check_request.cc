@@ -94,10 +94,6 @@ void check_weighted(const Request& request) {
     refuse(request, "a weighted mean of " + std::string(base::name_of(request.dtype)) +
                         " would be cut to whole numbers; cast the tensor to a float first");
   }
-  if (request.on_gpu()) {
-    refuse(request, "weights work for tensors in host memory only so far; leave the weight out",
-           ErrorCode::kUnsupported);
-  }
 }
 
 void check_wire(const Request& request) {

@@ -15,7 +15,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
-__all__ = ["KerasBackend", "Reduction", "current_backend"]
+__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend"]
 
 _BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -40,6 +40,16 @@ class Reduction:
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
+
+
+class WeightTotal(Protocol):
+    """The sum of the weights of passes whose gradients are added up before they are reduced."""
+
+    def add(self, weight: Any) -> None:
+        """Adds the weight of a pass, from `KerasBackend.as_weight`."""
+
+    def take(self) -> Any:
+        """The sum, which is 0 again after that."""
 
 
 class KerasBackend(Protocol):
@@ -71,6 +81,7 @@ class KerasBackend(Protocol):
         names: Sequence[str],
         groups: Sequence[Sequence[int]] | None,
         reduction: Reduction,
+        weight: Any = None,
     ) -> list[Any]:
         """Reduces the gradients of one step over the ranks of the set. Collective over it.
 
@@ -85,10 +96,29 @@ class KerasBackend(Protocol):
             groups: places in `gradients`: each of the lists is agreed on and sent together, places in no list by
                 themselves. None: whatever suits the backend, the same on all ranks and in all runs.
             reduction: how.
+            weight: of this rank in weighted means, from `as_weight`. All ranks give one, or none.
 
         Returns:
             The results in order, with shapes and dtypes of the gradients, the same bits on all ranks. None where the
             gradient is None on all ranks.
+        """
+
+    def as_weight(self, weight: Any, op: int) -> Any:
+        """A rank's weight as `reduce_gradients` takes it.
+
+        Args:
+            weight: a number of 0 or more, or a scalar tensor of the backend, which may be traced.
+            op: the reduce operator.
+
+        Raises:
+            InvalidArgumentError: it is something else, or the reduction is no mean.
+        """
+
+    def new_weight_total(self) -> WeightTotal:
+        """Adds up the weights of passes that are reduced together.
+
+        Raises:
+            UnsupportedError: this backend cannot, because its steps keep nothing but the optimizer's variables.
         """
 
     def broadcast_from(

@@ -11,8 +11,8 @@ import numpy as np
 
 from hvdlite import ops, xla
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
-from hvdlite.jax import call, grouped_allreduce, grouped_broadcast, require_cpu
-from hvdlite.keras.backends import Reduction
+from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
+from hvdlite.keras.backends import Reduction, WeightTotal
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
@@ -50,6 +50,7 @@ class JaxKerasBackend:
         names: Sequence[str],
         groups: Sequence[Sequence[int]] | None,
         reduction: Reduction,
+        weight: Any = None,
     ) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
         set_id = reduction.process_set.require_member(Kind.ALLREDUCE)
@@ -68,13 +69,25 @@ class JaxKerasBackend:
                     process_set=set_id,
                     prescale=reduction.prescale,
                     postscale=reduction.postscale,
+                    weighted=weight is not None,
                 )
             )
             sent += members
-        outputs = call(described, [tensor for _, tensor, _ in sent], alone=True)
+        outputs = call(described, [tensor for _, tensor, _ in sent], alone=True, weight=weight)
         for (place, _, context), output in zip(sent, outputs, strict=True):
             reduced[place] = reduction.compression.decompress(output, context)
         return reduced
+
+    def as_weight(self, weight: Any, op: int) -> jax.Array:
+        """As `KerasBackend.as_weight`."""
+        return as_weight(weight, op)
+
+    def new_weight_total(self) -> WeightTotal:
+        """As `KerasBackend.new_weight_total`: refused."""
+        raise UnsupportedError(
+            "on JAX the weights of the passes of an accumulation (gradient_accumulation_steps, backward_passes_per_step) "
+            "cannot be added up: train on Keras's torch or TensorFlow backend, or without weights or accumulation"
+        )
 
     def broadcast_from(
         self,

@@ -18,12 +18,31 @@ from hvdlite.tensorflow import collective_ops, xla
 from hvdlite.tensorflow.elastic import loss_in
 from hvdlite.tensorflow.gradients import allreduce_gradients
 from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_comparison
-from hvdlite.tensorflow.tensors import as_tensor
+from hvdlite.tensorflow.tensors import as_tensor, as_weight
 
 __all__ = ["TensorFlowKerasBackend", "make_backend"]
 
 
 _LOOP = ReducerWording("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
+
+
+class TensorFlowWeightTotal:
+    """A `WeightTotal` for programs, too: in a variable that is not the optimizer's, so that it is not saved."""
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            self._total = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+
+    def add(self, weight: tf.Tensor) -> None:
+        """As `WeightTotal.add`."""
+        self._total.assign_add(weight)
+
+    def take(self) -> tf.Tensor:
+        """As `WeightTotal.take`."""
+        total = tf.identity(self._total.read_value())
+        with tf.control_dependencies([total]):
+            self._total.assign(0.0)
+        return total
 
 
 class TensorFlowKerasBackend:
@@ -51,6 +70,7 @@ class TensorFlowKerasBackend:
         names: Sequence[str],
         groups: Sequence[Sequence[int]] | None,
         reduction: Reduction,
+        weight: Any = None,
     ) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
         return allreduce_gradients(
@@ -64,7 +84,16 @@ class TensorFlowKerasBackend:
             groups=groups,
             process_set=reduction.process_set,
             scoped=False,  # the names are those of the first rank, and Keras numbers its scopes
+            weight=weight,
         )
+
+    def as_weight(self, weight: Any, op: int) -> tf.Tensor:
+        """As `KerasBackend.as_weight`."""
+        return as_weight(weight, op)
+
+    def new_weight_total(self) -> "TensorFlowWeightTotal":
+        """As `KerasBackend.new_weight_total`."""
+        return TensorFlowWeightTotal()
 
     def broadcast_from(
         self,

@@ -15,9 +15,26 @@ from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max
+from hvdlite.submission import check_weight
 from hvdlite.torch.gpu import reachable
 
 __all__ = ["TorchKerasBackend", "make_backend"]
+
+
+class TorchWeightTotal:
+    """A `WeightTotal`."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+
+    def add(self, weight: float) -> None:
+        """As `WeightTotal.add`."""
+        self._total += weight
+
+    def take(self) -> float:
+        """As `WeightTotal.take`."""
+        total, self._total = self._total, 0.0
+        return total
 
 
 class TorchKerasBackend:
@@ -43,6 +60,7 @@ class TorchKerasBackend:
         names: Sequence[str],
         groups: Sequence[Sequence[int]] | None,
         reduction: Reduction,
+        weight: Any = None,
     ) -> list[Any]:
         """As `KerasBackend.reduce_gradients`. A gradient that is None on some ranks only counts as zeros there."""
         process_set = reduction.process_set
@@ -60,6 +78,7 @@ class TorchKerasBackend:
                 prescale_factor=reduction.prescale,
                 postscale_factor=reduction.postscale,
                 process_set=process_set,
+                weight=weight,
             )
             for place, output in zip(members, outputs, strict=True):
                 reduced[place] = output
@@ -68,6 +87,14 @@ class TorchKerasBackend:
             output.to(variable.value.device) if someone else None
             for output, variable, someone in zip(reduced, variables, anyone, strict=True)
         ]
+
+    def as_weight(self, weight: Any, op: int) -> float:
+        """As `KerasBackend.as_weight`."""
+        return check_weight(weight.item() if isinstance(weight, torch.Tensor) and weight.ndim == 0 else weight, op)
+
+    def new_weight_total(self) -> "TorchWeightTotal":
+        """As `KerasBackend.new_weight_total`."""
+        return TorchWeightTotal()
 
     def broadcast_from(
         self,

@@ -118,6 +118,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     auto_scale_loss: bool = True,
     start_check: str | None = None,
     shard: bool = False,
+    weighted: bool = False,
 ) -> Any:
     """`hvdlite.keras.DistributedOptimizer`, with the arguments in the order of ``horovod.tensorflow.keras``."""
     return _keras.DistributedOptimizer(
@@ -138,4 +139,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         auto_scale_loss=auto_scale_loss,
         start_check=start_check,
         shard=shard,
+        weighted=weighted,
     )

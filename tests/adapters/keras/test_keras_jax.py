@@ -10,6 +10,7 @@ from keras_model_cases import *  # noqa: F403 - the rest
 from keras_shard_cases import *  # noqa: F403 - sharded state
 from keras_start_cases import *  # noqa: F403 - and these
 from keras_training import ROWS, assert_same_everywhere, data, fit, part
+from keras_weight_cases import *  # noqa: F403 - and weights
 from support.world import WORLD
 
 jax = pytest.importorskip("jax")

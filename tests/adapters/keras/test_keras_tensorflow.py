@@ -27,6 +27,7 @@ from keras_training import (
     train_together,
     variables_of,
 )
+from keras_weight_cases import *  # noqa: F403 - and weights
 from support.world import WORLD
 
 from hvdlite import UnsupportedError

@@ -8,8 +8,8 @@ ROWS = (
         "xla-postscale",
         "a compiled program's results are not scaled afterwards",
         "hvdlite/xla.py",
-        "float(group.prescale), float(group.postscale), len(names))",
-        "float(group.prescale), 1.0, len(names))",
+        "*(float(group.prescale), float(group.postscale), int(group.weighted), len(names)),",
+        "*(float(group.prescale), 1.0, int(group.weighted), len(names)),",
         (*guards.JAX, "tests/unit/test_xla.py"),
     ),
     Mutant(
@@ -19,5 +19,13 @@ ROWS = (
         "  request.root = group.root;\n",
         "  request.root = 0;\n",
         guards.JAX,
+    ),
+    Mutant(
+        "xla-weight",
+        "in a compiled program all ranks count alike",
+        "csrc/bindings/xla/call.cc",
+        "request.weight = group.weighted != 0 ? weight_ : 0;",
+        "request.weight = 1;",
+        guards.JAX_WEIGHT,
     ),
 )

@@ -92,4 +92,20 @@ ROWS = (
         "if False:",
         guards.KERAS_ON_TORCH,
     ),
+    Mutant(
+        "keras-weights-together",
+        "the weights of passes that are reduced together do not begin anew with the next step",
+        "hvdlite/keras/backends/torch.py",
+        "total, self._total = self._total, 0.0",
+        "total = self._total",
+        guards.KERAS_ON_TORCH,
+    ),
+    Mutant(
+        "keras-weight-mask",
+        "entries that a mask leaves out count in the weight that a loss says",
+        "hvdlite/keras/loss_weights.py",
+        "return count if mask is None else keras.ops.mean(mask) * count",
+        "return count",
+        guards.KERAS_ON_TORCH,
+    ),
 )

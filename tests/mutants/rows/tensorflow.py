@@ -8,8 +8,8 @@ ROWS = (
         "tf-local-unscaled",
         "gradients of local sources are not divided by the number of ranks",
         "hvdlite/tensorflow/tape.py",
-        "return gradient / tf.cast(ranks, gradient.dtype)",
-        "return gradient",
+        "return values / tf.cast(ranks, values.dtype) if weight is None",
+        "return values if weight is None",
         guards.TF_TRAINING,
     ),
     Mutant(
@@ -76,5 +76,21 @@ ROWS = (
         "steps_alone=True",
         "steps_alone=False",
         guards.TF_START,
+    ),
+    Mutant(
+        "tf-weight-share",
+        "the gradient of a weighted mean is the sum, and not this rank's share of it",
+        "hvdlite/tensorflow/collective_ops.py",
+        "return shares_of(totals, weight, weights)",
+        "return totals",
+        guards.TF_WEIGHT,
+    ),
+    Mutant(
+        "tf-weights-together",
+        "the weights of passes that are reduced together do not begin anew with the next step",
+        "hvdlite/tensorflow/aggregation.py",
+        "for total, value in zip(sums, values, strict=True)]\n        with",
+        "for total, value in zip(sums, values[: len(variables)])]\n        with",
+        guards.TF_WEIGHT,
     ),
 )

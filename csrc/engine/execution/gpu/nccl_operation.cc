@@ -28,6 +28,7 @@ bool all_equal(const std::vector<std::size_t>& counts) {
 
 bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link, int ranks) {
   const Request& first = fused.first();
+  if (first.weighted) return false;  // the members exchange weights in host memory
   return !reduces(first.kind) ||
          nccl_recipe(first, divisor_of(fused.parts.front(), ranks), ranks, link.float32_sums());
 }

@@ -34,6 +34,16 @@ void StagedOperation::start() {
 bool StagedOperation::advance() {
   if (stage_ == Stage::kArriving) {
     if (arrived_ && !arrived_->finished()) return false;
+    if (first_request().weighted) {
+      collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
+      stage_ = Stage::kWeighing;
+    } else {
+      move();
+      stage_ = Stage::kMoving;
+    }
+  }
+  if (stage_ == Stage::kWeighing) {
+    if (!collective_->advance()) return false;
     move();
     stage_ = Stage::kMoving;
   }
@@ -162,6 +172,7 @@ void StagedOperation::move() {
 void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
+  if (weights_.pending()) args.reduction = weights_.take(args.reduction, comm_.rank());
   args.reduction.dtype = first_request().wire_dtype();
   if (args.reduction.op == ReduceOp::kAdasum) {
     for (const device::Piece& piece : inputs(wire_bytes())) {
@@ -170,7 +181,8 @@ void StagedOperation::move_allreduce() {
       args.parts.push_back({given ? input_ + offset : nullptr, output_ + offset, piece.count});
     }
   } else {
-    args.parts = {{input_, output_, buffer_elements(wire_bytes())}};
+    const std::byte* input = weights_.counts_nothing() ? nullptr : input_;
+    args.parts = {{input, output_, buffer_elements(wire_bytes())}};
   }
   collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
 }

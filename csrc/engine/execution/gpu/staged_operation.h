@@ -3,6 +3,7 @@
 // Thread, Blocks, Throws: as device_operation.h says. Owns, in addition: the collective that moves the copies.
 //
 //   arriving    pack (if there are several tensors, or narrower ones travel), copy to page-locked memory, record an event
+//   weighing    of a weighted mean: the members exchange their weights
 //   moving      after the event: the collective of host memory, which does all scaling
 //   returning   copy back, unpack, and record the operation's event
 //
@@ -16,6 +17,7 @@
 #include "engine/execution/fusion_buffer.h"
 #include "engine/execution/gpu/device_operation.h"
 #include "engine/execution/gpu/device_watcher.h"
+#include "engine/execution/weight_exchange.h"
 
 namespace hvdlite::engine {
 
@@ -34,10 +36,12 @@ class StagedOperation final : public DeviceOperation {
   void start() override;
   bool advance() override;
   bool is_nccl() const override { return false; }
-  bool awaits_turn() const override { return stage_ == Stage::kArriving; }
+  bool awaits_turn() const override {
+    return stage_ == Stage::kArriving || stage_ == Stage::kWeighing;
+  }
 
  private:
-  enum class Stage { kArriving, kMoving, kFinished };
+  enum class Stage { kArriving, kWeighing, kMoving, kFinished };
 
   void fetch();
   void move();
@@ -62,6 +66,7 @@ class StagedOperation final : public DeviceOperation {
   void* packed_ = nullptr;  // GPU memory with the tensors one after the other, in the wire dtype
   std::unique_ptr<Extents> extents_;
   std::vector<FusionBufferPool::Lease> plain_;
+  WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;
 };
 

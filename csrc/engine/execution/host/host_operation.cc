@@ -52,8 +52,8 @@ void HostOperation::start() {
 
 bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
-  if (!weights_.empty()) {
-    reduce(weighted_reduction());
+  if (weights_.pending()) {
+    reduce(weights_.take(reduction_of(fused().parts.front(), comm_.size()), comm_.rank()));
     if (!collective_->advance()) return false;
   }
   if (packed_) unpack();
@@ -70,46 +70,14 @@ void HostOperation::abandon() {
 
 void HostOperation::start_allreduce() {
   if (first_request().weighted) {
-    exchange_weights();
+    collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
   } else {
     reduce(reduction_of(fused().parts.front(), comm_.size()));
   }
 }
 
-// Sums vectors that hold each member's weight at its own place, and zeros elsewhere: the sum has all weights, exactly. All parts of an
-// operation have one weight, because only a group has several parts. A rank that has joined has the weight 0.
-void HostOperation::exchange_weights() {
-  weights_.assign(static_cast<std::size_t>(comm_.size()), 0.0);
-  weights_[static_cast<std::size_t>(comm_.rank())] = entries().front().weight;
-  collectives::AllreduceArgs args;
-  args.parts = {{weights_.data(), weights_.data(), weights_.size()}};
-  args.reduction = {.dtype = base::DType::kFloat64, .op = ReduceOp::kSum};
-  collective_ = collectives::start_allreduce(comm_, args, context_.selection);
-}
-
-// Returns the plain mean if all weights are equal, so that it can use every algorithm. Otherwise each rank's prescale is its share of
-// all weights. If all weights are 0, the result is 0.
-collectives::Reduction HostOperation::weighted_reduction() {
-  const std::vector<double> weights = std::exchange(weights_, {});
-  collectives::Reduction reduction = reduction_of(fused().parts.front(), comm_.size());
-  const double own = weights[static_cast<std::size_t>(comm_.rank())];
-  counts_nothing_ = own == 0;
-  if (own != 0 && std::ranges::all_of(weights, [&](double each) { return each == own; })) {
-    return reduction;
-  }
-  // Divides by the largest weight first, because a sum of large weights could overflow.
-  const double largest = std::ranges::max(weights);
-  double total = 0;
-  for (const double each : weights) total += largest > 0 ? each / largest : 0;
-  reduction.op = ReduceOp::kSum;
-  reduction.divisor = 1;
-  reduction.own_prescale = true;
-  reduction.prescale *= total > 0 ? own / largest / total : 0;
-  return reduction;
-}
-
 const void* HostOperation::input_of(std::size_t part) const {
-  return counts_nothing_ ? nullptr : entries()[part].input;
+  return weights_.counts_nothing() ? nullptr : entries()[part].input;
 }
 
 void HostOperation::reduce(collectives::Reduction reduction) {

@@ -9,6 +9,7 @@
 #include "engine/execution/extents.h"
 #include "engine/execution/fusion_buffer.h"
 #include "engine/execution/operation.h"
+#include "engine/execution/weight_exchange.h"
 #include "engine/intake/shared_state.h"
 #include "engine/model/request.h"
 
@@ -32,13 +33,11 @@ class HostOperation final : public Operation {
 
   void start() override;
   bool advance() override;
-  bool has_begun() const override { return weights_.empty(); }
+  bool has_begun() const override { return !weights_.pending(); }
   void abandon() override;
 
  private:
   void start_allreduce();
-  void exchange_weights();
-  collectives::Reduction weighted_reduction();
   void reduce(collectives::Reduction reduction);
   void start_scattered_allreduce(collectives::Reduction reduction);
   void start_fused_allreduce(collectives::Reduction reduction);
@@ -56,9 +55,8 @@ class HostOperation final : public Operation {
   collectives::Comm comm_;
   Context context_;
   std::optional<FusionBufferPool::Lease> buffer_;
-  bool packed_ = false;          // the result lies in buffer_; finish() has to copy it out
-  std::vector<double> weights_;  // the members' weights, while the members exchange them
-  bool counts_nothing_ = false;  // this rank's weight is 0
+  bool packed_ = false;  // the result lies in buffer_; finish() has to copy it out
+  WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;
 };
 

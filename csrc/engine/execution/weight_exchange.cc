@@ -1,0 +1,40 @@
+#include "engine/execution/weight_exchange.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvdlite::engine {
+
+using base::ReduceOp;
+
+// Sums vectors that hold each member's weight at its own place, and zeros elsewhere: the sum has all weights, exactly. All parts of an
+// operation have one weight, because only a group has several parts.
+std::unique_ptr<collectives::Collective> WeightExchange::start(
+    const collectives::Comm& comm, double own, const collectives::Selection& selection) {
+  weights_.assign(static_cast<std::size_t>(comm.size()), 0.0);
+  weights_[static_cast<std::size_t>(comm.rank())] = own;
+  collectives::AllreduceArgs args;
+  args.parts = {{weights_.data(), weights_.data(), weights_.size()}};
+  args.reduction = {.dtype = base::DType::kFloat64, .op = ReduceOp::kSum};
+  return collectives::start_allreduce(comm, args, selection);
+}
+
+collectives::Reduction WeightExchange::take(collectives::Reduction mean, int rank) {
+  const std::vector<double> weights = std::exchange(weights_, {});
+  const double own = weights[static_cast<std::size_t>(rank)];
+  counts_nothing_ = own == 0;
+  if (own != 0 && std::ranges::all_of(weights, [&](double each) { return each == own; })) {
+    return mean;
+  }
+  // Divides by the largest weight first, because a sum of large weights could overflow.
+  const double largest = std::ranges::max(weights);
+  double total = 0;
+  for (const double each : weights) total += largest > 0 ? each / largest : 0;
+  mean.op = ReduceOp::kSum;
+  mean.divisor = 1;
+  mean.own_prescale = true;
+  mean.prescale *= total > 0 ? own / largest / total : 0;
+  return mean;
+}
+
+}  // namespace hvdlite::engine

@@ -1,0 +1,31 @@
+// The first collective of a weighted mean: the members exchange their weights, and each learns its share of all of them.
+// Thread: the one of its operation. Owns: the weights. Blocks: no. Throws: what start_allreduce throws.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/select.h"
+
+namespace hvdlite::engine {
+
+class WeightExchange {
+ public:
+  // Starts the collective, whose end the owner awaits. own: this rank's weight; 0 if it has joined.
+  std::unique_ptr<collectives::Collective> start(const collectives::Comm& comm, double own,
+                                                 const collectives::Selection& selection);
+  // Has it started, without a call of `take` after it?
+  bool pending() const { return !weights_.empty(); }
+  // After the collective: returns the reduction of this rank's values. It is the given plain mean if all weights are equal, so
+  // that it can use every algorithm. Otherwise each rank's prescale is its share of all weights. If all weights are 0, the result
+  // is 0.
+  collectives::Reduction take(collectives::Reduction mean, int rank);
+  // After `take`: is this rank's weight 0, so that it contributes nothing, whatever its values are?
+  bool counts_nothing() const { return counts_nothing_; }
+
+ private:
+  std::vector<double> weights_;  // the members' weights, while the members exchange them
+  bool counts_nothing_ = false;
+};
+
+}  // namespace hvdlite::engine
