@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hvdlite.compression import is_none
+from hvdlite.compression import codec_of, is_none
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average
@@ -25,9 +25,14 @@ def check_predivide(predivide: float, op: int) -> None:
 
 
 def check_compression(compression: Any) -> None:
-    """Raises InvalidArgumentError unless it is None or has the methods of `Compressor`."""
-    if not (is_none(compression) or all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))):
-        raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {compression!r}")
+    """Raises InvalidArgumentError unless it is None, is a codec or has the methods of `Compressor`."""
+    if is_none(compression) or codec_of(compression) is not None:
+        return
+    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
+        raise InvalidArgumentError(
+            f"compression must have the methods compress and decompress or be a codec such as hvdlite.Compression.int8() (with "
+            f"its parentheses), got {compression!r}"
+        )
 
 
 def check_process_set(process_set: ProcessSet) -> None:
