@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from hvdlite.compression import codec_of, is_none
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average
 
-__all__ = ["check_compression", "check_given", "check_passes", "check_predivide", "check_process_set"]
+__all__ = ["check_given", "check_passes", "check_predivide", "check_process_set"]
 
 
 def check_passes(passes: int) -> None:
@@ -22,17 +21,6 @@ def check_predivide(predivide: float, op: int) -> None:
         raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
     if not predivide > 0:
         raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
-
-
-def check_compression(compression: Any) -> None:
-    """Raises InvalidArgumentError unless it is None, is a codec or has the methods of `Compressor`."""
-    if is_none(compression) or codec_of(compression) is not None:
-        return
-    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
-        raise InvalidArgumentError(
-            f"compression must have the methods compress and decompress or be a codec such as hvdlite.Compression.int8() (with "
-            f"its parentheses), got {compression!r}"
-        )
 
 
 def check_process_set(process_set: ProcessSet) -> None:

@@ -17,10 +17,12 @@ __all__ = [
     "Compressor",
     "FP16Compressor",
     "NoneCompressor",
+    "check_compression",
     "codec_of",
     "describe_compression",
     "is_none",
     "refuse_codec",
+    "split",
 ]
 
 # The numbers of csrc/base/codec.h.
@@ -176,6 +178,29 @@ def is_none(compression: Any) -> bool:
     return compression is None or compression is NoneCompressor
 
 
+def check_compression(compression: Any) -> None:
+    """Raises InvalidArgumentError unless it is None, is a codec or has the methods of `Compressor`."""
+    if is_none(compression) or codec_of(compression) is not None:
+        return
+    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
+        raise InvalidArgumentError(
+            f"compression must have the methods compress and decompress or be a codec such as hvdlite.Compression.int8() (with "
+            f"its parentheses), got {compression!r}"
+        )
+
+
+def split(compression: Any) -> "tuple[Any, dict[str, int]]":
+    """The two sides of a compression argument: the class whose methods a door calls, and the request's fields of a codec.
+
+    Raises:
+        InvalidArgumentError: it is neither.
+    """
+    check_compression(compression)
+    if isinstance(compression, Codec):
+        return NoneCompressor, compression.fields
+    return (NoneCompressor if compression is None else compression), {}
+
+
 def codec_of(compression: Any) -> Codec | None:
     """The codec that this compression argument is; None if it is a class with the methods of `Compressor`, or none."""
     return compression if isinstance(compression, Codec) else None
@@ -192,6 +217,6 @@ def refuse_codec(compression: Any, what: str) -> None:
     """Raises UnsupportedError if this compression argument is a codec. what: the operation that has none."""
     if isinstance(compression, Codec):
         raise UnsupportedError(
-            f"{what} cannot be coded, and compression is {compression}: leave the compression out, or use "
-            "hvdlite.Compression.fp16 or bf16"
+            f"{what} cannot be coded, and compression is {describe_compression(compression)}: leave the compression out, or "
+            "use hvdlite.Compression.fp16 or bf16"
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.backends import Exported, TensorBackend, backend_of
 from hvdlite.backends.base import CPU, ROW_MAJOR, SOME_GPU
-from hvdlite.compression import Codec, codec_of, is_none
+from hvdlite.compression import Codec, check_compression, codec_of, is_none
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Finish, Handle, OnGpu
 from hvdlite.process_sets import ProcessSet
@@ -76,6 +76,7 @@ def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], 
     """
     if is_none(compression) or codec_of(compression) is not None:
         return None, [], tensors
+    check_compression(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     return compression, [context for _, context in pairs], [compressed for compressed, _ in pairs]
 

@@ -4,8 +4,8 @@ A compiled program calls a function with bare buffers, so all else is fixed when
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import (
@@ -35,6 +35,7 @@ class TensorGroup:
         process_set: the id.
         prescale: multiplies each rank's tensor.
         postscale: multiplies the result.
+        codec: of an allreduce: `hvdlite.compression.Codec.fields`; empty: none.
 
     """
 
@@ -47,6 +48,7 @@ class TensorGroup:
     process_set: int = 0
     prescale: float = 1.0
     postscale: float = 1.0
+    codec: Mapping[str, int] = field(default_factory=dict)
 
 
 def describe(groups: Sequence[TensorGroup]) -> str:
@@ -63,7 +65,8 @@ def _lines(group: TensorGroup) -> list[str]:
     names = member_names(group.name, len(group.tensors)) if group.names is None else group.names
     if len(names) != len(group.tensors):
         raise InvalidArgumentError(f"group {group.name!r} has {len(group.tensors)} tensors, but {len(names)} names")
-    head = (group.kind, group.op, group.root, group.process_set, float(group.prescale), float(group.postscale), len(names))
+    factors = (float(group.prescale), float(group.postscale))
+    head = (group.kind, group.op, group.root, group.process_set, *factors, *(group.codec.values() or (0, 0, 0)), len(names))
     lines = [_line(head, group.kind, group.name)]
     for name, (dtype, shape) in zip(names, group.tensors, strict=True):
         lines.append(_line((int(code_of_name(dtype, f"tensor {name!r}")), len(shape), *shape), group.kind, name))

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hvdlite.compression import Compression, split
 from hvdlite.jax.ffi import ffi_call, require_cpu
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind, resolve_op
@@ -23,6 +24,7 @@ def grouped_allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    compression: Any = Compression.none,
 ) -> list[jax.Array]:
     """Reduces arrays of any shapes and dtypes over the ranks, in one call. Collective over the set.
 
@@ -36,6 +38,7 @@ def grouped_allreduce(
         prescale_factor: multiplies each rank's arrays.
         postscale_factor: multiplies the results.
         process_set: the ranks that take part. A compiled program knows it by its id: compile again after `hvdlite.init`.
+        compression: as for `hvdlite.allreduce`.
 
     Returns:
         The results in order, with shapes and dtypes of the arrays, the same bits on all ranks.
@@ -49,7 +52,9 @@ def grouped_allreduce(
 
     """
     _, process_set_id = enter(Kind.ALLREDUCE, process_set)
-    made = [jnp.asarray(array) for array in arrays]
+    compressor, codec = split(compression)
+    pairs = [compressor.compress(jnp.asarray(array)) for array in arrays]
+    made = [sent for sent, _ in pairs]
     group = TensorGroup(
         Kind.ALLREDUCE,
         name,
@@ -58,8 +63,10 @@ def grouped_allreduce(
         process_set=process_set_id,
         prescale=prescale_factor,
         postscale=postscale_factor,
+        codec=codec,
     )
-    return call([group], made)
+    outputs = call([group], made)
+    return [compressor.decompress(output, context) for output, (_, context) in zip(outputs, pairs, strict=True)]
 
 
 def grouped_broadcast(

@@ -70,6 +70,7 @@ def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
         prescale=factor_of(attributes["prescale_bits"]),
         postscale=factor_of(attributes["postscale_bits"]),
         set_id=attributes["process_set"],
+        codec={key: value for key, value in attributes.items() if key.startswith("codec")},
     )
     return results if kind == "GroupedAllreduce" else results[0]
 

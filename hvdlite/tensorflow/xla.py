@@ -5,7 +5,7 @@ not public, so it is tried once, and what cannot be had is refused with what to 
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,7 @@ _SELF_TEST_TEXT = "hvdlite's self-test"
 # The attribute of a graph with what its last call handed on: the next one needs it, so XLA cannot change their order. (A table
 # of graphs would keep them alive by their tensors, and a graph's collections are its branches' too.)
 _LAST = "_hvdlite_last_call"
+_NO_CODEC: Mapping[str, int] = {}
 
 
 def in_xla_context() -> bool:
@@ -54,6 +55,7 @@ def grouped_allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     set_id: int = 0,
+    codec: Mapping[str, int] = _NO_CODEC,
 ) -> list[tf.Tensor]:
     """Reduces tensors in one custom call, in a graph for XLA. It blocks the program, so one call should have all tensors.
 
@@ -67,6 +69,7 @@ def grouped_allreduce(
         prescale: multiplies each rank's tensors.
         postscale: multiplies the results.
         set_id: of the process set.
+        codec: `hvdlite.compression.Codec.fields`, or nothing.
 
     Returns:
         The results, in order.
@@ -87,7 +90,8 @@ def grouped_allreduce(
                 f"traced, but has to be known then; give it a static shape (tf.ensure_shape), or {_REMEDY}"
             )
     kinds = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in made]
-    group = TensorGroup(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, prescale=prescale, postscale=postscale)
+    how: dict[str, Any] = {"op": op, "prescale": prescale, "postscale": postscale, "codec": codec}
+    group = TensorGroup(Kind.ALLREDUCE, name, kinds, process_set=set_id, **how)
     description = describe([group])
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -96,7 +100,7 @@ def grouped_allreduce(
             if op in (Min, Max, Product):
                 raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
             unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
-            return grouped_allreduce(gradients, name=unique, op=op, prescale=prescale, postscale=postscale, set_id=set_id)
+            return grouped_allreduce(gradients, name=unique, set_id=set_id, **how)
 
         return _call(operands, description), backward
 

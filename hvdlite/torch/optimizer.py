@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdlite import ops
-from hvdlite.checks import check_compression, check_passes, check_process_set
-from hvdlite.compression import Compression, refuse_codec
+from hvdlite.checks import check_passes, check_process_set
+from hvdlite.compression import Compression, check_compression, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
