@@ -192,10 +192,6 @@ Request Request::decode(Reader& reader) {
   request.splits = reader.get_vector<std::int64_t>();
   request.arena = reader.get<std::int64_t>();
   request.arena_offset = reader.get<std::int64_t>();
-  if (request.codec && !base::is_possible_block(request.codec.block)) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      "a control message holds a codec whose blocks no codec has");
-  }
   if (!has_possible_size(request.shape, request.dtype)) {
     throw base::Error(base::ErrorCode::kInternal,
                       "a control message holds a shape that no tensor has");
