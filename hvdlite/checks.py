@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from hvdlite.compression import is_none
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average
 
-__all__ = ["check_compression", "check_given", "check_passes", "check_predivide", "check_process_set"]
+__all__ = ["check_given", "check_passes", "check_predivide", "check_process_set"]
 
 
 def check_passes(passes: int) -> None:
@@ -22,12 +21,6 @@ def check_predivide(predivide: float, op: int) -> None:
         raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
     if not predivide > 0:
         raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
-
-
-def check_compression(compression: Any) -> None:
-    """Raises InvalidArgumentError unless it is None or has the methods of `Compressor`."""
-    if not (is_none(compression) or all(callable(getattr(compression, name, None)) for name in ("compress", "decompress"))):
-        raise InvalidArgumentError(f"compression must have the methods compress and decompress, got {compression!r}")
 
 
 def check_process_set(process_set: ProcessSet) -> None:

@@ -29,6 +29,8 @@ _SERIES: tuple[tuple[str, str, str], ...] = (
     ("data_bytes_total", "bytes", "Bytes of the data of operations."),
     ("bus_bytes_total", "bus_bytes", "Bytes that the link of a rank has to carry at least for them."),
     ("sent_bytes_total", "sent_bytes", "Bytes that this rank sent as messages."),
+    ("uncoded_bytes_total", "uncoded_bytes", "Bytes, before coding, of what this rank sent coded."),
+    ("coded_bytes_total", "coded_bytes", "Bytes that they became."),
     ("control_messages_total", "control_messages", "Messages of the negotiation that this rank sent."),
     ("negotiating_seconds_total", "negotiating_seconds", "Time in which an operation was submitted and not agreed on."),
     ("waiting_seconds_total", "waiting_seconds", "Time in which an operation was announced and other ranks were missing."),

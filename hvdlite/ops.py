@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdlite import submission
-from hvdlite.compression import is_none
+from hvdlite.compression import codec_of, is_none, refuse_codec
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.handles import Handle, poll, synchronize
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -97,7 +97,8 @@ def allreduce(
             floating-point types.
         average: Horovod's older spelling of op; deprecated.
         name: see the module's rule on names.
-        compression: a class like those in `Compression`, applied before and undone after.
+        compression: a class like those in `Compression`, applied before and undone after; or a `Codec` such as
+            ``Compression.int8()``, with which the engine codes what hosts or ranks send each other.
         op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Adasum needs a power of two of ranks.
         prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
         postscale_factor: applied to the result.
@@ -120,9 +121,10 @@ def allreduce(
             if output is not None:
                 return output
     op = resolve_op(op, average)
-    codec, contexts, (tensor,) = submission.compress(compression, (tensor,))
-    output = submission.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, False, True, weight)
-    return codec.decompress(output, contexts[0]) if codec else output
+    compressor, contexts, (tensor,) = submission.compress(compression, (tensor,))
+    scales = (prescale_factor, postscale_factor)
+    output = submission.reduce(tensor, name, op, *scales, process_set, False, True, weight, codec_of(compression))
+    return compressor.decompress(output, contexts[0]) if compressor else output
 
 
 def allreduce_async(
@@ -194,10 +196,11 @@ def grouped_allreduce(
     `allreduce`. Returns the results in order.
     """
     op = resolve_op(op, average)
-    codec, contexts, tensors = submission.compress(compression, tensors)
+    compressor, contexts, tensors = submission.compress(compression, tensors)
     scales = (prescale_factor, postscale_factor)
-    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, False, True, weight)
-    return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
+    codec = codec_of(compression)
+    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, False, True, weight, codec)
+    return [compressor.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if compressor else outputs
 
 
 def grouped_allreduce_async(
@@ -414,9 +417,10 @@ def reducescatter(
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: see the module's rule on errors.
     """
     op = resolve_op(op, None)
-    codec, contexts, (tensor,) = submission.compress(compression, (tensor,))
+    refuse_codec(compression, "reducescatter")
+    compressor, contexts, (tensor,) = submission.compress(compression, (tensor,))
     output = submission.reduce_scatter(tensor, name, op, prescale_factor, postscale_factor, process_set, True)
-    return codec.decompress(output, contexts[0]) if codec else output
+    return compressor.decompress(output, contexts[0]) if compressor else output
 
 
 def reducescatter_async(
@@ -444,10 +448,11 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's."""
     op = resolve_op(op, None)
-    codec, contexts, tensors = submission.compress(compression, tensors)
+    refuse_codec(compression, "grouped_reducescatter")
+    compressor, contexts, tensors = submission.compress(compression, tensors)
     scales = (prescale_factor, postscale_factor)
     outputs: list[Any] = submission.reduce_scatter_group(tensors, name, op, *scales, process_set, True)
-    return [codec.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if codec else outputs
+    return [compressor.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if compressor else outputs
 
 
 def grouped_reducescatter_async(

@@ -104,6 +104,9 @@ class Request(NamedTuple):
     stream: int = 0  # the CUDA stream in whose order GPU memory is ready
     tag: int = 0  # of a send or a receive, whose other rank is the root
     weight: float = 0.0  # of this rank, with Flag.WEIGHTED
+    codec: int = 0  # this and the next two: `hvdlite.compression.Codec.fields`
+    codec_between: int = 0
+    codec_block: int = 0
 
 
 def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:

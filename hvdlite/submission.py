@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.backends import Exported, TensorBackend, backend_of
 from hvdlite.backends.base import CPU, ROW_MAJOR, SOME_GPU
-from hvdlite.compression import is_none
+from hvdlite.compression import Codec, check_compression, codec_of, is_none
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Finish, Handle, OnGpu
 from hvdlite.process_sets import ProcessSet
@@ -71,9 +71,13 @@ def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
 
 
 def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
-    """Applies a compression to tensors: returns the class (None if there is nothing to undo), the contexts, the tensors."""
-    if is_none(compression):
+    """Applies a compression to tensors: returns the class (None if there is nothing to undo), the contexts, the tensors.
+
+    A codec does nothing here: the request has it.
+    """
+    if is_none(compression) or codec_of(compression) is not None:
         return None, [], tensors
+    check_compression(compression)
     pairs = [compression.compress(tensor) for tensor in tensors]
     return compression, [context for _, context in pairs], [compressed for compressed, _ in pairs]
 
@@ -114,13 +118,14 @@ def reduce(
     in_place: bool,
     blocking: bool,
     weight: float | None = None,
+    codec: Codec | None = None,
 ) -> Any:
     """Submits an allreduce. weight: of this rank in a weighted mean."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
     weight = None if weight is None else check_weight(weight, op)
     part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, in_place)
     common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit(engine, Kind.ALLREDUCE, name, part, common, blocking, weight=weight)
+    return _submit(engine, Kind.ALLREDUCE, name, part, common, blocking, weight=weight, codec=codec)
 
 
 def start_reduce(
@@ -157,10 +162,11 @@ def reduce_group(
     in_place: bool,
     blocking: bool,
     weight: float | None = None,
+    codec: Codec | None = None,
 ) -> Any:
     """Submits a group of allreduces. weight: of this rank in weighted means."""
     known = RUNTIME.engine
-    if known is not None and weight is None:
+    if known is not None and weight is None and codec is None:
         started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
         if started is not None:
             return started.synchronize() if blocking else started
@@ -169,7 +175,7 @@ def reduce_group(
     weight = None if weight is None else check_weight(weight, op)
     parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]
     common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight)
+    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight, codec)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
@@ -379,6 +385,7 @@ def _submit(
     blocking: bool,
     splits: Sequence[int] = (),
     weight: float | None = None,
+    codec: Codec | None = None,
 ) -> Any:
     """Submits one operation: its output if the call blocks, otherwise its handle."""
     backend, source, output, finish = part
@@ -389,8 +396,8 @@ def _submit(
     request: Any = (
         kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
     )  # fmt: skip
-    if weight is not None:
-        request = (*request, Flag.WEIGHTED, 0, stream, 0, weight)
+    if weight is not None or codec is not None:
+        request = (*request, *_extras(weight, codec, stream))
     elif device != CPU:
         request = (*request, 0, 0, stream)
     if blocking:  # the result is used in the stream in whose order its memory was given
@@ -401,6 +408,12 @@ def _submit(
     return handle
 
 
+def _extras(weight: float | None, codec: Codec | None, stream: int) -> tuple[Any, ...]:
+    """The last items of a request, from its flags on."""
+    flags = 0 if weight is None else Flag.WEIGHTED
+    return (flags, 0, stream, 0, weight or 0.0, *(() if codec is None else codec.fields.values()))
+
+
 def _submit_group(
     engine: "Engine",
     kind: int,
@@ -409,6 +422,7 @@ def _submit_group(
     common: _Common,
     blocking: bool,
     weight: float | None = None,
+    codec: Codec | None = None,
 ) -> Any:
     """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
     size = len(parts)
@@ -420,8 +434,7 @@ def _submit_group(
         backend, source, output, _ = part
         pointer, shape, dtype, device, layout, _, stream = source
         place = (group, size, index, (), device, layout)
-        how = (0, 0, stream) if weight is None else (Flag.WEIGHTED, 0, stream, 0, weight)
-        requests.append((kind, member, dtype, shape, pointer, output, *common, *place, *how))
+        requests.append((kind, member, dtype, shape, pointer, output, *common, *place, *_extras(weight, codec, stream)))
         on_gpu.append(None if device == CPU else (backend, source))
     finish = [part[-1] for part in parts]
     handle = Handle(finish, True, on_gpu if any(on_gpu) else ())

@@ -38,6 +38,8 @@ class Stats:
             for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces whose data travel with the agreement
             have none.
         sent_bytes: the bytes that this rank sent as messages; exchanges in shared memory do not count.
+        uncoded_bytes, coded_bytes: of the elements that this rank has sent coded (`Compression.int8` and others): as they were,
+            and as they were sent.
         control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host need none for
             allreduce, broadcast, reducescatter and barrier, but do for allgather, alltoall and join.
         control_bytes: their size.
@@ -66,6 +68,8 @@ class Stats:
     bytes: int
     bus_bytes: int
     sent_bytes: int
+    uncoded_bytes: int
+    coded_bytes: int
     control_messages: int
     control_bytes: int
     agreed_in_memory: int
@@ -152,6 +156,8 @@ class Stats:
             f"{self.bytes / parts:,.0f} bytes at {self.bus_bandwidth / 1e9:.3f} GB/s (bus)",
             f"  control        {self.control_messages / parts:.1f} messages of {self.control_bytes / parts:,.0f} bytes",
         ]
+        if self.coded_bytes:
+            lines.append(f"  coded          {self.uncoded_bytes / parts:,.0f} bytes as {self.coded_bytes / parts:,.0f}")
         slowest = self.slowest_rank
         if slowest is not None:
             waited = 1e3 * self.waited_for_seconds[slowest] / parts
@@ -243,6 +249,8 @@ def _read(engine: Any) -> Stats:
         bytes=counters["bytes"],
         bus_bytes=counters["bus_bytes"],
         sent_bytes=counters["data_bytes_sent"],
+        uncoded_bytes=counters["coded_bytes_before"],
+        coded_bytes=counters["coded_bytes_after"],
         control_messages=counters["control_messages_sent"],
         control_bytes=counters["control_bytes_sent"],
         agreed_in_memory=counters["agreed_in_memory"],

@@ -4,8 +4,8 @@ A compiled program calls a function with bare buffers, so all else is fixed when
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import (
@@ -36,6 +36,7 @@ class TensorGroup:
         prescale: multiplies each rank's tensor.
         postscale: multiplies the result.
         weighted: is it a weighted mean? The call then has this rank's weight as one more operand, after the tensors.
+        codec: of an allreduce: `hvdlite.compression.Codec.fields`; empty: none.
 
     """
 
@@ -49,6 +50,7 @@ class TensorGroup:
     prescale: float = 1.0
     postscale: float = 1.0
     weighted: bool = False
+    codec: Mapping[str, int] = field(default_factory=dict)
 
 
 def describe(groups: Sequence[TensorGroup]) -> str:
@@ -65,9 +67,10 @@ def _lines(group: TensorGroup) -> list[str]:
     names = member_names(group.name, len(group.tensors)) if group.names is None else group.names
     if len(names) != len(group.tensors):
         raise InvalidArgumentError(f"group {group.name!r} has {len(group.tensors)} tensors, but {len(names)} names")
+    factors = (float(group.prescale), float(group.postscale))
     head = (
-        *(group.kind, group.op, group.root, group.process_set),
-        *(float(group.prescale), float(group.postscale), int(group.weighted), len(names)),
+        *(group.kind, group.op, group.root, group.process_set, *factors, int(group.weighted)),
+        *(*(group.codec.values() or (0, 0, 0)), len(names)),
     )
     lines = [_line(head, group.kind, group.name)]
     for name, (dtype, shape) in zip(names, group.tensors, strict=True):

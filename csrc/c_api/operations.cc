@@ -42,6 +42,13 @@ static_assert(is(OpKind::kAllreduce, HVDLITE_ALLREDUCE) &&
               is(OpKind::kAddProcessSet, HVDLITE_ADD_PROCESS_SET) &&
               is(OpKind::kRemoveProcessSet, HVDLITE_REMOVE_PROCESS_SET) &&
               is(OpKind::kSend, HVDLITE_SEND) && is(OpKind::kRecv, HVDLITE_RECV));
+using base::Between;
+using base::CodecKind;
+static_assert(is(CodecKind::kNone, HVDLITE_CODEC_NONE) &&
+              is(CodecKind::kInt8, HVDLITE_CODEC_INT8) &&
+              is(CodecKind::kInt4, HVDLITE_CODEC_INT4) && is(CodecKind::kFp8, HVDLITE_CODEC_FP8) &&
+              is(Between::kHosts, HVDLITE_BETWEEN_HOSTS) &&
+              is(Between::kRanks, HVDLITE_BETWEEN_RANKS));
 static_assert(hvdlite::engine::kAny == HVDLITE_ANY);
 static_assert(is(ReduceOp::kAverage, HVDLITE_AVERAGE) && is(ReduceOp::kSum, HVDLITE_SUM) &&
               is(ReduceOp::kAdasum, HVDLITE_ADASUM) && is(ReduceOp::kMin, HVDLITE_MIN) &&
@@ -72,6 +79,10 @@ RequestView hvdlite::engine::view_of(const hvdlite_request& from) {
   view.set = from.process_set;
   view.absent = (from.flags & HVDLITE_FLAG_ABSENT) != 0;
   view.wire = wire_of(from.flags);
+  view.codec.kind = checked<CodecKind>(from.codec, base::kNumCodecKinds, "unknown codec");
+  view.codec.between = checked<Between>(from.codec_between, base::kNumBetweens,
+                                        "a codec works between hosts or between ranks");
+  view.codec.block = view.codec ? from.codec_block : 0;
   view.weighted = (from.flags & HVDLITE_FLAG_WEIGHTED) != 0;
   view.weight = from.weight;
   view.root = from.root;

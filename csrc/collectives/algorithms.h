@@ -18,6 +18,7 @@ std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const T
 std::unique_ptr<Collective> allreduce_inline(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
                                                    const Tuning& tuning);
+std::unique_ptr<Collective> allreduce_coded(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allreduce_adasum(Comm comm, AllreduceArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args,
                                                const Tuning& tuning);

@@ -43,6 +43,9 @@
 // is posted after round k is complete here, so that sends and receives of the two match in order. Exchanges of different owners
 // have no pair of ranks in common.
 //
+// With a codec the exchange is allreduce_coded, and slices begin and end with blocks: only what crosses hosts is coded. Rounds are
+// as large as without one by the bytes that cross, so that as much is on its way.
+//
 // All ranks get the same bits because a slice is finished by an algorithm that gives all hosts' owners the same bits, and
 // copied to the others. A host's contributions are added in rank order, wherever an element lies; so with two hosts, and with
 // Tuning::deterministic for any number of them (then the exchange is direct), the bits do not depend on the layout. They
@@ -89,6 +92,8 @@ class AllreduceHierarchical final : public Collective {
     }
   }
 
+  CodedBytes coded_bytes() const override { return coded_; }
+
   bool advance() override {
     reduce_.advance();
     exchange();
@@ -125,7 +130,11 @@ class AllreduceHierarchical final : public Collective {
     bool first = true;
     for (std::size_t round = job_.done.finished; round < started_; ++round) {
       std::unique_ptr<Collective>& exchange = exchanges_[round % kSlots];
-      if (exchange && exchange->advance()) exchange.reset();
+      if (exchange && exchange->advance()) {
+        coded_.before += exchange->coded_bytes().before;
+        coded_.after += exchange->coded_bytes().after;
+        exchange.reset();
+      }
       first = first && !exchange;
       if (first) job_.done.finished = round + 1;
     }
@@ -133,17 +142,33 @@ class AllreduceHierarchical final : public Collective {
 
   std::unique_ptr<Collective> make_exchange(std::size_t round) {
     const std::size_t slot = round % kSlots;
-    const std::size_t count = job_.plan.slice(round, number_).count;
+    const Range slice = job_.plan.slice(round, number_);
     AllreduceArgs args;
-    args.parts = {{job_.partials[slot], job_.results[slot], count}};
+    args.parts = parts_of(slice, job_.partials[slot], job_.results[slot]);
     args.reduction = reduction_;
     args.reduction.from_partials = true;
-    const std::string_view name = algorithm_between_hosts(
-        between_.size(), count * reducer_.partial_bytes(), same_type(), tuning_);
+    const std::string_view name =
+        reduction_.codec
+            ? "coded"
+            : algorithm_between_hosts(between_.size(), slice.count * reducer_.partial_bytes(),
+                                      same_type(), tuning_);
     Tuning tuning = tuning_;
     tuning.segment_bytes = std::max<std::size_t>(tuning.segment_bytes / 2, 1);
     return find_algorithm(allreduce_algorithms(), name)
         .make(between_.half(static_cast<int>(slot)), std::move(args), tuning);
+  }
+
+  // A slice of the buffer in this member's slot; with a codec the tensors stay apart, because a block never spans two.
+  std::vector<AllreducePart> parts_of(const Range& slice, std::byte* partial,
+                                      std::byte* result) const {
+    if (!job_.plan.blocks) return {{partial, result, slice.count}};
+    std::vector<AllreducePart> parts;
+    job_.plan.blocks->walk(slice, [&](std::size_t, std::size_t, std::size_t n, std::size_t) {
+      parts.push_back({partial, result, n});
+      partial += n * reducer_.partial_bytes();
+      result += n * reducer_.result_bytes();
+    });
+    return parts;
   }
 
   Reduction reduction_;
@@ -158,20 +183,26 @@ class AllreduceHierarchical final : public Collective {
   HostPublish publish_;
   std::array<std::unique_ptr<Collective>, kSlots> exchanges_;
   std::size_t started_ = 0;
+  CodedBytes coded_;
 };
 
 }  // namespace
 
-SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMap& hosts,
-                      const Tuning& tuning) {
+SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tuning& tuning) {
+  const std::size_t count = args.count();
+  const std::size_t element_bytes = base::size_of(args.reduction.dtype);
   const auto num_hosts = static_cast<std::size_t>(hosts.hosts());
   // Below this, for each host, a message more costs more than the bytes that it takes off another.
   const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1) * num_hosts;
   // A few segments for each host, so that the exchange of a round is a pipeline of its own.
   const std::size_t largest =
       std::max<std::size_t>(std::max<std::size_t>(4, num_hosts) * tuning.segment_bytes / 2, 1);
-  const std::size_t bytes = count * element_bytes;
   SlicePlan plan;
+  if (args.reduction.codec) {
+    plan.blocks = std::make_shared<const BlockLayout>(args.parts, args.reduction.codec);
+  }
+  const std::size_t bytes =
+      plan.blocks ? plan.blocks->encoded_bytes({0, count}) : count * element_bytes;
   plan.count = count;
   plan.owners = static_cast<int>(
       std::clamp<std::size_t>(bytes / smallest, 1, static_cast<std::size_t>(hosts.fewest())));
@@ -196,8 +227,7 @@ std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, b
 std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
                                                    const Tuning& tuning) {
   HVD_CHECK(comm.shared() != nullptr && comm.hosts() != nullptr);
-  const SlicePlan plan =
-      plan_slices(args.count(), base::size_of(args.reduction.dtype), *comm.hosts(), tuning);
+  const SlicePlan plan = plan_slices(args, *comm.hosts(), tuning);
   return std::make_unique<AllreduceHierarchical>(comm, std::move(args), plan, tuning);
 }
 

@@ -12,8 +12,7 @@
 namespace hvdlite::collectives {
 
 // Rounds and slices of a buffer: few owners for small ones, several rounds for large ones.
-SlicePlan plan_slices(std::size_t count, std::size_t element_bytes, const HostMap& hosts,
-                      const Tuning& tuning);
+SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tuning& tuning);
 
 // The allreduce algorithm between the owners of a slice on this many hosts, for partials of this many bytes.
 std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,

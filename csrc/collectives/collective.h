@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/codec.h"
 #include "base/error.h"
 #include "base/types.h"
 #include "collectives/comm.h"
@@ -18,6 +19,12 @@
 #include "kernels/kernels.h"
 
 namespace hvdlite::collectives {
+
+// What a codec saved: the bytes of the elements that this rank has sent coded, and of their codes.
+struct CodedBytes {
+  std::size_t before = 0;
+  std::size_t after = 0;
+};
 
 class Collective {
  public:
@@ -29,6 +36,8 @@ class Collective {
   virtual bool advance() = 0;
   // Do other ranks store their part of the result where this rank's result lies? Before the first advance().
   virtual bool result_is_open() const { return false; }
+  // Until now.
+  virtual CodedBytes coded_bytes() const { return {}; }
 };
 
 // Knobs an algorithm may read; the same on all ranks unless said otherwise.
@@ -63,6 +72,9 @@ struct Reduction {
   // The inputs are partials: of type A, with prescale applied, the op over the x_r of some ranks each (reducer.h). Then an
   // input may be the output only if T is A, and none is null.
   bool from_partials = false;
+  // How elements travel; Sum or Average of types whose accumulator is float32. Only coded and
+  // hierarchical look at it.
+  base::Codec codec;
 };
 
 // A run of elements of a buffer that may lie in several places. input and output hold count elements each and are either the

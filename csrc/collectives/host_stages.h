@@ -18,8 +18,10 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
+#include "collectives/block_layout.h"
 #include "collectives/chunking.h"
 #include "collectives/part_cursor.h"
 #include "collectives/shared_collective.h"
@@ -33,15 +35,27 @@ struct SlicePlan {
   std::size_t rounds = 0;
   int owners = 1;         // on each host
   std::size_t grain = 1;  // elements of a cache line
+  // With a codec: slices begin and end with its blocks. Otherwise null.
+  std::shared_ptr<const BlockLayout> blocks;
 
   Range slice(std::size_t round, int owner) const {
+    const Range even = even_slice(round, owner);
+    return blocks ? blocks->whole_blocks(even) : even;
+  }
+  // No slice has more elements: part_of puts the larger parts first, and whole_blocks moves an end by less than a block.
+  std::size_t largest() const {
+    if (rounds == 0) return 0;
+    const std::size_t block = blocks ? static_cast<std::size_t>(blocks->codec().block) : 0;
+    return even_slice(0, 0).count + block;
+  }
+
+ private:
+  Range even_slice(std::size_t round, int owner) const {
     const Range whole = part_of(count, rounds, round, grain);
     const Range slice = part_of(whole.count, static_cast<std::size_t>(owners),
                                 static_cast<std::size_t>(owner), grain);
     return {whole.offset + slice.offset, slice.count};
   }
-  // No slice has more elements: part_of puts the larger parts first.
-  std::size_t largest() const { return rounds > 0 ? slice(0, 0).count : 0; }
 };
 
 // How far one member is with its rounds: all below.

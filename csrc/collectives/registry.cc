@@ -25,6 +25,7 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
      .make = allreduce_hierarchical,
      .scattered = true,
      .runs_on = shares_memory_on_hosts},
+    {.name = "coded", .make = allreduce_coded, .scattered = true, .only_coded = true},
     {.name = "adasum", .make = allreduce_adasum, .scattered = true, .adasum = true},
 };
 constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {

@@ -28,8 +28,10 @@ struct Algorithm {
   bool in_arena = false;
   // Does it serve the op Adasum, and no other? Then it cannot be forced either: the op says it.
   bool adasum = false;
+  // Does it serve only reductions with a codec? Then it cannot be forced either: the caller asks for the codec.
+  bool only_coded = false;
 
-  bool can_be_forced() const { return !in_arena && !adasum; }
+  bool can_be_forced() const { return !in_arena && !adasum && !only_coded; }
 };
 
 // All members of the Comm share memory.
@@ -45,7 +47,7 @@ std::string_view collective_name();
 
 // All algorithms of a collective.
 std::span<const Algorithm<AllreduceArgs>>
-allreduce_algorithms();  // ring direct recursive_doubling shm inline push hierarchical adasum
+allreduce_algorithms();  // ring direct recursive_doubling shm inline push hierarchical coded adasum
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
 std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring shm
 std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm

@@ -17,6 +17,9 @@ constexpr std::string_view kShared = "shm";     // where all ranks share memory,
 constexpr std::string_view kInline = "inline";  // but for small allreduces
 constexpr std::string_view kInArena = "push";
 constexpr std::string_view kAdasum = "adasum";  // serves that op for every size and knob
+constexpr std::string_view kCoded =
+    "coded";  // as hierarchical, these serve codecs for every size and knob
+constexpr std::string_view kHierarchical = "hierarchical";
 
 // Up to this part of a tile one wait less is worth p-fold additions. A share, so that small tiles (of many ranks, of tests) behave
 // like large ones.
@@ -37,9 +40,10 @@ void check(std::span<const Algorithm<Args>> algorithms, const std::string& force
   const Algorithm<Args>& algorithm = find_algorithm(algorithms, forced);
   if (!algorithm.can_be_forced()) {
     const std::string knob = knob_of(collective_name<Args>());
-    const std::string served = algorithm.adasum
-                                   ? "reductions with op=Adasum, whatever this knob says"
-                                   : "tensors that lie in an arena, and auto takes it for those";
+    const std::string served =
+        algorithm.adasum       ? "reductions with op=Adasum, whatever this knob says"
+        : algorithm.only_coded ? "reductions with a codec as compression, whatever this knob says"
+                               : "tensors that lie in an arena, and auto takes it for those";
     throw base::Error(base::ErrorCode::kInvalidArgument,
                       knob + "=" + forced + " cannot be forced: " + forced + " serves " + served +
                           "; set " + knob + " to auto");
@@ -103,6 +107,22 @@ std::string_view forced_or(const std::string& forced, std::string_view automatic
   return forced == kAuto ? automatic : std::string_view(forced);
 }
 
+bool is_on_one_host(const Comm& comm) {
+  if (shares_memory(comm)) return true;
+  for (int peer = 1; peer < comm.size(); ++peer) {
+    if (comm.host_of(peer) != comm.host_of(0)) return false;
+  }
+  return true;
+}
+
+// The algorithm that codes what travels; "" if nothing is coded: without a codec, or with one between hosts on a single host.
+std::string_view coded_algorithm(const base::Codec& codec, const Comm& comm) {
+  if (!codec || comm.size() == 1) return "";
+  if (codec.between == base::Between::kRanks) return kCoded;
+  if (is_on_one_host(comm)) return "";
+  return shares_memory_on_hosts(comm) ? kHierarchical : kCoded;
+}
+
 }  // namespace
 
 CommShape shape_of(const Comm& comm) {
@@ -111,15 +131,18 @@ CommShape shape_of(const Comm& comm) {
           shared ? comm.shared()->tile_bytes() / kInlineShare : 0};
 }
 
-bool prepares_allreduce(std::size_t bytes, base::ReduceOp op, const SharedChannel& channel,
+bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, const SharedChannel& channel,
                         const Selection& selection) {
   const bool allowed = selection.allreduce == kAuto || selection.allreduce == kInline;
-  return allowed && op != base::ReduceOp::kAdasum && bytes > 0 && bytes <= channel.prepared_bytes();
+  const bool is_coded = reduction.codec && reduction.codec.between == base::Between::kRanks;
+  return allowed && reduction.op != base::ReduceOp::kAdasum && !is_coded && bytes > 0 &&
+         bytes <= channel.prepared_bytes();
 }
 
-bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,
+bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,
                      const Selection& selection) {
-  if (op == base::ReduceOp::kAdasum) return true;
+  if (reduction.op == base::ReduceOp::kAdasum) return true;
+  if (!coded_algorithm(reduction.codec, comm).empty()) return true;
   return pick(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection), comm)
       .scattered;
 }
@@ -128,7 +151,7 @@ std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Sele
   if (shape.shared) {
     return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);
   }
-  if (shape.shared_on_hosts) return forced_or(selection.allreduce, "hierarchical");
+  if (shape.shared_on_hosts) return forced_or(selection.allreduce, kHierarchical);
   std::string_view automatic = "ring";
   // With 2 ranks there is one addition an element, and all algorithms give the same bits.
   if ((shape.ranks <= 2 || !selection.deterministic) &&
@@ -161,8 +184,11 @@ std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Sele
 std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
                                             const Selection& selection) {
   const std::size_t bytes = args.count() * base::size_of(args.reduction.dtype);
+  const std::string_view coded = coded_algorithm(args.reduction.codec, comm);
+  if (coded.empty()) args.reduction.codec = {};
   const bool pushes = !args.mapped.empty() && selection.allreduce == kAuto && shares_memory(comm);
   const std::string_view name = args.reduction.op == base::ReduceOp::kAdasum ? kAdasum
+                                : !coded.empty()                             ? coded
                                 : pushes ? kInArena
                                          : chosen_allreduce(bytes, shape_of(comm), selection);
   return start(allreduce_algorithms(), name, std::move(comm), std::move(args), selection);

@@ -56,11 +56,11 @@ std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
 std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection);
 
 // May the members that share this channel prepare an allreduce of this many bytes (allreduce_inline.h)?
-bool prepares_allreduce(std::size_t bytes, base::ReduceOp op, const SharedChannel& channel,
+bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, const SharedChannel& channel,
                         const Selection& selection);
 
 // Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.
-bool takes_scattered(std::size_t bytes, base::ReduceOp op, const Comm& comm,
+bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,
                      const Selection& selection);
 
 // Fails early on a forced name that does not exist, and on one that contradicts deterministic.

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/codec.h"
+#include "kernels/codec_table.h"
 #include "kernels/kernels.h"
 #include "kernels/reduce_table.h"
 
@@ -18,6 +20,15 @@ const KernelTable* table_of(Isa isa) {
   if (isa == Isa::kAvx512) return &kAvx512Table;
 #endif
   return isa == Isa::kScalar ? &kScalarTable : nullptr;
+}
+
+// For an instruction set that runs here.
+const CodecTable& codecs_of([[maybe_unused]] Isa isa) {
+#if HVDLITE_X86_KERNELS
+  if (isa == Isa::kAvx2) return kAvx2Codecs;
+  if (isa == Isa::kAvx512) return kAvx512Codecs;
+#endif
+  return kScalarCodecs;
 }
 
 #if HVDLITE_X86_KERNELS
@@ -55,6 +66,14 @@ const char* remedy_for(base::DType dtype, base::ReduceOp op) {
   return "complex numbers have Sum and Average only; reduce real and imaginary parts apart";
 }
 
+void require_runs(Isa isa) {
+  if (isa_supported(isa)) return;
+  throw base::Error(base::ErrorCode::kUnsupported,
+                    std::string("the ") + name_of(isa) +
+                        " kernels do not run here: this processor or this build lacks them; "
+                        "use kernel_isa auto");
+}
+
 }  // namespace
 
 std::string why_unsupported(base::DType dtype, base::ReduceOp op) {
@@ -68,17 +87,27 @@ bool is_float(base::DType dtype) {
 }
 
 const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa isa) {
-  if (!isa_supported(isa)) {
-    throw base::Error(base::ErrorCode::kUnsupported,
-                      std::string("the ") + name_of(isa) +
-                          " kernels do not run here: this processor or this build lacks them; "
-                          "use kernel_isa auto");
-  }
+  require_runs(isa);
   const ReduceKernels& kernels = entry(*table_of(isa), dtype, op);
   if (kernels.load == nullptr) {
     throw base::Error(base::ErrorCode::kUnsupported, why_unsupported(dtype, op));
   }
   return kernels;
+}
+
+const CodecKernels& codec_kernels(base::CodecKind kind, Isa isa) {
+  require_runs(isa);
+  HVD_CHECK(kind != base::CodecKind::kNone && static_cast<int>(kind) < base::kNumCodecKinds);
+  return codecs_of(isa).of[static_cast<std::size_t>(kind)];
+}
+
+std::size_t encoded_bytes(const base::Codec& codec, std::size_t n) {
+  const auto block = static_cast<std::size_t>(codec.block);
+  const auto codes = [&](std::size_t count) {
+    return codec.kind == base::CodecKind::kInt4 ? (count + 1) / 2 : count;
+  };
+  const std::size_t rest = n % block;
+  return n / block * (sizeof(float) + codes(block)) + (rest > 0 ? sizeof(float) + codes(rest) : 0);
 }
 
 base::DType accumulator_of(base::DType dtype, base::ReduceOp op) {

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hvdlite.compression import Compression, split
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.jax.ffi import ffi_call, require_cpu
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -26,6 +27,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     weight: Any = None,
+    compression: Any = Compression.none,
 ) -> list[jax.Array]:
     """Reduces arrays of any shapes and dtypes over the ranks, in one call. Collective over the set.
 
@@ -41,6 +43,7 @@ def grouped_allreduce(
         process_set: the ranks that take part. A compiled program knows it by its id: compile again after `hvdlite.init`.
         weight: of this rank in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar array that may be known only
             when the program runs. It has the precision of JAX's floats: float32, or float64 with ``jax_enable_x64``.
+        compression: as for `hvdlite.allreduce`.
 
     Returns:
         The results in order, with shapes and dtypes of the arrays, the same bits on all ranks.
@@ -56,7 +59,9 @@ def grouped_allreduce(
     _, process_set_id = enter(Kind.ALLREDUCE, process_set)
     op = resolve_op(op, None)
     own_weight = None if weight is None else as_weight(weight, op)
-    made = [jnp.asarray(array) for array in arrays]
+    compressor, codec = split(compression)
+    pairs = [compressor.compress(jnp.asarray(array)) for array in arrays]
+    made = [sent for sent, _ in pairs]
     group = TensorGroup(
         Kind.ALLREDUCE,
         name,
@@ -66,8 +71,10 @@ def grouped_allreduce(
         prescale=prescale_factor,
         postscale=postscale_factor,
         weighted=weight is not None,
+        codec=codec,
     )
-    return call([group], made, weight=own_weight)
+    outputs = call([group], made, weight=own_weight)
+    return [compressor.decompress(output, context) for output, (_, context) in zip(outputs, pairs, strict=True)]
 
 
 def grouped_broadcast(

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvdlite.checks import check_compression, check_passes, check_process_set
-from hvdlite.compression import Compression
+from hvdlite.checks import check_passes, check_process_set
+from hvdlite.compression import Compression, check_compression
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from hvdlite.agreement import compare, name_of
+from hvdlite.compression import describe_compression
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal
 from hvdlite.keras.library import keras
@@ -63,14 +64,13 @@ class Settings:
     def describe(self) -> list[tuple[str, Any]]:
         """What must be equal on all ranks, by name."""
         reduction = self.reduction
-        compression = reduction.compression
         return [
             ("the optimizer in use", f"number {self.serial + 1} of those that were wrapped"),
             ("its name", self.name),
             ("op", OP_NAMES[reduction.op]),
             ("the factor before", reduction.prescale),
             ("the factor after", reduction.postscale * self.factor),
-            ("compression", getattr(compression, "__qualname__", type(compression).__qualname__)),
+            ("compression", describe_compression(reduction.compression)),
             ("sparse_as_dense", reduction.sparse_as_dense),
             ("groups", self.groups if isinstance(self.groups, int) else self.groups and len(self.groups)),
             ("scale_local_gradients", self.scale_local),

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdlite.checks import check_compression, check_predivide
-from hvdlite.compression import Compression
+from hvdlite.checks import check_predivide
+from hvdlite.compression import Compression, check_compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average, Sum, resolve_op

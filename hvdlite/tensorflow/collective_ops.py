@@ -17,7 +17,7 @@ has state in any case, is told in `hvdlite.tensorflow.making`.)
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -49,6 +49,9 @@ __all__ = [
 ]
 
 
+_NO_CODEC: Mapping[str, int] = {}
+
+
 def _library(what: str) -> Any:
     """The wrappers of the ops, for one that cannot be compiled by XLA."""
     require_no_xla(what)
@@ -68,12 +71,14 @@ def allreduce(
     set_id: int = 0,
     weight: tf.Tensor | None = None,
     stateful: bool = False,
+    codec: Mapping[str, int] = _NO_CODEC,
 ) -> tf.Tensor:
     """Reduces a tensor of any shape and dtype of `hvdlite.dtypes`; gives one like it, the same on all ranks.
 
-    weight: a scalar of float64 in a weighted mean, which has no gradient itself.
+    weight: a scalar of float64 in a weighted mean, which has no gradient itself. codec: `hvdlite.compression.Codec.fields`, or
+    nothing.
     """
-    attributes = _reduction(name, op, prescale, postscale, set_id)
+    attributes = {**_reduction(name, op, prescale, postscale, set_id), **codec}
     if weight is None:
         return make("Allreduce", tensor, stateful=stateful, **attributes)
     return make("WeightedAllreduce", tensor, weight, stateful=stateful, **attributes)
@@ -89,11 +94,12 @@ def grouped_allreduce(
     set_id: int = 0,
     weight: tf.Tensor | None = None,
     stateful: bool = False,
+    codec: Mapping[str, int] = _NO_CODEC,
 ) -> list[tf.Tensor]:
     """`allreduce` of tensors, of different dtypes too, that are agreed on and sent together; `name` is the group's."""
     if not tensors:
         return []
-    attributes = _reduction(name, op, prescale, postscale, set_id)
+    attributes = {**_reduction(name, op, prescale, postscale, set_id), **codec}
     if weight is None:
         return list(make("GroupedAllreduce", list(tensors), stateful=stateful, **attributes))
     return list(make("GroupedWeightedAllreduce", list(tensors), weight, stateful=stateful, **attributes))
@@ -281,9 +287,9 @@ def _register(kind: str, backward: Callable[..., list[Any]]) -> None:
 
 def _allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
     op = forward.op.get_attr("reduce_op")
-    factors = {key: forward.op.get_attr(key) for key in ("prescale_bits", "postscale_bits")}
     if op not in (Min, Max, Product):
-        return forward.reduce(grads, op, **factors)
+        kept = ("prescale_bits", "postscale_bits", "codec", "codec_between", "codec_block")
+        return forward.reduce(grads, op, **{key: forward.op.get_attr(key) for key in kept})
     if forward.factor("prescale") != 1.0 or forward.factor("postscale") != 1.0:
         raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} and scale factors has no gradient")
     totals = forward.reduce(grads, Sum)

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.compression import Compression
+from hvdlite.compression import Compression, split
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind
@@ -88,8 +88,9 @@ def allreduce_gradients(
             )
         elif gradient is not None:
             dense[place] = _dense(gradient, name)
+    compressor, codec = split(compression)
     for places in _batches(dense, groups):
-        sent, contexts = zip(*(compression.compress(dense[place]) for place in places), strict=True)
+        sent, contexts = zip(*(compressor.compress(dense[place]) for place in places), strict=True)
         outputs = _reduce_together(
             list(sent),
             name=collective_name(names[places[0]], scoped=scoped),
@@ -98,9 +99,10 @@ def allreduce_gradients(
             postscale=postscale_factor,
             set_id=set_id,
             weight=weight,
+            codec=codec,
         )
         for place, output, context in zip(places, outputs, contexts, strict=True):
-            reduced[place] = compression.decompress(output, context)
+            reduced[place] = compressor.decompress(output, context)
     return reduced
 
 

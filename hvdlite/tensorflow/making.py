@@ -72,6 +72,7 @@ def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
         postscale=factor_of(attributes["postscale_bits"]),
         set_id=attributes["process_set"],
         weight=inputs[1] if weighted else None,
+        codec={key: value for key, value in attributes.items() if key.startswith("codec")},
     )
     return results if grouped else results[0]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.compression import Compression
+from hvdlite.compression import Compression, refuse_codec, split
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind, resolve_op
@@ -70,7 +70,7 @@ def allreduce(
         average: deprecated, see `op`.
         device_dense: the device of the operation, such as ``"/cpu:0"``; "" leaves it to TensorFlow.
         device_sparse: the same for IndexedSlices.
-        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, or a codec such as ``Compression.int8()``.
         op: Average (the default), Sum, Adasum, Min, Max or Product; for IndexedSlices Average or Sum.
         prescale_factor: multiplies each rank's tensor.
         postscale_factor: multiplies the result.
@@ -105,7 +105,8 @@ def allreduce(
             )
     with _on(device_dense):
         tensor = as_tensor("allreduce", tensor, name)
-        sent, context = compression.compress(tensor)
+        compressor, codec = split(compression)
+        sent, context = compressor.compress(tensor)
         output = collective_ops.allreduce(
             sent,
             name=collective_name(name, _default("allreduce", tensor), ignore_name_scope),
@@ -114,8 +115,9 @@ def allreduce(
             postscale=postscale_factor,
             set_id=set_id,
             weight=own_weight,
+            codec=codec,
         )
-        return compression.decompress(output, context)
+        return compressor.decompress(output, context)
 
 
 @as_written
@@ -162,7 +164,8 @@ def grouped_allreduce(
         return outputs
     with _on(device_dense):
         members = [as_tensor("grouped_allreduce", tensors[place], name) for place in dense]
-        sent, contexts = zip(*(compression.compress(member) for member in members), strict=True)
+        compressor, codec = split(compression)
+        sent, contexts = zip(*(compressor.compress(member) for member in members), strict=True)
         reduced = collective_ops.grouped_allreduce(
             list(sent),
             name=collective_name(name, _default("grouped_allreduce", members[0]), ignore_name_scope),
@@ -171,9 +174,10 @@ def grouped_allreduce(
             postscale=postscale_factor,
             set_id=set_id,
             weight=own_weight,
+            codec=codec,
         )
         for place, output, context in zip(dense, reduced, contexts, strict=True):
-            outputs[place] = compression.decompress(output, context)
+            outputs[place] = compressor.decompress(output, context)
     return outputs
 
 
@@ -330,6 +334,7 @@ def reducescatter(
     set_id = process_set.require_member(Kind.REDUCESCATTER)
     with _on(device_dense):
         tensor = _dense_only("reducescatter", tensor, name)
+        refuse_codec(compression, "reducescatter")
         sent, context = compression.compress(tensor)
         output = collective_ops.reducescatter(
             sent,
@@ -359,6 +364,7 @@ def grouped_reducescatter(
         members = [_dense_only("grouped_reducescatter", tensor) for tensor in tensors]
         if not members:
             return []
+        refuse_codec(compression, "grouped_reducescatter")
         sent, contexts = zip(*(compression.compress(member) for member in members), strict=True)
         outputs = collective_ops.grouped_reducescatter(
             list(sent),

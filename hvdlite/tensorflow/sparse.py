@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdlite.compression import refuse_codec
 from hvdlite.errors import UnsupportedError
 from hvdlite.requests import OP_NAMES, Average, Sum
 from hvdlite.tensorflow import collective_ops
@@ -37,7 +38,7 @@ def allreduce_slices(
         Rows in the order of the ranks; an index that several ranks (or one of them twice) had occurs several times.
 
     Raises:
-        UnsupportedError: another op, or integers with a weight.
+        UnsupportedError: another op, integers with a weight, or the compression is a codec.
 
     """
     if op not in (Average, Sum):
@@ -45,6 +46,7 @@ def allreduce_slices(
             f"IndexedSlices are reduced with op=Average or op=Sum, not {OP_NAMES[op]}: pass sparse_as_dense=True to the tape "
             "or the optimizer, or tf.convert_to_tensor(slices) to the collective"
         )
+    refuse_codec(compression, f"{name!r} is IndexedSlices, which (without sparse_as_dense=True)")
     own = slices.values
     if weight is not None:
         if own.dtype.is_integer:

@@ -5,7 +5,7 @@ not public, so it is tried once, and what cannot be had is refused with what to 
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ _SELF_TEST_TEXT = "hvdlite's self-test"
 # The attribute of a graph with what its last call handed on: the next one needs it, so XLA cannot change their order. (A table
 # of graphs would keep them alive by their tensors, and a graph's collections are its branches' too.)
 _LAST = "_hvdlite_last_call"
+_NO_CODEC: Mapping[str, int] = {}
 
 
 def in_xla_context() -> bool:
@@ -56,6 +57,7 @@ def grouped_allreduce(
     postscale: float = 1.0,
     set_id: int = 0,
     weight: tf.Tensor | None = None,
+    codec: Mapping[str, int] = _NO_CODEC,
 ) -> list[tf.Tensor]:
     """Reduces tensors in one custom call, in a graph for XLA. It blocks the program, so one call should have all tensors.
 
@@ -71,6 +73,7 @@ def grouped_allreduce(
         postscale: multiplies the results.
         set_id: of the process set.
         weight: of this rank in a weighted mean, a scalar of float64.
+        codec: `hvdlite.compression.Codec.fields`, or nothing.
 
     Returns:
         The results, in order.
@@ -91,7 +94,7 @@ def grouped_allreduce(
                 f"traced, but has to be known then; give it a static shape (tf.ensure_shape), or {_REMEDY}"
             )
     kinds = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in made]
-    how: dict[str, Any] = {"prescale": prescale, "postscale": postscale}
+    how: dict[str, Any] = {"prescale": prescale, "postscale": postscale, "codec": codec}
     group = TensorGroup(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, weighted=weight is not None, **how)
     description = describe([group])
 

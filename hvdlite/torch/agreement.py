@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdlite.agreement import difference
+from hvdlite.compression import describe_compression
 from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.objects import exchange_object
 from hvdlite.process_sets import ProcessSet
@@ -26,7 +27,7 @@ class ReducerSettings:
         prefix: unique name of the optimizer, the same on all ranks.
         op: Average or Sum.
         predivide: divides the gradients before they are summed, and multiplies the result.
-        compression: a class with static `compress` and `decompress`.
+        compression: a class with static `compress` and `decompress`, or a `Codec`.
         passes_per_step: backward passes added up on each rank before a reduction.
         average_passes: is the result divided by their number?
         sparse_as_dense: are sparse gradients reduced as dense ones?
@@ -56,11 +57,10 @@ class ReducerSettings:
 
     def describe(self) -> dict[str, Hashable]:
         """The settings that must be equal on all ranks, by the argument's name."""
-        compression = self.compression
         return {
             "op": OP_NAMES[self.op],
             "gradient_predivide_factor": self.predivide,
-            "compression": getattr(compression, "__qualname__", type(compression).__qualname__),
+            "compression": describe_compression(self.compression),
             "backward_passes_per_step": self.passes_per_step,
             "average_aggregated_gradients": self.average_passes,
             "sparse_as_dense": self.sparse_as_dense,

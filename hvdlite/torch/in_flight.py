@@ -199,6 +199,7 @@ class DenseBucket:
                     device=form.device,
                     flags=form.flags | Flag.WEIGHTED if weighted else form.flags,
                     arena=0 if gradient.place is None else gradient.place.arena,
+                    **form.codec,
                 )
                 for index, (gradient, form) in enumerate(self.members)
             ]

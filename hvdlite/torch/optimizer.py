@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdlite import ops
-from hvdlite.checks import check_compression, check_passes, check_process_set
-from hvdlite.compression import Compression
+from hvdlite.checks import check_passes, check_process_set
+from hvdlite.compression import Compression, check_compression, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
@@ -90,7 +90,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: any optimizer of torch. It is changed in place; wrapping it again replaces the first wrapping.
         named_parameters: of the model, for messages and for the order of the plan; more than the optimizer has is fine.
             Default: names made of the places in the optimizer's parameter groups.
-        compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
+        compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; or a codec such as
+            ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`).
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
             by this number: divide the loss, or pass `average_aggregated_gradients`.
         op: `Average`, `Sum`, or `Adasum` of the steps (any power of two of ranks; `groups` and `sparse_as_dense` have no
@@ -138,6 +139,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     op = checked_op(op, gradient_predivide_factor, average_aggregated_gradients, process_set)
     check_passes(backward_passes_per_step)
     check_compression(compression)
+    if op == Adasum:
+        refuse_codec(compression, "a reduction with op=Adasum")
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     check_shard(shard, op, type(optimizer))

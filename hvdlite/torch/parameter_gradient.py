@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hvdlite._engine import GradientState
-from hvdlite.compression import BF16Compressor, FP16Compressor, is_none
+from hvdlite.compression import BF16Compressor, FP16Compressor, codec_of, is_none
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InternalError, InvalidArgumentError
 from hvdlite.requests import Flag
@@ -46,10 +46,11 @@ class WireForm:
 
     A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are
     copied to dense memory on the same device, and so are compressed gradients, and complex ones (as pairs of reals). On a GPU
-    the engine converts to 16-bit floats and back while it packs, which needs no copy. Gradients on other devices travel through
-    host memory.
+    the engine converts to 16-bit floats and back while it packs, which needs no copy. The engine codes, too. Gradients
+    on other devices travel through host memory.
 
     Attributes:
+        codec: fields of the request (`Codec.fields`), empty without a codec.
         device: of the memory: the engine's number of a GPU, or of host memory.
         flags: of the request.
         memory: torch's name for that device.
@@ -66,6 +67,7 @@ class WireForm:
         "_pairs",
         "_param",
         "_wire_dtype",
+        "codec",
         "device",
         "dtype",
         "dtype_in_place",
@@ -82,7 +84,9 @@ class WireForm:
         self._dtype = dtype
         self.device = gpu_of(param)
         self.memory = torch.device("cpu") if self.device == CPU else param.device
-        self._compression = None if is_none(compression) else compression
+        codec = codec_of(compression)
+        self.codec: dict[str, Any] = {} if codec is None else codec.fields
+        self._compression = None if is_none(compression) or codec is not None else compression
         self.flags = 0
         if self.device != CPU and dtype in _COMPRESSED and isinstance(compression, type):
             self.flags = _WIRE_FLAGS.get(compression, 0)

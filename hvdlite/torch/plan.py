@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from hvdlite.compression import refuse_codec
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.requests import Average, Kind
 from hvdlite.runtime import RUNTIME
@@ -29,6 +30,7 @@ def make_buckets(
         generation: number of the plan; the buckets' labels differ from those of earlier plans.
 
     Raises:
+        UnsupportedError: a gradient is sparse, and the compression is a codec.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
 
     """
@@ -37,6 +39,9 @@ def make_buckets(
     forms: dict[ParameterGradient, WireForm] = {}
     for gradient in reversed(gradients):
         if gradient.sparse_dim is not None and not settings.sparse_as_dense:
+            refuse_codec(
+                settings.compression, f"the sparse gradient of parameter {gradient.name!r} (without sparse_as_dense=True)"
+            )
             ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
             buckets.append(SparseBucket(gradient, ranks * settings.divisor, set_id))
         else:

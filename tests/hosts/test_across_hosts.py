@@ -88,7 +88,9 @@ def test_ranks_of_a_host_map_one_window_of_their_own():
 
 
 def test_the_wire_carries_little():
-    """Of 4 MiB on two hosts of two ranks each host sends one sum of its own, the half of it that the other lacks twice."""
+    """Of 4 MiB on two hosts of two ranks each host sends one sum of its own, the half of it that the other lacks twice; with a
+    codec the same as codes. These values are such that codes are exact.
+    """
     program = f"""
         import numpy as np
         from mpi4py import MPI
@@ -103,15 +105,23 @@ def test_the_wire_carries_little():
         rank, size, count, turns = hvd.rank(), hvd.size(), {MIB}, 10
         value = np.arange(count, dtype=np.float32) % 64 + rank
         wanted = size * (np.arange(count) % 64) + size * (size - 1) / 2
-        for turn in range(2 + turns):
-            if turn == 2:  # the first ones make connections
-                MPI.COMM_WORLD.Barrier()
-                before = sent_by_this_host()
-            assert np.array_equal(hvd.allreduce(value, name="x", op=hvd.Sum), wanted)
-        MPI.COMM_WORLD.Barrier()
-        print((sent_by_this_host() - before) / turns)
+        steps = np.arange(count, dtype=np.float32) % 2
+        eighth = hvd.Compression.int4(block=64)
+        cases = ((value, wanted, None), ([3, 4, 2, 5][rank] * steps, 14 * steps, eighth))
+        for value, wanted, codec in cases:
+            for turn in range(2 + turns):
+                if turn == 2:  # the first ones make connections
+                    MPI.COMM_WORLD.Barrier()
+                    before = sent_by_this_host()
+                assert np.array_equal(hvd.allreduce(value, name="x", op=hvd.Sum, compression=codec), wanted)
+            MPI.COMM_WORLD.Barrier()
+            print((sent_by_this_host() - before) / turns)
     """
     with emulated_hosts(2) as hosts:
         job = hosts.run(2, program)
     assert job.returncode == 0, job.report()
-    assert all(float(text) < 1.03 * 4 * MIB for text in job.stdout.values()), job.report()
+    for text in job.stdout.values():
+        plain, coded = map(float, text.split())
+        assert plain < 1.03 * 4 * MIB, job.report()
+        # Half a byte for each element, and a scale of four bytes for 64 of them.
+        assert coded < 1.05 * (0.5 + 4 / 64) * MIB, job.report()

@@ -27,6 +27,7 @@ IN_SHARED_MEMORY = (
 )
 IN_ARENAS = ("tests/unit/test_arena.py", "tests/unit/test_arena_lives.py")
 ADASUM = ("tests/unit/test_adasum.py",)
+CODECS = ("tests/unit/test_codec_kernels.py", "tests/unit/test_coded_allreduce.py")
 KERNELS = ("tests/unit/test_kernels.py", "tests/unit/test_kernel_values.py")
 
 # Transport, and GPUs (fakes).

@@ -143,6 +143,9 @@ void submit_round(Rank& rank, int size, int round) {
   weighted.op = ReduceOp::kAverage;
   weighted.weighted = true;
   rank.submit(weighted);
+  Request coded = request_of(OpKind::kAllreduce, "coded", 300);
+  coded.codec = {base::CodecKind::kInt8, base::Between::kRanks, 64};
+  rank.submit(coded);
   for (int place = 0; place < 2; ++place) {
     Request member = request_of(OpKind::kAllreduce, place == 0 ? "g.0" : "g.1", 50);
     member.group = "g";

@@ -155,6 +155,11 @@ Request make_request(Draw& draw, SetId set) {
                               : static_cast<base::ReduceOp>(draw.below(base::kNumReduceOps));
   request.absent = request.kind == OpKind::kAllreduce && draw.one_in(4);
   request.weighted = draw.one_in(8);
+  if (draw.one_in(8)) {
+    request.codec.kind = static_cast<base::CodecKind>(draw.below(base::kNumCodecKinds));
+    request.codec.between = static_cast<base::Between>(draw.below(base::kNumBetweens));
+    request.codec.block = static_cast<std::int32_t>(64 * draw.below(3));
+  }
   request.name = make_text(draw);
   for (std::uint32_t more = 1 + draw.below(3); more > 0; --more) {
     request.shape.push_back(static_cast<std::int64_t>(draw.below(9)));

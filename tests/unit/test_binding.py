@@ -158,7 +158,10 @@ def test_many_requests_are_submitted_together_or_not_at_all(alone):
         ((ALLREDUCE, b"a", 10, (), 0, 0), "has a bad 'name': b'a'"),
         ((ALLREDUCE, "a", 10, 3, 0, 0), "sequence of integers"),
         ((ALLREDUCE, "a", 10, ("x",), 0, 0), "cannot be interpreted as an integer"),
-        ((ALLREDUCE, "a", 10, (), 0, 0, 1, 0, 0, 1.0, 1.0, "", 0, 0, (), -1, 0, 0, 0, 0, 0, 1.0, True), "too many arguments"),
+        (
+            (ALLREDUCE, "a", 10, (), 0, 0, 1, 0, 0, 1.0, 1.0, "", 0, 0, (), -1, 0, 0, 0, 0, 0, 1.0, 0, 0, 0, True),
+            "too many arguments",
+        ),
         ([ALLREDUCE, "a", 10, (), 0, 0], "must be a tuple"),
     ],
 )

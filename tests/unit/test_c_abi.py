@@ -40,6 +40,7 @@ class Request(ctypes.Structure):
         ("arena", ctypes.c_int64),
         ("tag", ctypes.c_int32),
         ("weight", ctypes.c_double),
+        *((name, ctypes.c_int32) for name in ("codec", "codec_between", "codec_block")),
     )
 
 

@@ -168,7 +168,7 @@ def test_all_parts_are_in_the_drawing():
 # --- docs/algorithms.md -------------------------------------------------------------------------------------------------
 
 
-NOT_FORCED = ("allreduce_push", "allreduce_adasum")  # chosen by where a tensor lies, and by the op
+NOT_FORCED = ("allreduce_push", "allreduce_coded", "allreduce_adasum")  # chosen by a tensor's place, a codec, the op
 
 
 def test_each_algorithm_has_a_heading_and_a_file():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError, MismatchError, NotInitializedError
 from hvdlite.requests import Kind, Sum
 from hvdlite.xla import TensorGroup, describe, failure_in
@@ -12,13 +13,16 @@ PAIR = [("float32", (2, 3)), ("bfloat16", ())]
 def test_the_text_of_groups():
     groups = [
         TensorGroup(Kind.ALLREDUCE, "sums", PAIR, op=Sum, prescale=1 / 3, process_set=2),
+        TensorGroup(Kind.ALLREDUCE, "coded", PAIR[:1], codec=Compression.int8(block=128).fields),
         TensorGroup(Kind.BROADCAST, "start", PAIR[:1], names=["a weight"], root=4),
     ]
     assert describe(groups).splitlines() == [
-        "0 1 0 2 0.3333333333333333 1.0 0 2 allreduce.sums",
+        "0 1 0 2 0.3333333333333333 1.0 0 0 0 0 2 allreduce.sums",
         "10 2 2 3 allreduce.sums_1of2",
         "9 0 allreduce.sums_2of2",
-        "2 1 4 0 1.0 1.0 0 1 broadcast.start",
+        "0 1 0 0 1.0 1.0 0 1 0 128 1 allreduce.coded",
+        "10 2 2 3 allreduce.coded_1of1",
+        "2 1 4 0 1.0 1.0 0 0 0 0 1 broadcast.start",
         "10 2 2 3 broadcast.a weight",
     ]
 

@@ -184,6 +184,8 @@ nb::dict Engine::counters() {
   result["open_results"] = counters.open_results;
   result["nccl_ops"] = counters.nccl_ops;
   result["staged_ops"] = counters.staged_ops;
+  result["coded_bytes_before"] = counters.coded_bytes_before;
+  result["coded_bytes_after"] = counters.coded_bytes_after;
   result["passes"] = counters.passes;
   result["sleeps"] = counters.sleeps;
   result["sleep_limits_us"] = counters.sleep_limits_us;

@@ -167,6 +167,9 @@ void Requests::add(nb::handle tuple) {
   arguments.optional("stream", request.stream);
   arguments.optional("tag", request.tag);
   arguments.optional("weight", request.weight);
+  arguments.optional("codec", request.codec);
+  arguments.optional("codec_between", request.codec_between);
+  arguments.optional("codec_block", request.codec_block);
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 

@@ -96,8 +96,11 @@ void register_collectives() {
   constexpr const char* kPrescale = "prescale_bits: int = 4607182418800017408";
   constexpr const char* kPostscale = "postscale_bits: int = 4607182418800017408";
   const auto reduction = {"reduce_op: int", kPrescale, kPostscale};
-  define_family<KernelKind::kAllreduce>("Allreduce", reduction, kLikeInputs);
-  define_family<KernelKind::kAllreduce, true>("WeightedAllreduce", reduction,
+  const auto coded_reduction = {
+      "reduce_op: int",      kPrescale, kPostscale, "codec: int = 0", "codec_between: int = 0",
+      "codec_block: int = 0"};
+  define_family<KernelKind::kAllreduce>("Allreduce", coded_reduction, kLikeInputs);
+  define_family<KernelKind::kAllreduce, true>("WeightedAllreduce", coded_reduction,
                                               kLikeInputsButTheWeight);
   define_family<KernelKind::kReducescatter>("Reducescatter", reduction, kRows);
   define_family<KernelKind::kAllgather>("Allgather", {}, kRows);

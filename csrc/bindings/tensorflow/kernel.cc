@@ -150,6 +150,11 @@ Kernel::Kernel(const Form& form, bool on_gpu, TF_OpKernelConstruction* construct
   request.op = reduces ? attributes.number("reduce_op") : HVDLITE_SUM;
   request.prescale = reduces ? attributes.factor("prescale_bits") : 1.0;
   request.postscale = reduces ? attributes.factor("postscale_bits") : 1.0;
+  if (kind == KernelKind::kAllreduce) {
+    request.codec = attributes.number("codec");
+    request.codec_between = attributes.number("codec_between");
+    request.codec_block = attributes.number("codec_block");
+  }
   request.root = kind == KernelKind::kBroadcast ? attributes.number("root_rank") : 0;
   request.process_set = attributes.number("process_set");
   request.device = HVDLITE_DEVICE_CPU;

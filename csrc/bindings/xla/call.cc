@@ -68,6 +68,9 @@ CallStatus CollectiveCall::read(std::string_view description) {
     group.prescale = reader.number<double>();
     group.postscale = reader.number<double>();
     group.weighted = reader.number<std::int32_t>();
+    group.codec = reader.number<std::int32_t>();
+    group.codec_between = reader.number<std::int32_t>();
+    group.codec_block = reader.number<std::int32_t>();
     group.size = reader.number<std::int32_t>();
     group.label = reader.rest_of_line();
     for (std::int32_t index = 0; index < group.size && reader.has_more(); ++index) {
@@ -120,6 +123,9 @@ hvdlite_request CollectiveCall::request(const Tensor& tensor) const {
   request.output = tensor.output;
   request.prescale = group.prescale;
   request.postscale = group.postscale;
+  request.codec = group.codec;
+  request.codec_between = group.codec_between;
+  request.codec_block = group.codec_block;
   request.group = group.label.c_str();
   request.group_size = group.size;
   request.group_index = static_cast<std::int32_t>(tensor.index);

@@ -48,6 +48,7 @@ class CollectiveCall {
   struct TensorGroup {
     std::int32_t kind, op, root, process_set, weighted, size;
     double prescale, postscale;
+    std::int32_t codec, codec_between, codec_block;
     std::string label;
   };
   struct Tensor {

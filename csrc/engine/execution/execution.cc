@@ -104,7 +104,8 @@ bool Execution::may_prepare(const collectives::SharedChannel& channel,
                             const Request& request) const {
   return request.kind == OpKind::kAllreduce && !request.absent && !request.on_gpu() &&
          !request.weighted && request.arena == 0 &&
-         collectives::prepares_allreduce(request.bytes(), request.op, channel, selection_);
+         collectives::prepares_allreduce(request.bytes(), reduction_of(request, 1), channel,
+                                         selection_);
 }
 
 bool Execution::prepare(SetId set, const Entry& entry) {

@@ -73,8 +73,12 @@ SharedRegions share(transport::Transport& transport, const ProcessSet& set,
 }
 
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor) {
-  return {request.dtype, request.op, request.prescale, request.postscale,
-          request.op == ReduceOp::kAverage ? divisor : 1};
+  return {.dtype = request.dtype,
+          .op = request.op,
+          .prescale = request.prescale,
+          .postscale = request.postscale,
+          .divisor = request.op == ReduceOp::kAverage ? divisor : 1,
+          .codec = request.codec};
 }
 
 collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {

@@ -119,6 +119,42 @@ void check_wire(const Request& request) {
   }
 }
 
+void check_codec(const Request& request) {
+  if (!request.codec) return;
+  const std::string codec(base::name_of(request.codec.kind));
+  if (!base::is_possible_block(request.codec.block)) {
+    refuse(request, "a codec has no blocks of " + std::to_string(request.codec.block) +
+                        " elements: give a multiple of " + std::to_string(base::kBlockStep) +
+                        " up to " + std::to_string(base::kLargestBlock));
+  }
+  if (request.on_gpu()) {
+    refuse(request,
+           "codecs work for tensors in host memory only so far, and not on a GPU; use "
+           "compression=hvd.Compression.fp16 or bf16",
+           ErrorCode::kUnsupported);
+  }
+  if (request.kind != OpKind::kAllreduce) {
+    refuse(request,
+           std::string(base::name_of(request.kind)) + " has no codecs, and compression is " +
+               codec + "; leave the compression out, or use hvd.Compression.fp16",
+           ErrorCode::kUnsupported);
+  }
+  if (request.op != ReduceOp::kSum && request.op != ReduceOp::kAverage) {
+    refuse(request,
+           "a codec works for sums, and op is " + std::string(base::name_of(request.op)) +
+               "; use op=Average or Sum, or leave the compression " + codec + " out",
+           ErrorCode::kUnsupported);
+  }
+  if (kernels::accumulator_of(request.dtype, request.op) != DType::kFloat32) {
+    refuse(
+        request,
+        std::string(base::name_of(request.dtype)) + " cannot travel as " + codec +
+            ": only float32, float16 and bfloat16 can; cast the tensor, or leave the compression "
+            "out",
+        ErrorCode::kUnsupported);
+  }
+}
+
 // Checks that the GPU exists and has what reductions need. So a missing driver or compiler is reported here, and not by an
 // operation in flight.
 void check_device(const Request& request, device::Devices& devices) {
@@ -295,6 +331,7 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
   check_reduction(request, set.members->size());
   check_weighted(request);
   check_wire(request);
+  check_codec(request);
   check_splits(request, set);
   check_process_set_ranks(request, sets, world);
   if (request.absent && request.kind != OpKind::kAllreduce) {

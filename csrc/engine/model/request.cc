@@ -83,6 +83,8 @@ void Request::seal() {
       (std::uint64_t{weighted} << 32) | (std::uint64_t{static_cast<std::uint8_t>(wire)} << 24) |
       (std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
       (std::uint64_t{static_cast<std::uint8_t>(dtype)} << 8) | static_cast<std::uint8_t>(op));
+  of_content.add_pair(
+      (static_cast<std::int32_t>(codec.kind) << 8) | static_cast<int>(codec.between), codec.block);
   of_content.add_pair(root, on_gpu() ? 0 : -1);
   of_content.add_signed(layout);
   of_content.add_double(prescale);
@@ -101,12 +103,13 @@ void Request::seal() {
 bool RequestView::describes(const Request& request, SetId on) const {
   return name == request.name && on == request.set && kind == request.kind &&
          dtype == request.dtype && op == request.op && wire == request.wire &&
-         absent == request.absent && weighted == request.weighted && root == request.root &&
-         tag == request.tag && device == request.device && layout == request.layout &&
-         prescale == request.prescale && postscale == request.postscale &&
-         group_size == request.group_size && group_index == request.group_index &&
-         group == request.group && arena == request.arena && arena_offset == request.arena_offset &&
-         std::ranges::equal(shape, request.shape) && std::ranges::equal(splits, request.splits);
+         codec == request.codec && absent == request.absent && weighted == request.weighted &&
+         root == request.root && tag == request.tag && device == request.device &&
+         layout == request.layout && prescale == request.prescale &&
+         postscale == request.postscale && group_size == request.group_size &&
+         group_index == request.group_index && group == request.group && arena == request.arena &&
+         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
+         std::ranges::equal(splits, request.splits);
 }
 
 Request RequestView::copy(SetId on) const {
@@ -116,6 +119,7 @@ Request RequestView::copy(SetId on) const {
   request.dtype = dtype;
   request.op = op;
   request.wire = wire;
+  request.codec = codec;
   request.absent = absent;
   request.weighted = weighted;
   request.root = root;
@@ -142,6 +146,9 @@ void Request::encode(Writer& writer) const {
   writer.put(static_cast<std::uint8_t>(dtype));
   writer.put(static_cast<std::uint8_t>(op));
   writer.put(static_cast<std::uint8_t>(wire));
+  writer.put(static_cast<std::uint8_t>(codec.kind));
+  writer.put(static_cast<std::uint8_t>(codec.between));
+  writer.put(codec.block);
   writer.put(static_cast<std::uint8_t>(absent));
   writer.put(static_cast<std::uint8_t>(weighted));
   writer.put(root);
@@ -167,6 +174,9 @@ Request Request::decode(Reader& reader) {
   request.dtype = reader.get_enum<base::DType>(base::kNumDTypes, "dtype");
   request.op = reader.get_enum<base::ReduceOp>(base::kNumReduceOps, "reduce op");
   request.wire = reader.get_enum<Wire>(kNumWires, "wire dtype");
+  request.codec.kind = reader.get_enum<base::CodecKind>(base::kNumCodecKinds, "codec");
+  request.codec.between = reader.get_enum<base::Between>(base::kNumBetweens, "reach of a codec");
+  request.codec.block = reader.get<std::int32_t>();
   request.absent = reader.get<std::uint8_t>() != 0;
   request.weighted = reader.get<std::uint8_t>() != 0;
   request.root = reader.get<std::int32_t>();

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/codec.h"
 #include "base/error.h"
 #include "base/types.h"
 #include "base/wire.h"
@@ -54,6 +55,7 @@ struct Request {
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
   Wire wire = Wire::kSame;
+  base::Codec codec;    // of an allreduce: how its elements travel
   bool absent = false;  // this rank has no value: it contributes the identity and takes the result
   bool weighted = false;  // an Average that counts each rank's value by its weight (Entry::weight)
   // broadcast: global rank. send: the receiver's global rank. recv: the sender's, or kAny. remove_process_set: the id.
@@ -115,6 +117,7 @@ struct RequestView {
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
   Wire wire = Wire::kSame;
+  base::Codec codec;
   bool absent = false;
   bool weighted = false;
   std::int32_t root = 0;

@@ -36,6 +36,14 @@ bool add_up(std::span<const std::int64_t> values, std::int64_t most) {
   return true;
 }
 
+void check_received_codec(const Request& request) {
+  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
+  require(request.kind == OpKind::kAllreduce && sums && !request.on_gpu() &&
+              base::is_possible_block(request.codec.block) &&
+              kernels::accumulator_of(request.dtype, request.op) == base::DType::kFloat32,
+          request, "such a reduction has no codec");
+}
+
 void check_received_reduction(const Request& request, std::size_t ranks) {
   if (request.op == ReduceOp::kAdasum) {
     require(request.kind == OpKind::kAllreduce && kernels::is_float(request.dtype) &&
@@ -146,6 +154,7 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
               (request.arena == 0 || kind == OpKind::kAllreduce),
           request, "has no such place in an arena");
   if (reduces(kind)) check_received_reduction(request, members.size());
+  if (request.codec) check_received_codec(request);
   if (kind == OpKind::kBroadcast) {
     require(std::ranges::binary_search(members, request.root), request,
             "its root is not in the process set");

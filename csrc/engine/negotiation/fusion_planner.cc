@@ -19,9 +19,10 @@ bool compatible(const AgreedOperation& one, const AgreedOperation& other) {
   const Request& a = *one.request;
   const Request& b = *other.request;
   return one.divisor == other.divisor && a.dtype == b.dtype && a.op == b.op &&
-         a.on_gpu() == b.on_gpu() && a.wire == b.wire && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.group_hash == b.group_hash && a.arena == b.arena &&
-         a.weighted == b.weighted && (!a.weighted || a.in_group());  // a group has one weight
+         a.on_gpu() == b.on_gpu() && a.wire == b.wire && a.codec == b.codec &&
+         a.prescale == b.prescale && a.postscale == b.postscale && a.group_hash == b.group_hash &&
+         a.arena == b.arena && a.weighted == b.weighted &&
+         (!a.weighted || a.in_group());  // a group has one weight
 }
 
 }  // namespace

@@ -87,13 +87,15 @@ struct ComparedField {
   const char* remedy;
 };
 
-constexpr std::array<ComparedField, 12> kFields = {{
+constexpr std::array<ComparedField, 13> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
      "call the same operation on every rank or use different names"},
     {"dtype", moves_data, dtype_to_compare, "give them one dtype or different names"},
     {"wire dtype", moves_data,
      [](const Request& r) { return std::string(base::name_of(r.wire_dtype())); },
+     "compress the tensor alike on every rank"},
+    {"codec", moves_data, [](const Request& r) { return base::describe(r.codec); },
      "compress the tensor alike on every rank"},
     {"shape", moves_data, shape_to_compare, "give them one shape or different names"},
     {"reduce op", reduces, [](const Request& r) { return std::string(base::name_of(r.op)); },

@@ -1,7 +1,8 @@
 /* hvdlite's native engine behind a plain C ABI: the only header a binding may include.
  *
  * Every function returns an HVDLITE_E_* code (0 is success) unless it says otherwise; the text of the last failure on the
- * calling thread is hvdlite_last_error(). Tensors cross as pointers, shapes and dtype codes: no framework type does. */
+ * calling thread is hvdlite_last_error(). Tensors cross as pointers, shapes and dtype codes: no framework type does.
+ * (Over 400 lines, because a C ABI is best read in one place.) */
 #ifndef HVDLITE_HVDLITE_H_
 #define HVDLITE_HVDLITE_H_
 
@@ -14,7 +15,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 4
+#define HVDLITE_ABI_VERSION 5
 
 enum {
   HVDLITE_OK = 0,
@@ -64,6 +65,14 @@ enum {
    * allreduces with HVDLITE_AVERAGE. The members of a group are submitted in one call and have one weight */
   HVDLITE_FLAG_WEIGHTED = 8
 };
+/* Codecs of allreduces with HVDLITE_AVERAGE or HVDLITE_SUM of float32, float16 and bfloat16 in host memory (csrc/kernels/codec.h). */
+enum {
+  HVDLITE_CODEC_NONE = 0,
+  HVDLITE_CODEC_INT8 = 1,
+  HVDLITE_CODEC_INT4 = 2,
+  HVDLITE_CODEC_FP8 = 3
+};
+enum { HVDLITE_BETWEEN_HOSTS = 0, HVDLITE_BETWEEN_RANKS = 1 };
 enum { HVDLITE_DEVICE_CPU = -1 }; /* device: -1 is host memory, n >= 0 is GPU n */
 
 typedef struct hvdlite_engine hvdlite_engine;
@@ -131,6 +140,8 @@ typedef struct hvdlite_request {
   int32_t tag;
   double
       weight; /* with HVDLITE_FLAG_WEIGHTED: of this rank; 0: its input counts nothing, whatever it holds */
+  /* How elements travel between hosts or between ranks: HVDLITE_CODEC_*, HVDLITE_BETWEEN_*, and how many elements share a scale */
+  int32_t codec, codec_between, codec_block;
 } hvdlite_request;
 
 typedef void (*hvdlite_done_fn)(void* data);
@@ -331,6 +342,8 @@ typedef struct hvdlite_counters {
   int64_t open_results; /* allreduces whose result other ranks stored where it lies */
   int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
   int64_t staged_ops;   /* and through host memory */
+  /* Bytes of the elements that this rank has sent coded, and of their codes */
+  int64_t coded_bytes_before, coded_bytes_after;
   /* How the engine waits: passes; sleeps at the doorbell, and for how many microseconds at most altogether; those that a ring
    * ended; and waits that found something at their time limit which they should have been woken for. */
   int64_t passes, sleeps, sleep_limits_us, rung_sleeps, unrung_finds;

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hvdlite import ops, xla
+from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
 from hvdlite.keras.backends import Reduction, WeightTotal
@@ -54,11 +55,12 @@ class JaxKerasBackend:
     ) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
         set_id = reduction.process_set.require_member(Kind.ALLREDUCE)
+        compressor, codec = split(reduction.compression)
         reduced = list(gradients)
         described: list[TensorGroup] = []
         sent: list[tuple[int, Any, Any]] = []  # place, what is sent, and what decompression needs
         for places in _partition(groups, [gradient is not None for gradient in gradients]):
-            members = [(place, *reduction.compression.compress(_dense(gradients[place], names[place]))) for place in places]
+            members = [(place, *compressor.compress(_dense(gradients[place], names[place]))) for place in places]
             described.append(
                 TensorGroup(
                     Kind.ALLREDUCE,
@@ -70,12 +72,13 @@ class JaxKerasBackend:
                     prescale=reduction.prescale,
                     postscale=reduction.postscale,
                     weighted=weight is not None,
+                    codec=codec,
                 )
             )
             sent += members
         outputs = call(described, [tensor for _, tensor, _ in sent], alone=True, weight=weight)
         for (place, _, context), output in zip(sent, outputs, strict=True):
-            reduced[place] = reduction.compression.decompress(output, context)
+            reduced[place] = compressor.decompress(output, context)
         return reduced
 
     def as_weight(self, weight: Any, op: int) -> jax.Array:
@@ -145,9 +148,7 @@ class JaxKerasBackend:
         factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
 
         def compiled(tensor: Any, name: str) -> Any:
-            sent, context = compression.compress(tensor)
-            (output,) = grouped_allreduce([sent], name=name, op=op, **factors)
-            return compression.decompress(output, context)
+            return grouped_allreduce([tensor], name=name, op=op, compression=compression, **factors)[0]
 
         def eager(array: Any) -> Any:
             return ops.allreduce(array, name=name, op=op, compression=compression, **factors)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.cases import REDUCTIONS, SHAPES, Op, Reduction
+from support.codecs import FP8, reduced
 from support.limits import eventually
 from support.world import REPEATS, WORLD, check, distinct, inputs, on_all_ranks
 
@@ -52,6 +53,19 @@ def test_shapes_and_factors_compiled_and_not(hvd):
             check_all(outputs, everyone, [FLOAT_SUM] * len(SHAPES), prescale=0.5, postscale=3.0)
         assert all((now == before).all() for now, before in zip(kept, mine, strict=True)), "arguments have changed"
     assert grouped_allreduce([], name="nothing") == []
+
+
+def test_a_codec_and_a_compression_compiled_and_not(hvd):
+    def reduce(array, name, compression):
+        return grouped_allreduce([array], name=name, op=hvd.Sum, compression=compression)[0]
+
+    everyone = [np.sin(np.arange(100, dtype=np.float32) * (rank + 1)) for rank in range(SIZE)]
+    mine, codec = jnp.asarray(everyone[RANK]), hvd.Compression.fp8(64, "ranks")
+    for output in (reduce(mine, "outside", codec), jax.jit(reduce, static_argnums=(1, 2))(mine, "inside", codec)):
+        assert np.asarray(output).tobytes() == reduced(everyone, FP8).tobytes()
+    narrow = reduce(mine, "narrow", hvd.Compression.fp16)
+    assert narrow.dtype == np.float32
+    np.testing.assert_allclose(narrow, sum(everyone), atol=2e-3)
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -28,7 +28,7 @@ from keras_training import (
 )
 from support.world import WORLD, on_all_ranks
 
-from hvdlite import Compression, InvalidArgumentError, Max, MismatchError, Sum, UnsupportedError
+from hvdlite import Compression, InvalidArgumentError, Max, MismatchError, Sum, UnsupportedError, stats
 
 # What goes the same way on every backend. Each change runs it on torch, which is the quickest; the others are slow there.
 SLOW = (
@@ -116,10 +116,12 @@ def test_options(hvd):
         optimizers = [(hvd.DistributedOptimizer(sgd(), **fewer), 2e-6)]
     total = hvd.DistributedOptimizer(sgd(learning_rate=0.1 / WORLD.size), op=Sum, groups=2)
     optimizers += [(total, 2e-6), (hvd.DistributedOptimizer(sgd(), compression=Compression.bf16), 0.02)]
+    optimizers += [(hvd.DistributedOptimizer(sgd(), compression=Compression.int8(between="ranks")), 0.02)]
     for optimizer, tolerance in optimizers:
         model = train_together(hvd, optimizer)
         assert_same_everywhere(state_of(model))
         assert_close(model.get_weights(), wanted, tolerance)
+    assert stats().coded_bytes > 0
 
 
 @on_two_ranks

@@ -142,6 +142,7 @@ def test_values(hvd):
         ("number", hvd.allreduce(float(rank), op=Max), ranks - 1),
         ("sum", hvd.allreduce(tensor, op=Sum, prescale_factor=0.5), mean * ranks / 2),
         ("compressed", hvd.allreduce(tensor, compression=Compression.fp16), mean),
+        ("coded", hvd.allreduce(tensor, compression=Compression.fp8(between="hosts")), mean),
         ("gathered", hvd.allgather(tensor), np.concatenate([np.arange(4) + other for other in range(ranks)])),
         ("of the last", hvd.broadcast(tensor, ranks - 1), np.arange(4) + ranks - 1),
         ("scattered", hvd.reducescatter(tensor, op=Average), np.array_split(mean, ranks)[rank]),

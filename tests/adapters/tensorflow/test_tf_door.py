@@ -3,7 +3,9 @@
 import importlib
 import inspect
 
+import numpy as np
 import pytest
+from support.codecs import INT8, reduced
 
 tf = pytest.importorskip("tensorflow")
 
@@ -157,6 +159,32 @@ def test_groups_with_slices_and_compression(hvd, mode):
     assert first.dtype == tf.float32
     assert_close([first, third], [tf.fill([3], ranks + 1.5 * SIZE), tf.constant([ranks, 7 * SIZE])])
     assert_close([second], [tf.constant([[0.0, 0.0], [ranks + SIZE, ranks + SIZE]])])
+
+
+@modes
+def test_codecs_forward_and_backward(hvd, mode):
+    codec = hvd.Compression.int8(64, "ranks")
+
+    def of_rank(rank):
+        return np.sin(np.arange(100, dtype=np.float32) * (rank + 1))
+
+    @mode
+    def reduce(tensor):
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            (total,) = hvd.grouped_allreduce([tensor], op=hvd.Sum, compression=codec, name="coded")
+            loss = tf.reduce_sum(total * hvd.allreduce(tensor, op=hvd.Sum, name="plain"))
+        return total, tape.gradient(loss, total), hvd.allreduce(total, compression=codec, name="again")
+
+    total, _, again = reduce(tf.constant(of_rank(RANK)))
+    wanted = reduced([of_rank(rank) for rank in range(SIZE)], INT8)
+    assert total.numpy().tobytes() == wanted.tobytes()
+    assert again.numpy().tobytes() == reduced([wanted] * SIZE, INT8, divisor=SIZE).tobytes()
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([4, 2]))
+    with pytest.raises(UnsupportedError, match=r"IndexedSlices, which .* cannot be coded"):
+        hvd.allreduce(slices, compression=codec)
+    with pytest.raises(UnsupportedError, match="reducescatter cannot be coded"):
+        hvd.reducescatter(tf.ones([4]), compression=codec)
 
 
 @modes

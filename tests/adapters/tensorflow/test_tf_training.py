@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.codecs import INT8, reduced
 from tf_reference import (
     FEATURES,
     WORDS,
@@ -81,6 +82,23 @@ def test_tape_with_groups_of_variables(hvd, mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_tape_with_compression(hvd, mode):
     check_tape(hvd, mode, tolerance=3e-3, compression=hvd.Compression.fp16)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "compiled"])
+def test_tape_with_a_codec(hvd, mode):
+    def of_rank(rank):
+        return np.cos(np.arange(300, dtype=np.float32) * (rank + 1))
+
+    weights, codec = tf.Variable(tf.ones([300])), hvd.Compression.int8(64, "ranks")
+
+    def step(factors):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights * factors)
+        return hvd.DistributedGradientTape(tape, compression=codec).gradient(loss, weights)
+
+    found = modes(step)[mode](tf.constant(of_rank(hvd.rank())))
+    wanted = reduced([of_rank(rank) for rank in range(hvd.size())], INT8, divisor=hvd.size())
+    assert found.numpy().tobytes() == wanted.tobytes()
 
 
 def test_tape_with_sum_and_its_twin_that_stays_local(hvd):

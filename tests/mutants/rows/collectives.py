@@ -37,6 +37,22 @@ ROWS = (
         guards.ALGORITHMS,
     ),
     Mutant(
+        "codec-blocks-span-tensors",
+        "blocks are counted from the begin of the buffer, not of their tensor",
+        "csrc/collectives/block_layout.cc",
+        "element - (element - begin) %",
+        "element - element %",
+        guards.CODECS,
+    ),
+    Mutant(
+        "codec-owner-overtakes",
+        "the owner of a coded piece sends the result before all contributions are in it",
+        "csrc/collectives/allreduce_coded.cc",
+        "if (shift > scatter_receives_.done()) return;",
+        "if (shift > scatter_receives_.done()) break;",
+        guards.CODECS,
+    ),
+    Mutant(
         "barrier-one-step-less",
         "a barrier of messages takes one step too few",
         "csrc/collectives/barrier_dissemination.cc",

@@ -8,8 +8,8 @@ ROWS = (
         "xla-postscale",
         "a compiled program's results are not scaled afterwards",
         "hvdlite/xla.py",
-        "*(float(group.prescale), float(group.postscale), int(group.weighted), len(names)),",
-        "*(float(group.prescale), 1.0, int(group.weighted), len(names)),",
+        "(float(group.prescale), float(group.postscale))",
+        "(float(group.prescale), 1.0)",
         (*guards.JAX, "tests/unit/test_xla.py"),
     ),
     Mutant(

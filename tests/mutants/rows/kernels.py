@@ -20,4 +20,20 @@ ROWS = (
         "const Bits rounded = bits + 0x8000u;",
         guards.KERNELS,
     ),
+    Mutant(
+        "codec-fp8-ties",
+        "fp8 rounds ties up, not to even",
+        "csrc/kernels/codec_impl.h",
+        "magnitude + 0x7ffffU + (magnitude >> 20 & 1U)",
+        "magnitude + 0x80000U",
+        guards.CODECS,
+    ),
+    Mutant(
+        "codec-inf-is-zero",
+        "a block with a value that is not finite decodes to zeros",
+        "csrc/kernels/codec_impl.h",
+        "write_raw(out, bits < kLeast ? 0U : kNan);",
+        "write_raw(out, 0U);",
+        guards.CODECS,
+    ),
 )

@@ -4,6 +4,7 @@
 
 #include "c_api/c_api.h"
 #include "collectives/tile_stores.h"
+#include "kernels/codec.h"
 
 namespace hvdlite::testing {
 
@@ -55,6 +56,32 @@ void test_fold(int isa, int dtype, int op, const std::vector<void*>& out,
   require(divisor >= 1, "divisor is at least 1");
   kernels.fold(out.data(), static_cast<int>(out.size()), in.data(), static_cast<int>(in.size()), n,
                prescale, postscale, divisor);
+}
+
+namespace {
+
+base::Codec codec_of(int kind, int block) {
+  require(kind > 0 && kind < base::kNumCodecKinds, "unknown codec");
+  require(base::is_possible_block(block), "no block has so many elements");
+  return {static_cast<base::CodecKind>(kind), base::Between::kHosts, block};
+}
+
+}  // namespace
+
+void test_codec(int which, int isa, int kind, void* out, const void* in, std::size_t n, int block) {
+  require(which >= 0 && which <= 2, "which is 0 (encode), 1 (decode) or 2 (decode_add)");
+  require(isa >= 0 && isa <= 2, "isa is 0 (scalar), 1 (avx2) or 2 (avx512)");
+  require(n == 0 || (out != nullptr && in != nullptr), "a buffer is null");
+  const kernels::CodecKernels& kernels =
+      kernels::codec_kernels(codec_of(kind, block).kind, static_cast<kernels::Isa>(isa));
+  const auto kernel = which == 0   ? kernels.encode
+                      : which == 1 ? kernels.decode
+                                   : kernels.decode_add;
+  kernel(out, in, n, static_cast<std::size_t>(block));
+}
+
+std::size_t encoded_bytes(int kind, std::size_t n, int block) {
+  return kernels::encoded_bytes(codec_of(kind, block), n);
 }
 
 std::vector<bool> try_stores(const std::vector<double>& ordinary,

@@ -50,7 +50,7 @@ nb::tuple request_hashes(nb::handle request) {
 SimulatedStep step_of(int kind, std::string algorithm, const std::vector<Address>& inputs,
                       const std::vector<Address>& outputs, std::vector<std::int64_t> counts,
                       int dtype, int op, double prescale, double postscale, std::int64_t divisor,
-                      int root, int parts) {
+                      int root, int parts, int codec, int block) {
   return {kind,
           std::move(algorithm),
           pointers<const void*>(inputs),
@@ -62,7 +62,9 @@ SimulatedStep step_of(int kind, std::string algorithm, const std::vector<Address
           postscale,
           divisor,
           root,
-          parts};
+          parts,
+          codec,
+          block};
 }
 
 void simulate_steps(int ranks, std::vector<SimulatedStep> steps, std::uint64_t seed, int isa,
@@ -89,6 +91,23 @@ void register_kernels(nb::module_& module) {
       },
       "dtype"_a, "op"_a);
   module.def("isa_supported", &isa_supported, "isa"_a);
+  module.def(
+      "encoded_bytes",
+      [](int kind, std::size_t n, int block) {
+        std::size_t bytes = 0;
+        raising([&] { bytes = encoded_bytes(kind, n, block); });
+        return bytes;
+      },
+      "kind"_a, "n"_a, "block"_a);
+  module.def(
+      "test_codec",
+      [](int which, int isa, int kind, Address out, Address in, std::size_t n, int block) {
+        raising([&] {
+          test_codec(which, isa, kind, reinterpret_cast<void*>(out),
+                     reinterpret_cast<const void*>(in), n, block);
+        });
+      },
+      "which"_a, "isa"_a, "kind"_a, "out"_a, "input"_a, "n"_a, "block"_a);
   module.def(
       "test_kernel",
       [](int which, int isa, int dtype, int op, Address out, Address lhs, Address rhs,
@@ -137,7 +156,7 @@ void register_simulation(nb::module_& module) {
       .def_ro("algorithm", &SimulatedStep::algorithm)
       .def(nb::new_(&step_of), "kind"_a, "algorithm"_a, "inputs"_a, "outputs"_a, "counts"_a,
            "dtype"_a = 10, "op"_a = 1, "prescale"_a = 1.0, "postscale"_a = 1.0, "divisor"_a = 1,
-           "root"_a = 0, "parts"_a = 1);
+           "root"_a = 0, "parts"_a = 1, "codec"_a = 0, "block"_a = 0);
   module.def("simulate", &simulate_steps, "ranks"_a, "steps"_a, "seed"_a = 0, "isa"_a = 0,
              "segment_bytes"_a = 262144, "tile_bytes"_a = 262144, "deterministic"_a = false,
              "hosts"_a = std::vector<int>{});

@@ -49,8 +49,11 @@ std::vector<std::size_t> sizes_from(const Step& step, int ranks, std::size_t fir
 }
 
 collectives::Reduction reduction_of(const Step& step) {
-  return {static_cast<base::DType>(step.dtype), static_cast<base::ReduceOp>(step.op), step.prescale,
-          step.postscale, step.divisor};
+  collectives::Reduction reduction{static_cast<base::DType>(step.dtype),
+                                   static_cast<base::ReduceOp>(step.op), step.prescale,
+                                   step.postscale, step.divisor};
+  reduction.codec = {static_cast<base::CodecKind>(step.codec), base::Between::kRanks, step.block};
+  return reduction;
 }
 
 Tuning tuning_of(const Simulation& run, int rank) {

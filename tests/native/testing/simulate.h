@@ -32,6 +32,8 @@ struct SimulatedStep {
   std::int64_t divisor = 1;
   int root = 0;
   int parts = 1;
+  int codec = 0;  // a number of base::CodecKind; of "coded" and "hierarchical"
+  int block = 0;  // its elements of a block
 };
 
 // The collectives run one after the other, a few at a time. On each host ranks share memory in tiles of tile_bytes.

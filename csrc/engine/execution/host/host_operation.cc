@@ -57,6 +57,11 @@ bool HostOperation::advance() {
     if (!collective_->advance()) return false;
   }
   if (packed_) unpack();
+  if (collective_) {
+    const collectives::CodedBytes coded = collective_->coded_bytes();
+    context_.counters.coded_bytes_before += static_cast<std::int64_t>(coded.before);
+    context_.counters.coded_bytes_after += static_cast<std::int64_t>(coded.after);
+  }
   collective_.reset();
   return true;
 }
@@ -81,8 +86,7 @@ const void* HostOperation::input_of(std::size_t part) const {
 }
 
 void HostOperation::reduce(collectives::Reduction reduction) {
-  const ReduceOp op = first_request().op;
-  if (collectives::takes_scattered(bytes(), op, comm_, context_.selection)) {
+  if (collectives::takes_scattered(bytes(), reduction, comm_, context_.selection)) {
     start_scattered_allreduce(reduction);
   } else if (fused().parts.size() > 1) {
     start_fused_allreduce(reduction);

@@ -1,0 +1,351 @@
+// Coded allreduce: as direct (allreduce_direct.cc), but contributions and results travel coded (kernels/codec.h). Each piece of
+// the buffer has an owner. Everyone sends it their encoded contribution; the owner decodes the contributions, adds them in float32
+// in rank order 0, 1, ..., applies postscale and divisor, encodes the sum once and sends it to everyone. So an element is
+// quantised twice, for any number of ranks.
+//
+// What moves where, three ranks, one round of three pieces a b c (piece r is owned by rank r; "b1" is rank 1's contribution to b,
+// "[b1]" is b1 encoded):
+//
+//                rank 0             rank 1             rank 2
+//   scatter      [b0] -> 1          [c1] -> 2          [a2] -> 0
+//                [c0] -> 2          [a1] -> 0          [b2] -> 1
+//   adds         a=[a0]+[a1]+[a2]   b=[b0]+[b1]+[b2]   c=[c0]+[c1]+[c2]   in float32
+//   gather       [a] -> 1, 2        [b] -> 0, 2        [c] -> 0, 1        all decode [a] [b] [c]
+//
+// All ranks get the same bits because all decode the same bytes: an owner takes its result from [a] as well, and not from a. An
+// owner also encodes and decodes its own contribution, so that no element's value depends on which rank owns it. Pieces begin and
+// end with blocks, and blocks with parts (block_layout.h). So the bits of a part depend on the contributions to it and on
+// the codec, and not on the parts beside it, the owners or timing: the algorithm is layout-independent.
+//
+// Cost for p ranks and S bytes, which a codec makes S/c: each rank sends 2(p-1)/p S/c, encodes S (1 + 1/p) and decodes S (1 + 1/p)
+// (the adds with it). Up to four rounds are under way, on a channel each.
+//
+// It cannot deadlock, for the reasons that allreduce_direct.cc gives. In place: everyone encodes a contribution before it can
+// receive the result for that piece.
+//
+// With Reduction::from_partials the inputs are float32 (allreduce_hierarchical).
+//
+// Source: of the exchange, see allreduce_direct.cc; that every hop would quantise again in a ring, and that one owner needs two
+// quantisations: Alistarh et al., QSGD (NeurIPS 2017), and Markov et al., CGX (Middleware 2022).
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/cache_line.h"
+#include "collectives/algorithms.h"
+#include "collectives/block_layout.h"
+#include "collectives/chunking.h"
+#include "collectives/direct_reduction.h"
+#include "collectives/in_flight.h"
+#include "collectives/staging.h"
+#include "kernels/codec.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+using base::DType;
+
+// The elements of the buffer as coded pieces, and back.
+class Coder {
+ public:
+  Coder(std::vector<AllreducePart> parts, const Reduction& reduction, kernels::Isa isa)
+      : parts_(std::move(parts)),
+        reduction_(reduction),
+        layout_(parts_, reduction.codec),
+        block_(static_cast<std::size_t>(reduction.codec.block)),
+        codec_(kernels::codec_kernels(reduction.codec.kind, isa)),
+        elements_(kernels::reduce_kernels(reduction.dtype, reduction.op, isa)),
+        sums_(kernels::reduce_kernels(DType::kFloat32, reduction.op, isa)),
+        input_bytes_(base::size_of(reduction.from_partials ? DType::kFloat32 : reduction.dtype)),
+        output_bytes_(base::size_of(reduction.dtype)),
+        plain_input_(reduction.from_partials ||
+                     (reduction.dtype == DType::kFloat32 && reduction.prescale == 1.0)),
+        plain_output_(reduction.dtype == DType::kFloat32),
+        scratch_(base::kLargestBlock) {
+    HVD_CHECK(elements_.accumulator == DType::kFloat32);
+  }
+
+  const BlockLayout& layout() const { return layout_; }
+  std::size_t output_bytes() const { return output_bytes_; }
+
+  // out = this rank's contribution to a range, encoded; an absent rank contributes zeros.
+  void encode_own(const Range& range, std::byte* out) {
+    layout_.walk(range,
+                 [&](std::size_t number, std::size_t offset, std::size_t n, std::size_t coded) {
+                   const auto* const input = static_cast<const std::byte*>(parts_[number].input);
+                   if (input == nullptr) {
+                     std::memset(out + coded, 0, kernels::encoded_bytes(layout_.codec(), n));
+                   } else if (plain_input_) {
+                     codec_.encode(out + coded, input + offset * input_bytes_, n, block_);
+                   } else {
+                     in_steps(n, [&](std::size_t done, std::size_t count, std::size_t bytes) {
+                       elements_.load(scratch_.data(), input + (offset + done) * input_bytes_,
+                                      count, reduction_.prescale);
+                       codec_.encode(out + coded + bytes, scratch_.data(), count, block_);
+                     });
+                   }
+                 });
+  }
+
+  // sum = an encoded contribution, or sum + contribution.
+  void add(const Range& range, std::byte* sum, const std::byte* contribution, bool is_first) const {
+    std::byte* place = sum;
+    layout_.walk(range, [&](std::size_t, std::size_t, std::size_t n, std::size_t coded) {
+      (is_first ? codec_.decode : codec_.decode_add)(place, contribution + coded, n, block_);
+      place += n * sizeof(float);
+    });
+  }
+
+  // out = the finished sum of a range, encoded.
+  void encode_sum(const Range& range, std::byte* sum, std::byte* out) const {
+    sums_.store(sum, sum, range.count, reduction_.postscale, reduction_.divisor);
+    const std::byte* place = sum;
+    layout_.walk(range, [&](std::size_t, std::size_t, std::size_t n, std::size_t coded) {
+      codec_.encode(out + coded, place, n, block_);
+      place += n * sizeof(float);
+    });
+  }
+
+  // Decodes the result of a range into this rank's output.
+  void decode_result(const Range& range, const std::byte* result) {
+    layout_.walk(range, [&](std::size_t number, std::size_t offset, std::size_t n,
+                            std::size_t coded) {
+      auto* const output = static_cast<std::byte*>(parts_[number].output);
+      if (output == nullptr) return;
+      if (plain_output_) {
+        codec_.decode(output + offset * output_bytes_, result + coded, n, block_);
+        return;
+      }
+      in_steps(n, [&](std::size_t done, std::size_t count, std::size_t bytes) {
+        codec_.decode(scratch_.data(), result + coded + bytes, count, block_);
+        elements_.store(output + (offset + done) * output_bytes_, scratch_.data(), count, 1.0, 1);
+      });
+    });
+  }
+
+ private:
+  // Calls handle(elements before, elements, encoded bytes before) for whole blocks that fit into the scratch memory.
+  template <typename Handle>
+  void in_steps(std::size_t n, Handle handle) const {
+    const std::size_t step = scratch_.size() / block_ * block_;
+    std::size_t bytes = 0;
+    for (std::size_t done = 0; done < n; done += step) {
+      const std::size_t count = std::min(step, n - done);
+      handle(done, count, bytes);
+      bytes += kernels::encoded_bytes(layout_.codec(), count);
+    }
+  }
+
+  std::vector<AllreducePart> parts_;
+  Reduction reduction_;
+  BlockLayout layout_;
+  std::size_t block_;
+  const kernels::CodecKernels& codec_;
+  const kernels::ReduceKernels& elements_;  // of the user's type
+  const kernels::ReduceKernels& sums_;      // of float32
+  std::size_t input_bytes_;
+  std::size_t output_bytes_;
+  bool plain_input_;
+  bool plain_output_;
+  std::vector<float> scratch_;
+};
+
+// What all lanes of one operation share; outlives them.
+struct CodedJob {
+  Comm comm;
+  Coder coder;
+  Pieces pieces;
+  std::size_t slot_bytes = 0;  // room for an encoded piece
+  std::size_t lanes = 0;
+  CodedBytes sent;
+
+  Range piece(std::size_t round, int rank) const {
+    return coder.layout().whole_blocks(pieces.piece(round, rank));
+  }
+};
+
+// One round of pieces at a time: the rounds `channel`, `channel` + lanes, ...
+class CodedLane {
+ public:
+  // slots: room for 2 (n-1) + 1 encoded pieces of slot_bytes; sum: for one piece of float32.
+  CodedLane(CodedJob& job, int channel, std::byte* slots, std::byte* sum)
+      : job_(&job),
+        channel_(channel),
+        slots_(slots),
+        sum_(sum),
+        shifts_(static_cast<std::size_t>(job.comm.size() - 1)),
+        round_(static_cast<std::size_t>(channel)) {}
+
+  // True once all rounds of this lane are done.
+  bool advance() {
+    while (round_ < job_->pieces.rounds()) {
+      const bool scattered = scatter();
+      add_in_rank_order();
+      if (!gather() || !scattered) return false;
+      round_ += job_->lanes;
+      added_ = 0;
+      for (InFlight* window :
+           {&scatter_sends_, &scatter_receives_, &gather_sends_, &gather_receives_}) {
+        window->reset();
+      }
+    }
+    return true;
+  }
+
+ private:
+  // Contributions to their owners; true when all sends and receives are complete.
+  bool scatter() {
+    Comm& comm = job_->comm;
+    const Range mine = job_->piece(round_, comm.rank());
+    for (bool moved = true; moved;) {
+      while (scatter_receives_.posted() < shifts_ && scatter_receives_.has_room()) {
+        const std::size_t shift = scatter_receives_.posted() + 1;
+        scatter_receives_.push(receive(peer(shifts_ + 1 - shift), mine, received(shift)));
+      }
+      while (scatter_sends_.posted() < shifts_ && scatter_sends_.has_room()) {
+        const std::size_t shift = scatter_sends_.posted() + 1;
+        const int owner = peer(shift);
+        const Range piece = job_->piece(round_, owner);
+        job_->coder.encode_own(piece, sent(shift));
+        scatter_sends_.push(send(owner, piece, sent(shift)));
+      }
+      moved = scatter_receives_.drain(comm);
+      moved = scatter_sends_.drain(comm) || moved;
+      moved = moved && (scatter_receives_.posted() < shifts_ || scatter_sends_.posted() < shifts_);
+    }
+    return scatter_receives_.done() == shifts_ && scatter_sends_.done() == shifts_;
+  }
+
+  // Adds contributions that have arrived, but never rank q+1's before rank q's. After the last one the result is encoded.
+  void add_in_rank_order() {
+    const int size = job_->comm.size();
+    if (added_ == size) return;
+    const Range piece = job_->piece(round_, job_->comm.rank());
+    for (; added_ < size; ++added_) {
+      const auto shift = static_cast<std::size_t>((job_->comm.rank() - added_ + size) % size);
+      if (shift > scatter_receives_.done()) return;
+      if (shift == 0) job_->coder.encode_own(piece, own());
+      job_->coder.add(piece, sum_, shift == 0 ? own() : received(shift), added_ == 0);
+    }
+    job_->coder.encode_sum(piece, sum_, own());
+    job_->coder.decode_result(piece, own());
+  }
+
+  // Finished pieces to everyone; true when all sends and receives are complete.
+  bool gather() {
+    // The results take the places of what was sent; and a pair's scatter message comes before its gather message, on both sides.
+    if (scatter_sends_.done() < shifts_ || scatter_receives_.posted() < shifts_) return false;
+    Comm& comm = job_->comm;
+    const Range mine = job_->piece(round_, comm.rank());
+    const bool is_finished = added_ == comm.size();
+    for (bool moved = true; moved;) {
+      while (gather_receives_.posted() < shifts_ && gather_receives_.has_room()) {
+        const std::size_t place = gather_receives_.posted();
+        const int owner = peer(shifts_ - place);
+        gather_receives_.push(receive(owner, job_->piece(round_, owner), sent(place + 1)));
+      }
+      while (is_finished && gather_sends_.posted() < shifts_ && gather_sends_.has_room()) {
+        gather_sends_.push(send(peer(gather_sends_.posted() + 1), mine, own()));
+      }
+      const std::size_t before = gather_receives_.done();
+      moved = gather_receives_.drain(comm);
+      for (std::size_t place = before; place < gather_receives_.done(); ++place) {
+        job_->coder.decode_result(job_->piece(round_, peer(shifts_ - place)), sent(place + 1));
+      }
+      moved = gather_sends_.drain(comm) || moved;
+      moved = moved && (gather_receives_.posted() < shifts_ || gather_sends_.posted() < shifts_);
+    }
+    return gather_receives_.done() == shifts_ && gather_sends_.done() == shifts_;
+  }
+
+  transport::Ticket send(int to, const Range& piece, const std::byte* from) {
+    const std::size_t bytes = job_->coder.layout().encoded_bytes(piece);
+    job_->sent.before += piece.count * job_->coder.output_bytes();
+    job_->sent.after += bytes;
+    return bytes == 0 ? transport::Ticket{} : job_->comm.send(to, channel_, from, bytes);
+  }
+  transport::Ticket receive(int from, const Range& piece, std::byte* to) {
+    const std::size_t bytes = job_->coder.layout().encoded_bytes(piece);
+    return bytes == 0 ? transport::Ticket{} : job_->comm.recv(from, channel_, to, bytes);
+  }
+
+  // The rank `shift` places to the right; n - shift places to the right is `shift` to the left.
+  int peer(std::size_t shift) const {
+    return (job_->comm.rank() + static_cast<int>(shift)) % job_->comm.size();
+  }
+  std::byte* own() const { return slots_; }
+  std::byte* sent(std::size_t shift) const { return slots_ + shift * job_->slot_bytes; }
+  std::byte* received(std::size_t shift) const {
+    return slots_ + (shifts_ + shift) * job_->slot_bytes;
+  }
+
+  CodedJob* job_;
+  int channel_;
+  std::byte* slots_;  // own, n-1 sent, n-1 received
+  std::byte* sum_;
+  std::size_t shifts_;  // n-1
+
+  std::size_t round_;
+  int added_ = 0;  // ranks 0 .. added_-1 are in the sum
+  InFlight scatter_sends_;
+  InFlight scatter_receives_;
+  InFlight gather_sends_;
+  InFlight gather_receives_;
+};
+
+class AllreduceCoded final : public Collective {
+ public:
+  AllreduceCoded(CodedJob job, const Tuning& tuning)
+      : job_(std::move(job)),
+        slots_(tuning.staging, job_.lanes,
+               static_cast<std::size_t>(2 * job_.comm.size() - 1) * job_.slot_bytes),
+        sums_(tuning.staging, job_.lanes, largest_piece() * sizeof(float)) {
+    lanes_.reserve(job_.lanes);
+    for (std::size_t lane = 0; lane < job_.lanes; ++lane) {
+      lanes_.emplace_back(job_, static_cast<int>(lane), slots_.take(), sums_.take());
+    }
+  }
+
+  bool advance() override {
+    bool done = true;
+    for (CodedLane& lane : lanes_) done = lane.advance() && done;
+    return done;
+  }
+  CodedBytes coded_bytes() const override { return job_.sent; }
+
+ private:
+  std::size_t largest_piece() const {
+    return job_.pieces.largest() + static_cast<std::size_t>(job_.coder.layout().codec().block);
+  }
+
+  CodedJob job_;
+  Staging slots_;
+  Staging sums_;
+  std::vector<CodedLane> lanes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Collective> allreduce_coded(Comm comm, AllreduceArgs args, const Tuning& tuning) {
+  Coder coder(std::move(args.parts), args.reduction, tuning.isa);
+  const base::Codec codec = args.reduction.codec;
+  const auto block = static_cast<std::size_t>(codec.block);
+  const std::size_t blocks =
+      direct_piece_limit(tuning, comm.size(), 1) / kernels::encoded_bytes(codec, block);
+  const Pieces pieces = Pieces::of_buffer(coder.layout().count(), comm.size(),
+                                          std::max<std::size_t>(blocks, 1) * block, 1);
+  CodedJob job{std::move(comm), std::move(coder), pieces};
+  for (std::size_t round = 0; round < job.pieces.rounds(); ++round) {
+    for (int rank = 0; rank < job.comm.size(); ++rank) {
+      job.slot_bytes =
+          std::max(job.slot_bytes, job.coder.layout().encoded_bytes(job.piece(round, rank)));
+    }
+  }
+  job.slot_bytes = base::round_up_to_cache_lines(job.slot_bytes);
+  job.lanes = static_cast<std::size_t>(direct_lanes(job.pieces.rounds()));
+  return std::make_unique<AllreduceCoded>(std::move(job), tuning);
+}
+
+}  // namespace hvdlite::collectives
