@@ -169,6 +169,16 @@ def test_what_cannot_be_coded_is_refused_by_name():
     run_ranks(1, body)
 
 
+def test_the_algorithm_for_codecs_cannot_be_forced():
+    with (
+        pytest.raises(
+            InvalidArgumentError, match="ALLREDUCE_ALGORITHM=coded cannot be forced: coded serves reductions with a codec"
+        ),
+        engines(2, {"allreduce_algorithm": "coded"}),
+    ):
+        pass
+
+
 def test_a_codec_with_a_wrong_argument_is_refused_where_it_is_made():
     with pytest.raises(InvalidArgumentError, match="block=100: a block has a multiple of 64"):
         Compression.int8(block=100)
