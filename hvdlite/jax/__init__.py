@@ -4,6 +4,11 @@ Where nothing is compiled, `hvdlite.allreduce` and the others take NumPy arrays,
 `check_consistency` compares the pytrees of all ranks.
 """
 
+try:
+    import jax as _jax  # noqa: F401 - only to say clearly that it is missing
+except ImportError as error:
+    raise ImportError(f"hvdlite.jax needs JAX, which cannot be imported ({error}): pip install jax") from error
+
 from hvdlite.jax.consistency import check_consistency
 from hvdlite.jax.ffi import require_cpu
 from hvdlite.jax.ops import as_weight, call, grouped_allreduce, grouped_broadcast

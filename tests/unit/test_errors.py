@@ -1,6 +1,8 @@
 """The table of errors, and that it is the native one."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,20 @@ def test_install_hands_over_every_class():
     given = {}
     errors.install(given.update)
     assert given == {int(code): row.python for code, row in ERRORS.items()}
+
+
+def test_a_door_without_its_framework_says_what_to_install():
+    program = (
+        "import importlib, sys\n"
+        "for name in ('torch', 'tensorflow', 'keras', 'jax'):\n"
+        "    sys.modules[name] = None\n"
+        "    try:\n"
+        "        importlib.import_module(f'hvdlite.{name}')\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+    )
+    lines = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [re.sub(r"\(.*\)", "()", line) for line in lines] == [
+        f"hvdlite.{door} needs {name}, which cannot be imported (): pip install {door}"
+        for door, name in [("torch", "PyTorch"), ("tensorflow", "TensorFlow"), ("keras", "Keras"), ("jax", "JAX")]
+    ]
