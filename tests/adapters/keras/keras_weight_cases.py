@@ -123,8 +123,10 @@ def test_a_loop_of_the_user(hvd):
 def test_the_weights_of_accumulated_passes_add_up(hvd):
     optimizer, variable = wrapped(hvd, backward_passes_per_step=2)
     wanted = 0.0
-    for _ in range(2):  # steps
-        weights = np.array([[rank + 1.0 + 3 * number * (WORLD.size - rank) for rank in range(WORLD.size)] for number in (0, 1)])
+    for step in range(2):
+        weights = np.array(
+            [[rank + 1.0 + 3 * (number + step) * (WORLD.size - rank) for rank in range(WORLD.size)] for number in (0, 1)]
+        )
         for number in (0, 1):
             found = apply(optimizer, variable, WORLD.rank + 1.0 + number, weights[number][WORLD.rank])
         added = [2 * rank + 3.0 for rank in range(WORLD.size)]

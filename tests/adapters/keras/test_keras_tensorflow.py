@@ -234,9 +234,9 @@ def test_weights_and_those_of_accumulated_passes(hvd, passes, traced):
         optimizer.apply_gradients(optimizer._compute_gradients(losses(variables), variables))
 
     step, wanted = tf.function(pass_once) if traced else pass_once, 0.0
-    for _ in range(2):
+    for turn in range(2):
         weights = np.array(
-            [[rank + 3 * number * (WORLD.size - rank) for rank in range(WORLD.size)] for number in range(passes)]
+            [[rank + 3 * (number + turn) * (WORLD.size - rank) for rank in range(WORLD.size)] for number in range(passes)]
         )
         for number in range(passes):
             step(tf.constant(weights[number][WORLD.rank]))

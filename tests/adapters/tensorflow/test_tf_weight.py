@@ -123,8 +123,8 @@ def test_optimizers_of_sessions_add_the_weights_of_passes(hvd, passes):
         update = optimizer.minimize(tf.reduce_sum(variable) * scale)
         session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
         wanted = 0.0
-        for _ in range(2):  # steps
-            weights = [[rank + 1 + 3 * number * (SIZE - rank) for rank in range(SIZE)] for number in range(passes)]
+        for step in range(2):
+            weights = [[rank + 1 + 3 * (number + step) * (SIZE - rank) for rank in range(SIZE)] for number in range(passes)]
             for number in range(passes):
                 session.run(update, {scale: RANK + 1.0 + number, weight: weights[number][RANK]})
             total, added = np.sum(weights, axis=0), [sum(rank + 1.0 + n for n in range(passes)) for rank in range(SIZE)]
