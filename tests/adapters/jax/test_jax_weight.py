@@ -29,27 +29,26 @@ def rows_of(sizes, step, salt=0):
     return whole[before : before + sizes[RANK]], whole
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_training_is_that_of_one_process(hvd, compiled):
+def test_training_is_that_of_one_process(hvd):
     def loss(weights, inputs):
         return jnp.mean(jnp.tanh(inputs @ weights) ** 2)  # nan where there are no rows
 
+    @jax.jit
     def step(weights, inputs, count):
         (gradient,) = mean([jax.grad(loss)(weights, inputs)], count, "training")
         return weights - 0.1 * gradient
 
-    step = jax.jit(step) if compiled else step
     weights = alone = jnp.arange(1.0, 4.0)
-    for number, sizes in enumerate([[5, 1, 3], [0, 4, 2], [4, 4, 4], [1, 0, 0]]):
+    gradient_of_one_process = jax.jit(jax.grad(loss))
+    for number, sizes in enumerate([[5, 1, 3], [0, 4, 2]]):
         mine, whole = rows_of(sizes[:SIZE], number)
-        weights = step(weights, mine, jnp.asarray(sizes[RANK]) if compiled else sizes[RANK])
-        alone = alone - 0.1 * jax.grad(loss)(alone, whole)
+        weights = step(weights, mine, jnp.asarray(sizes[RANK]))
+        alone = alone - 0.1 * gradient_of_one_process(alone, whole)
         np.testing.assert_allclose(weights, alone, rtol=1e-12)
         assert len(set(WORLD.allgather(np.asarray(weights).tobytes()))) == 1
 
 
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16", "number"])
+@pytest.mark.parametrize(("dtype", "x64"), [("int32", False), ("bfloat16", False), ("float32", True), ("number", True)])
 def test_dtypes_of_weights_and_all_of_them_0(hvd, dtype, x64):
     kinds = ("float32", "bfloat16", "complex64")
     jax.config.update("jax_enable_x64", x64)

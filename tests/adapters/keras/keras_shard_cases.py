@@ -24,8 +24,6 @@ from support.world import WORLD
 
 from hvdlite import InvalidArgumentError, MismatchError, OperationTimeoutError, UnsupportedError, allreduce
 
-pytestmark = needs_keras_3
-
 
 def scaled():
     return keras.mixed_precision.LossScaleOptimizer(adam(), initial_scale=8.0)
@@ -76,6 +74,7 @@ def elements_kept(optimizer):
 @pytest.mark.parametrize(
     ("name", "jit"), [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
 )
+@needs_keras_3
 def test_sharded_training_has_the_bits_of_training_without(hvd, tmp_path, name, jit):
     models = [train(hvd, OPTIMIZERS[name], shard=shard) for shard in (False, True)]
     whole, kept = (elements_kept(model.optimizer) for model in models)
@@ -87,6 +86,7 @@ def test_sharded_training_has_the_bits_of_training_without(hvd, tmp_path, name, 
     assert len(accumulated) == (4 if name == "accumulation" else 0)
 
 
+@needs_keras_3
 def test_a_saved_state_goes_on_sharded_or_not(hvd, tmp_path):
     file = tmp_path / "after_two.keras"
     train(hvd, adam, shard=True).save(file)
@@ -103,6 +103,7 @@ def test_a_saved_state_goes_on_sharded_or_not(hvd, tmp_path):
     assert_close(arrays(saved(model, tmp_path)), arrays(wanted), 0)
 
 
+@needs_keras_3
 def test_a_state_that_one_rank_alone_has_loaded_is_named(hvd, tmp_path):
     file = tmp_path / "model.keras"
     train(hvd, adam, shard=True).save(file)
@@ -115,6 +116,7 @@ def test_a_state_that_one_rank_alone_has_loaded_is_named(hvd, tmp_path):
 
 
 @on_two_ranks
+@needs_keras_3
 def test_another_state_on_one_rank_is_named(hvd):
     model = train(hvd, adam, epochs=1, shard=True)
     state = list(model.optimizer._hvdlite_shards.whole(model.optimizer.variables))
@@ -125,6 +127,7 @@ def test_another_state_on_one_rank_is_named(hvd):
         model.optimizer.set_weights([np.zeros(2) if np.shape(each) == (3, 7) else each for each in state])
 
 
+@needs_keras_3
 def test_a_rank_that_saves_alone_is_named(hvd, tmp_path):
     model = train(hvd, adam, epochs=1, shard=True)
 
@@ -138,6 +141,7 @@ def test_a_rank_that_saves_alone_is_named(hvd, tmp_path):
         part_ways()
 
 
+@needs_keras_3
 def test_the_broadcast_and_the_check_leave_slots_alone(hvd, tmp_path):
     model = make_model(WORLD.rank)
     model.compile(optimizer=hvd.DistributedOptimizer(adam(), shard=True), loss="mse")
@@ -155,6 +159,7 @@ class InNoList(keras.optimizers.SGD):
 
 
 @on_two_ranks
+@needs_keras_3
 def test_what_does_not_go_with_sharding_is_refused(hvd, tmp_path):
     model = train(hvd, adam, epochs=1, shard=True)
     optimizer = model.optimizer
@@ -186,6 +191,7 @@ def best(hvd, tmp_path):
     return hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(tmp_path / "best.keras"))
 
 
+@needs_keras_3
 def test_ranks_that_differ_in_it_are_named(hvd):
     with pytest.raises(Exception, match="shard"):
         train(hvd, adam, epochs=1, shard=WORLD.rank == 0)

@@ -8,8 +8,6 @@ from support.world import WORLD
 
 from hvdlite import InvalidArgumentError, MismatchError, UnsupportedError
 
-pytestmark = needs_keras_3
-
 ROWS_OF_RANKS = [2, 6, 3][: WORLD.size]  # of each step's batch
 STEPS_OF_EPOCH = 3
 
@@ -37,11 +35,13 @@ def sequences():
     return model, x, y, weights
 
 
-CASES = ["plain", "masked and weighted"]
 REDUCTION = {"plain": "sum_over_batch_size", "masked and weighted": "mean_with_sample_weight"}
+# Compiling takes seconds: each change runs one case in a compiled step, on JAX, where a step has the least freedom.
+QUICK = {"torch": list(REDUCTION), "jax": ["masked and weighted"], "tensorflow": []}[BACKEND]
 
 
-@pytest.mark.parametrize("case", [pytest.param("plain", marks=[] if BACKEND == "torch" else [pytest.mark.slow]), CASES[1]])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in REDUCTION])
+@needs_keras_3
 def test_fit_is_that_of_one_process(hvd, case):
     """Each rank trains the model alone on the whole batches, too."""
     results = []
@@ -66,6 +66,7 @@ def test_fit_is_that_of_one_process(hvd, case):
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "mean_with_sample_weight"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
+@needs_keras_3
 def test_what_a_loss_divides_by(reduction, masked, weighted):
     from hvdlite.keras.loss_weights import follow_losses, weight_of_last_loss
 
@@ -100,6 +101,7 @@ def wrapped(hvd, **options):
     return optimizer, variable
 
 
+@needs_keras_3
 def test_a_loop_of_the_user(hvd):
     optimizer, variable = wrapped(hvd)
     assert optimizer.weight is None
@@ -117,11 +119,14 @@ def test_a_loop_of_the_user(hvd):
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="refused there")
+@needs_keras_3
 def test_the_weights_of_accumulated_passes_add_up(hvd):
     optimizer, variable = wrapped(hvd, backward_passes_per_step=2)
     wanted = 0.0
-    for _ in range(2):  # steps
-        weights = np.array([[rank + 1.0 + 3 * number * (WORLD.size - rank) for rank in range(WORLD.size)] for number in (0, 1)])
+    for step in range(2):
+        weights = np.array(
+            [[rank + 1.0 + 3 * (number + step) * (WORLD.size - rank) for rank in range(WORLD.size)] for number in (0, 1)]
+        )
         for number in (0, 1):
             found = apply(optimizer, variable, WORLD.rank + 1.0 + number, weights[number][WORLD.rank])
         added = [2 * rank + 3.0 for rank in range(WORLD.size)]
@@ -132,12 +137,14 @@ def test_the_weights_of_accumulated_passes_add_up(hvd):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="done there")
+@needs_keras_3
 def test_accumulation_is_refused(hvd):
     optimizer, variable = wrapped(hvd, backward_passes_per_step=2)
     with pytest.raises(UnsupportedError, match="on JAX the weights of the passes of an accumulation"):
         apply(optimizer, variable, 1.0, 1)
 
 
+@needs_keras_3
 def test_what_does_not_go_with_a_weight(hvd):
     optimizer, _ = wrapped(hvd, op=hvd.Sum)
     with pytest.raises(InvalidArgumentError, match="a weight goes with op=Average only, not with Sum"):
@@ -155,6 +162,7 @@ def test_what_does_not_go_with_a_weight(hvd):
         apply(optimizer, variable, 1.0, 1)
 
 
+@needs_keras_3
 def test_losses_that_do_not_tell_their_weight(hvd):
     optimizer, variable = wrapped(hvd, weighted=True)
     with pytest.raises(InvalidArgumentError, match="the loss says the weight"):
@@ -175,6 +183,7 @@ def test_losses_that_do_not_tell_their_weight(hvd):
             optimizer.apply([gradient], [variable])
 
 
+@needs_keras_3
 def test_ranks_that_differ_in_weights(hvd):
     failures = (MismatchError,)
     if BACKEND == "tensorflow":

@@ -229,6 +229,31 @@ def test_passes_are_counted_as_horovod_counts_them(hvd, traced):
         assert int(optimizer.iterations) == number
 
 
+@keras_2
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_weights_and_those_of_accumulated_passes(hvd, passes, traced):
+    variables = [tf.Variable([0.0, 0.0])]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=passes)
+    optimizer.build(variables)
+
+    def pass_once(weight):
+        optimizer.weight = weight
+        optimizer.apply_gradients(optimizer._compute_gradients(losses(variables), variables))
+
+    step, wanted = tf.function(pass_once) if traced else pass_once, 0.0
+    for turn in range(2):
+        weights = np.array(
+            [[rank + 3 * (number + turn) * (WORLD.size - rank) for rank in range(WORLD.size)] for number in range(passes)]
+        )
+        for number in range(passes):
+            step(tf.constant(weights[number][WORLD.rank]))
+        wanted -= passes * np.dot(weights.sum(0), np.arange(WORLD.size) + 1.0) / weights.sum()
+        np.testing.assert_allclose(variables[0].numpy(), [wanted] * 2, rtol=1e-6)
+    with pytest.raises(UnsupportedError, match="weighted=True needs Keras 3"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), weighted=True)
+
+
 def test_strategies_are_refused(hvd):
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(UnsupportedError, match="leave the strategy out"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

@@ -23,11 +23,10 @@ def parts(step, sizes):
     return [tensor[before : before + sizes[RANK]] for tensor in whole], whole
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", ["tape", "gradient"])
+@pytest.mark.parametrize(
+    ("mode", "place"), [("eager", "tape"), ("graph", "gradient"), pytest.param("compiled", "tape", marks=pytest.mark.slow)]
+)
 def test_training_is_that_of_one_process(hvd, mode, place):
-    if (mode, place) == ("compiled", "tape"):
-        pytest.skip("XLA takes long, and it is the same reduction")
     network, twin = Network(), Network()
 
     def step(inputs, targets, weight):
@@ -40,7 +39,7 @@ def test_training_is_that_of_one_process(hvd, mode, place):
 
     step = modes(step)[mode]
     sizes_of_steps = [[5, 1, 3], [0, 4, 2], [4, 4, 4], [1, 0, 0]]
-    for number, sizes in enumerate(sizes_of_steps[: 2 if mode == "compiled" else None]):
+    for number, sizes in enumerate(sizes_of_steps[: None if mode == "eager" else 2]):  # each size is traced anew
         mine, whole = parts(number, sizes[:SIZE])
         weight = sizes[RANK] if mode == "eager" else tf.constant(sizes[RANK])
         found, expected = step(*mine, weight), own_gradients(twin, whole)
@@ -73,7 +72,7 @@ def test_all_weights_0_and_their_gradient(hvd, mode):
         np.testing.assert_array_equal(found, np.zeros(3))
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)])
 def test_rows_of_an_embedding(hvd, mode):
     table = tf.Variable(tf.ones([WORDS, 2]))
     chosen, weights = [[1, 0, 1], [2], [3, 3]][RANK], [0.0, 1.0, 2.0]
@@ -94,7 +93,7 @@ def test_rows_of_an_embedding(hvd, mode):
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)])
 def test_local_sources_get_their_share(hvd, mode):
     shared, local = tf.Variable([2.0, 2.0]), tf.Variable([1.0, 1.0])
 
@@ -124,8 +123,8 @@ def test_optimizers_of_sessions_add_the_weights_of_passes(hvd, passes):
         update = optimizer.minimize(tf.reduce_sum(variable) * scale)
         session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
         wanted = 0.0
-        for _ in range(2):  # steps
-            weights = [[rank + 1 + 3 * number * (SIZE - rank) for rank in range(SIZE)] for number in range(passes)]
+        for step in range(2):
+            weights = [[rank + 1 + 3 * (number + step) * (SIZE - rank) for rank in range(SIZE)] for number in range(passes)]
             for number in range(passes):
                 session.run(update, {scale: RANK + 1.0 + number, weight: weights[number][RANK]})
             total, added = np.sum(weights, axis=0), [sum(rank + 1.0 + n for n in range(passes)) for rank in range(SIZE)]
