@@ -33,6 +33,7 @@ SCRIPT = """
         return model, torch.optim.Adam(model.parameters(), lr=0.05)
 
     model, optimizer = build()
+    model.register_buffer("steps", torch.zeros(1))
     alone = build() if FIRST == 0 else None
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -60,6 +61,7 @@ SCRIPT = """
     optimizer.register_step_pre_hook(after_the_reduction)
     for x, y in job.batches(Samples(), epochs=EPOCHS):
         with job.step() as step:
+            model.steps += 1
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -71,6 +73,7 @@ SCRIPT = """
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     everyone = hvd.allgather(flat.unsqueeze(0))
     assert torch.equal(everyone, everyone[:1].expand_as(everyone))
+    assert model.steps.item() == 12  # what a lost step has changed is as before
     print(hvd.rank(), hvd.size(), resets, scheduler.last_epoch, flush=True)
     print(outcomes, flush=True)
     if FIRST == 0:
