@@ -221,7 +221,7 @@ class Reducer:
         with comparison:
             names = [self._names[id(variable)] for variable in shared]
             groups = self._places_of_groups(shared)
-            reduced = self._backend.reduce_gradients(mine, shared, names, groups, settings.reduction, weight)
+            reduced = self._backend.reduce_gradients(mine, shared, names, groups, settings.reduction, weight) if shared else []
         for place, gradient in zip(places, reduced, strict=True):
             scaled[place] = gradient
         self._scale(scaled, places, settings.factor)
