@@ -27,7 +27,7 @@ class Driver(PassDriver):
 
     def __init__(self, gradients, device=CPU):
         super().__init__(lambda: self.task, lambda leaving: self.nested)
-        self.task, self.nested, self.log = OUTER, False, []
+        self.task, self.nested, self.log, self.has_lost_engine = OUTER, False, [], False
         self.bucket = Bucket(gradients=gradients, device=device, see_stream=lambda: self.log.append("see stream"))
 
     def plan(self):
@@ -54,6 +54,9 @@ class Driver(PassDriver):
     def _wait(self, strict):
         self.log.append(("wait", strict))
         self.settled()
+
+    def _has_lost_engine(self):
+        return self.has_lost_engine
 
     _use_engine, _begin_check, _merge_rest = noted("engine"), noted("check"), noted("merge")
     _require_hooks, _require_no_tangents, restore = noted("hooks"), noted("tangents"), noted("restore")
@@ -109,6 +112,17 @@ def test_what_a_lost_pass_owes_is_sent_and_waited_for_later(case):
     case.gradients[1].param.grad = None
     case.on_before[1]("increment")
     assert case.log[2:] == ["restore", ("wait", False), "merge"]
+    assert not case.driver.unsettled
+
+
+def test_what_a_pass_of_a_job_that_has_ended_owes_is_dropped(case):
+    case.driver.plan()
+    case.on_after[0]("tensor")
+    case.driver.task_lost(1)
+    case.log.clear()
+    case.driver.has_lost_engine = True
+    case.driver.settle()
+    assert case.log == ["restore"]
     assert not case.driver.unsettled
 
 
