@@ -227,7 +227,7 @@ def test_wrong_arguments(hvd):
         wrap(groups=list(model.parameters()))
     with pytest.raises(ValueError, match="gradient_predivide_factor=0 must be > 0"):
         wrap(gradient_predivide_factor=0)
-    with pytest.raises(ValueError, match="compression must have the methods compress and decompress or be a codec .*, got 'fp16'"):
+    with pytest.raises(ValueError, match=r"compression must have the methods .* or be a codec .*, got 'fp16'"):
         wrap(compression="fp16")
     with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
         wrap().set_backward_passes_per_step(0)
