@@ -303,14 +303,6 @@ def test_local_layers(hvd, scale):
     assert_close(model.get_weights()[2:], mean)
     with pytest.raises(InvalidArgumentError, match=r"must be of keras\.layers\.Layer type"):
         hvd.PartialDistributedOptimizer(sgd(), local_layers=["dense"])
-    if not scale:  # and a model of which nothing is shared
-        own = make_model()
-        optimizer = hvd.PartialDistributedOptimizer(
-            keras.optimizers.SGD(0.1), local_layers=own.layers, scale_local_gradients=False
-        )
-        own.compile(optimizer=optimizer, loss="mse")
-        fit(own, x, y, ROWS, epochs=1)
-        assert_close(own.get_weights(), alone.get_weights())
 
 
 def test_only_the_process_set_trains_together(hvd):

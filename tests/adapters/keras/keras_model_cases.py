@@ -218,3 +218,12 @@ def test_tensorflow_is_not_imported_where_keras_does_not_run_on_it():
 
 def test_the_working_folder_stays_clean():
     assert not [name for name in os.listdir() if name.startswith("unset")]
+
+
+def test_a_model_of_which_nothing_is_shared(hvd):
+    own, alone = make_model(), make_model()
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=own.layers, scale_local_gradients=False)
+    for model, made in ((own, optimizer), (alone, keras.optimizers.SGD(0.1))):
+        model.compile(optimizer=made, loss="mse")
+        fit(model, *map(part, data()), ROWS, epochs=1)
+    assert_close(own.get_weights(), alone.get_weights())

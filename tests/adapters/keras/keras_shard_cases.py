@@ -128,6 +128,7 @@ def test_another_state_on_one_rank_is_named(hvd):
 
 
 @needs_keras_3
+@pytest.mark.skipif(BACKEND == "jax", reason="XLA's threads live on: while they may ask for operations no deadlock is found")
 def test_a_rank_that_saves_alone_is_named(hvd, tmp_path):
     model = train(hvd, adam, epochs=1, shard=True)
 

@@ -21,8 +21,6 @@ RANKS = (2,)
 # What LLVM makes of a program is not hvdlite's, and takes a part of each compilation.
 ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 SLOW = (
-    # Its steps run in XLA's threads. These live on, and as long as they may ask for operations no deadlock is found.
-    "test_the_callback_compares_after_so_many_steps",
     "test_the_callback_counts_steps_and_not_accumulated_batches",
     "test_once_and_without_what_each_rank_has_by_itself",
     "test_slots_that_are_split_are_left_out",
