@@ -100,8 +100,8 @@ def save(kind):
     sys.exit(3)
 
 signal.signal(signal.SIGTERM, lambda *args: save("signal"))
-print("up", flush=True)
 try:
+    print("up", flush=True)
     while True:
         signal.pause()
 except KeyboardInterrupt:
