@@ -48,7 +48,8 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     """Joins the job: every process of it calls this once before anything else. Collective over the communicator.
 
     Initialises MPI through mpi4py (thread level multiple), unless it is initialised. A second call only gives the process sets
-    their ids, or allows dynamic ones; after `shutdown` it starts again.
+    their ids, or allows dynamic ones; after `shutdown` it starts again. A spare of an elastic job (the knob ``elastic_spares``)
+    waits in it until a rank is lost, and ends with SystemExit if that never happens.
 
     Args:
         comm: None for all processes that mpirun started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
@@ -70,8 +71,13 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     given = () if dynamic or process_sets is None else process_sets
     listed = [entry if isinstance(entry, sets.ProcessSet) else sets.ProcessSet(entry) for entry in given]
     with RUNTIME.starting():
+        if RUNTIME.spare is not None:
+            return
         if RUNTIME.engine is None:
             RUNTIME.start(comm, dynamic)
+            if RUNTIME.spare is not None:
+                sets.bind_global(None)
+                return
             _connect_handles()
             try:
                 sets.register_initial(comm, listed)

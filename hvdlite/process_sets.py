@@ -285,6 +285,12 @@ def _change(request: Request) -> "Result":
 # --- at init and shutdown -------------------------------------------------------------------------------------------
 
 
+def bind_global(comm: Any) -> None:
+    """Makes the global set that of all ranks of the topology."""
+    global_process_set._bind(0, range(RUNTIME.require_topology().size))
+    global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None
+
+
 def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
     """Binds the global set (and the communicator given to `hvdlite.init`, if one was), and registers the listed sets.
 
@@ -295,9 +301,8 @@ def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
     Raises:
         InvalidArgumentError: the lists differ between ranks or hold a duplicate; the same text on all ranks.
     """
+    bind_global(comm)
     topology = RUNTIME.require_topology()
-    global_process_set._bind(0, range(topology.size))
-    global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None
     everyone = RUNTIME.communicator.allgather([_members(entry) for entry in listed])
     if len({len(entries) for entries in everyone}) > 1:
         counts = ", ".join(f"{len(entries)} on rank {rank}" for rank, entries in enumerate(everyone))

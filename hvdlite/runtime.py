@@ -19,6 +19,7 @@ from hvdlite.errors import (
     NotInitializedError,
 )
 from hvdlite.job import LOST, Job
+from hvdlite.pool import ProcessPool, Role, Spare, topology_when_joined
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class Runtime:
         self._watchdog: threading.Thread | None = None
         self._exemptions: list[float] = []  # when each stall_limit that was entered ends; of all threads
         self._kept: list[Engine] = []  # for good
-        self.recoveries = 0  # how often the job has gone on without ranks that were lost
+        self.pool: ProcessPool | None = None  # of an elastic job
+        self.spare: Spare | None = None  # until this process is a rank
+        self.recoveries = 0  # how often the job has gone on with other ranks
         # Elastic training sets it: called in the exit handler when a rank is lost there. Has the job gone on without it?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
@@ -94,18 +97,29 @@ class Runtime:
             yield
 
     def start(self, comm: Any, dynamic: bool) -> None:
-        """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective."""
+        """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective.
+
+        In a spare of an elastic job it returns when a rank is missing, without an engine.
+        """
         _native.load_native()
         startup.claim_rank()
         mpi = startup.load_mpi(self._may_finalize)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
+        config, problem = self._prepare(dynamic)
+        if config.elastic_spares and self.pool is None:
+            self.pool = startup.make_pool(chosen, config)
+        if self.pool is not None and comm is None and (self.recoveries or config.elastic_spares):
+            chosen = self.pool.ranks
+        if chosen == mpi.COMM_NULL:
+            self._wait_as_spare(config)
+            return
         shim = _native.shim_path()
         if chosen.size > 1:
             _native.load_native().speak_at_sigterm(chosen.rank, chosen.size)
         try:
-            self._join(mpi, chosen, self._meet(mpi, chosen, shim), shim, dynamic)
+            self._join(mpi, chosen, self._meet(mpi, chosen, shim), shim, config, problem)
         except HvdliteError as error:
             self._joining = False  # all processes have it, or will never come
             self._failed = self._failed or isinstance(error, LOST)
@@ -125,8 +139,14 @@ class Runtime:
         self._other_jobs = [job for job in earlier if job not in same]
         return self._job
 
-    def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, dynamic: bool) -> None:
-        config, problem = self._prepare(dynamic)
+    def _wait_as_spare(self, config: Config) -> None:
+        assert self.pool is not None
+        self.config, self.at_loss = config, lambda _: False
+        self.spare = Spare(self.pool)
+        self.spare.wait_until(Role.CALLED)
+        self.topology = topology_when_joined(self.pool.processes, self.pool.comm.rank)
+
+    def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, config: Config, problem: HvdliteError | None) -> None:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
@@ -214,6 +234,10 @@ class Runtime:
             except LOST as error:
                 self._failed = True
                 _log_at_exit(f"at the end of the program: {error}")
+        if self.spare is not None:
+            self.spare.end()
+        elif self.pool is not None:
+            self.pool.dismiss_spares()
         if self._failed and job is not None:
             time.sleep(_AFTER_CULPRIT)
             job.kill_stopped()
@@ -270,6 +294,8 @@ class Runtime:
         A rank that ends because of another one lets that one end first, so that the launcher names the right rank.
         """
         engine, job = self.engine, self._job
+        if self.spare is not None:
+            self.spare.end()
         if (engine is not None and engine.failure_cause) or (job is not None and job.lost):
             time.sleep(_AFTER_CULPRIT)
             if job is not None:
@@ -339,6 +365,11 @@ class Runtime:
                 f"process {os.getpid()} was forked from process {self._pid}, in which hvdlite is initialized. A forked "
                 "child has no engine: it may ask for rank and size, but collectives, init and shutdown belong to the "
                 "parent. Start workers that need hvdlite with mpirun."
+            )
+        if self.spare is not None:
+            return NotInitializedError(
+                "this process is a spare of an elastic job, and no rank yet: it may ask for rank and size. Its program has to "
+                "go on to its elastic function (hvdlite.elastic.run, or batches() of an elastic.Job) without collectives"
             )
         return NotInitializedError()
 

@@ -21,8 +21,9 @@ from hvdlite import _native
 from hvdlite import config as knobs
 from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
-from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, error_class
+from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, UnsupportedError, error_class
 from hvdlite.knobs import Value
+from hvdlite.pool import ProcessPool
 from hvdlite.tuning.place import JobPlace, boot_id, cpu_name
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "folder_of_records",
     "give_claim_back",
     "load_mpi",
+    "make_pool",
     "patience_of",
     "place_of",
 ]
@@ -200,6 +202,25 @@ def choose_communicator(MPI: Any, comm: Any) -> Any:  # noqa: N803 - the module'
             "job; call init() on the listed ranks only"
         )
     return world.Create_group(world.group.Incl(ranks))
+
+
+def make_pool(comm: Any, config: Config) -> ProcessPool:
+    """The pool of an elastic job with spares: the last processes of the communicator. Collective.
+
+    Raises:
+        InvalidArgumentError: no rank is left.
+        UnsupportedError: this job's MPI does not go on without a process.
+    """
+    if comm.size <= config.elastic_spares:
+        raise InvalidArgumentError(
+            f"HVDLITE_ELASTIC_SPARES={config.elastic_spares} makes spares of all {comm.size} processes: start more"
+        )
+    if not knobs.launcher_spares_others():
+        raise UnsupportedError(
+            f"HVDLITE_ELASTIC_SPARES={config.elastic_spares}: this job's MPI ends with its first process, so spares are of no "
+            "use. Start it with `hvdlite run --spares`, or with `mpirun --with-ft ulfm` of Open MPI 5 or newer"
+        )
+    return ProcessPool(comm, comm.size - config.elastic_spares, _machine())
 
 
 def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 - the module's own name

@@ -11,7 +11,9 @@ from types import FrameType, TracebackType
 
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["LeaveRequest"]
+__all__ = ["LeaveRequest", "leave_if_asked"]
+
+_running: list["LeaveRequest"] = []  # those whose with statement this process is in
 
 
 class LeaveRequest:
@@ -31,9 +33,11 @@ class LeaveRequest:
         if unused and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._note)
             self._installed = True
+        _running.append(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _running.remove(self)
         if self._installed:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self.asked:
@@ -42,15 +46,16 @@ class LeaveRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
 
-    def leave_if_asked(self, when: str) -> None:
-        """Ends this process by SIGTERM if one has come, and tells the other ranks.
 
-        Args:
-            when: such as ``after step 7``.
-        """
-        if not self.asked:
-            return
-        logging.getLogger("hvdlite").warning("SIGTERM has asked this rank to leave, and it leaves %s", when)
-        RUNTIME.announce(f"left {when}, because SIGTERM had asked it to")
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+def leave_if_asked(when: str) -> None:
+    """Ends this process by SIGTERM if one has come in elastic training, and tells the other ranks.
+
+    Args:
+        when: such as ``after step 7``.
+    """
+    if not any(request.asked for request in _running):
+        return
+    logging.getLogger("hvdlite").warning("SIGTERM has asked this rank to leave, and it leaves %s", when)
+    RUNTIME.announce(f"left {when}, because SIGTERM had asked it to")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,30 +1,29 @@
-"""Goes on without the ranks that were lost: the others leave the job that has failed, and enter a new one.
+"""Goes on without the ranks that were lost, and with spares: the ranks leave their job and enter a new one.
 
-Each roster has an engine of its own. The old engine ends with the first cause of the failure, and nothing of it is used again.
-MPI agrees on the processes that live and keeps their order (ULFM's MPIX_Comm_shrink), and `hvdlite.init` makes everything anew
-on them. If more ranks are lost meanwhile, this is done again.
+Each job has an engine of its own. The old engine ends with the first cause of the failure, and nothing of it is used again.
+The living processes agree on who they are (`hvdlite.pool`), and `hvdlite.init` makes everything anew on the ranks. If more
+ranks are lost meanwhile, this is done again.
 
 Elastic functions end together (`Call.end`). So a rank that is still in its function can rely on the others: they are in it
 too, or they wait at its end, or all have ended it and some wait in the exit handler. All of them come to the recovery.
 """
 
 import logging
-import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvdlite import basics, startup
 from hvdlite.config import launcher_spares_others
-from hvdlite.errors import HvdliteError, OperationTimeoutError, PeerLostError, SystemFailure, UnsupportedError
+from hvdlite.errors import HvdliteError, PeerLostError, SystemFailure, UnsupportedError
 from hvdlite.failures import RAISED
-from hvdlite.objects import allgather_object
+from hvdlite.objects import broadcast_object
 from hvdlite.ops import barrier
+from hvdlite.pool import ProcessPool, Role
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["Call", "Passed", "why_not"]
+__all__ = ["Call", "Passed", "awaits_spare", "spare_has_news", "why_not"]
 
-# Seconds for which ranks wait for each other before a rank logs it; and the time between two looks at signals meanwhile.
-_WARN_AFTER, _SLICE = 10.0, 0.1
+_LOOK_EVERY = 0.1  # seconds between two looks for a spare, while there are fewer ranks than there must be
 
 
 class Passed(Exception):
@@ -34,7 +33,10 @@ class Passed(Exception):
 def why_not(loss: BaseException | None) -> str:
     """The reason why the job cannot go on after this error; "" if it can."""
     if not isinstance(loss, PeerLostError):
-        return "hvdlite replaces ranks that were lost, and neither adds ranks nor gives up a rank that has left in good order"
+        return (
+            "hvdlite goes on without ranks that were lost, and with spares, but neither with other hosts nor without a rank "
+            "that has left in good order"
+        )
     if RAISED in str(loss):
         return "the program of that rank has raised an exception, which would come again on other ranks"
     if not launcher_spares_others():
@@ -44,54 +46,134 @@ def why_not(loss: BaseException | None) -> str:
         )
     limit = RUNTIME.config.elastic_reset_limit
     if limit and RUNTIME.recoveries >= limit:
-        return f"the job has lost ranks {limit + 1} times, and HVDLITE_ELASTIC_RESET_LIMIT={limit}"
+        return f"the job has changed its ranks {RUNTIME.recoveries} times, and HVDLITE_ELASTIC_RESET_LIMIT={limit}"
     return ""
 
 
 _passed = 0  # the elastic functions of which this process knows that all ranks have ended them
-_comm: Any = None  # of the newest job of an elastic function
+_passed_by_others = 0  # those that the ranks had ended whose job this process has joined as a spare
+
+
+class _RecoveryReport(NamedTuple):
+    """What a process tells the others when they regroup.
+
+    Attributes:
+        passed: the elastic functions that all ranks have ended.
+        step: the number of steps that it has applied, for those who count them; None: it was a spare, and has no state yet.
+    """
+
+    passed: int
+    step: int | None
+
+
+def spare_has_news() -> bool:
+    """Is a spare that was called ready, or lost? On rank 0; elsewhere False. Sends nothing."""
+    return awaits_spare() and basics.rank() == 0 and _pool().has_news_of_spare()
+
+
+def awaits_spare() -> bool:
+    """Has a spare been called that is no rank yet? The same on all ranks."""
+    return RUNTIME.pool is not None and RUNTIME.pool.has(Role.CALLED)
+
+
+def _pool() -> ProcessPool:
+    assert RUNTIME.pool is not None
+    return RUNTIME.pool
 
 
 class Call:
-    """One call of an elastic function. All ranks call the same functions in the same order."""
+    """One call of an elastic function. All ranks call the same functions in the same order.
+
+    In a spare, making one waits until the spare is a rank.
+
+    Attributes:
+        joined: if this process was a spare, the steps of all ranks, as `recover` returns them.
+
+    Raises:
+        Passed: the ranks whose job this process has joined have ended this function.
+        Whatever `recover` raises.
+    """
 
     def __init__(self) -> None:
-        global _comm
         self._number = _passed
-        _comm = RUNTIME.communicator
+        self.joined: list[int | None] = []
         if launcher_spares_others():
             RUNTIME.at_loss = _help_at_exit
+        if RUNTIME.spare is not None:
+            reports = RUNTIME.spare.wait_until(Role.RANK)
+            RUNTIME.spare = None
+            self.joined = self._steps_of(_enter_next(None, None, reports))
+        elif _passed < _passed_by_others:
+            self._pass()
+            raise Passed
+        elif RUNTIME.pool is None or RUNTIME.pool.ranks is not RUNTIME.communicator:
+            RUNTIME.pool = ProcessPool(RUNTIME.communicator, RUNTIME.communicator.size)
 
     def end(self) -> None:
         """Waits for the other ranks. A rank that passes this knows that all have come here."""
         barrier()
         self._pass()
 
-    def recover(self, loss: PeerLostError, step: int = 0) -> list[int]:
+    def recover(self, loss: PeerLostError, step: int | None = 0) -> list[int | None]:
         """Leaves the job that has failed with this error, and enters that of the ranks that live. Collective over these.
+
+        If fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, it waits for spares.
 
         Args:
             loss: the error.
-            step: the number of steps that this rank has applied, for those who count them.
+            step: the number of steps that this rank has applied, for those who count them; None: it has no state yet.
 
         Returns:
-            The steps of all ranks, by their new numbers.
+            What the ranks have told as `step`, by their new numbers.
 
         Raises:
             Passed: all ranks have ended this function.
-            UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.
+            UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, and no spare comes.
             HvdliteError: the new job could not be made.
         """
-        reports = _enter_next(loss, step)
-        if any(passed > self._number for passed, _ in reports):
+        steps = self._steps_of(_enter_next(loss, step))
+        until = time.monotonic() + RUNTIME.config.elastic_timeout
+        while len(steps) < RUNTIME.config.elastic_min_ranks:
+            try:
+                self._wait_for_spare(until, loss)
+                steps = self.admit(step)
+            except PeerLostError as error:
+                loss = error
+                if why_not(loss):
+                    raise
+                steps = self._steps_of(_enter_next(loss, step))
+        return steps
+
+    def spare_is_ready(self) -> bool:
+        """Is it time to `admit`? The same on all ranks. Collective if a spare has been called; otherwise it sends nothing."""
+        return awaits_spare() and bool(broadcast_object(spare_has_news(), name="hvdlite.elastic.spare"))
+
+    def admit(self, step: int | None = 0) -> list[int | None]:
+        """Leaves the job in good order, and enters that with the spares that are ready. Collective; as `recover`."""
+        return self._steps_of(_enter_next(None, step))
+
+    def _wait_for_spare(self, until: float, loss: PeerLostError) -> None:
+        least, ranks, timeout = RUNTIME.config.elastic_min_ranks, basics.size(), RUNTIME.config.elastic_timeout
+        text = f"ranks left: {ranks}, and HVDLITE_ELASTIC_MIN_RANKS={least} asks for more"
+        if not awaits_spare():
+            raise UnsupportedError(f"{text} ({loss})")
+        if basics.rank() == 0:
+            logging.getLogger("hvdlite").warning("%s: they wait for a spare", text)
+        while True:
+            news, late = broadcast_object((spare_has_news(), time.monotonic() > until), name="hvdlite.elastic.spare")
+            if news:
+                return
+            if late:
+                raise UnsupportedError(f"{text}; no spare was ready in HVDLITE_ELASTIC_TIMEOUT={timeout:g} s ({loss})")
+            time.sleep(_LOOK_EVERY)
+
+    def _steps_of(self, reports: list[_RecoveryReport]) -> list[int | None]:
+        global _passed_by_others
+        _passed_by_others = max(each.passed for each in reports)
+        if _passed_by_others > self._number:
             self._pass()
             raise Passed
-        least = RUNTIME.config.elastic_min_ranks
-        if len(reports) < least:
-            raise UnsupportedError(
-                f"{len(reports)} ranks are left, and HVDLITE_ELASTIC_MIN_RANKS={least} asks for more ({loss})"
-            )
-        return [step for _, step in reports]
+        return [each.step for each in reports]
 
     def _pass(self) -> None:
         global _passed
@@ -107,56 +189,37 @@ def _help_at_exit(loss: HvdliteError) -> bool:
     return True
 
 
-def _enter_next(loss: PeerLostError, step: int) -> list[tuple[int, int]]:
-    """Makes a job of the ranks that live, as often as it takes. Returns the functions passed and the step of each rank."""
-    global _comm
+def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:
+    """Makes a job of the ranks that live, as often as it takes.
+
+    Args:
+        loss: the error after which; None: spares are ready.
+        step: what this rank tells the others (`_RecoveryReport`).
+        reports: in a spare, which has regrouped with the ranks already: their reports.
+
+    Returns:
+        The reports of all ranks.
+    """
     from mpi4py import MPI
 
-    dynamic = RUNTIME.config.dynamic_process_sets
+    pool, dynamic = _pool(), RUNTIME.config.dynamic_process_sets
     while True:
-        survivors = _shrink(_comm)
-        if survivors.size == _comm.size:
-            raise loss  # no process has ended: a host is silent, say, and would be in the next job as well
-        if survivors.rank == 0:
-            logging.getLogger("hvdlite").warning("%d of %d ranks go on after this: %s", survivors.size, _comm.size, loss)
-        _comm = survivors
+        if reports is None:
+            ranks = pool.ranks.size
+            reports = pool.regroup(Role.RANK, (_passed, step), startup.patience_of(RUNTIME.config), not RUNTIME.exiting)
+            if loss is not None and not pool.lost:
+                raise loss  # no process has ended: a host is silent, say, and would be in the next job as well
+            if loss is not None and pool.ranks.rank == 0:
+                logging.getLogger("hvdlite").warning("%d of %d ranks go on after this: %s", ranks - pool.lost, ranks, loss)
         basics.shutdown()
         RUNTIME.forget_failed_jobs()
         RUNTIME.recoveries += 1
         try:
-            basics.init(survivors, "dynamic" if dynamic else None)
-            return allgather_object((_passed, step), name="hvdlite.elastic.report")
+            basics.init(pool.ranks, "dynamic" if dynamic else None)
+            return [_RecoveryReport(*report) if report else _RecoveryReport(0, None) for report in reports]
         except PeerLostError as error:
             loss = error
         except (MPI.Exception, SystemFailure) as error:
-            survivors.Revoke()  # others may be in a collective of MPI, which would wait for this process
+            pool.comm.Revoke()  # others may be in a collective of MPI, which would wait for this process
             loss = PeerLostError(f"a rank was lost while a new job was made: {error}")
-
-
-def _shrink(comm: Any) -> Any:
-    """The communicator of the processes that live, in their order. All of them must come.
-
-    MPI does not learn of a process that has ended itself with another exit code than 0, and its wait cannot be interrupted.
-    """
-    if RUNTIME.exiting:  # Python starts no thread any more
-        return comm.Shrink()
-    made: list[Any] = []
-    thread = threading.Thread(target=lambda: made.append(comm.Shrink()), name="hvdlite-shrink", daemon=True)
-    thread.start()
-    began, warn_at = time.monotonic(), _WARN_AFTER
-    patience = startup.patience_of(RUNTIME.config)
-    while thread.is_alive():
-        thread.join(_SLICE)
-        waited = time.monotonic() - began
-        text = (
-            f"a rank was lost, and this one has waited {waited:.3g} s for the others to notice it. They compute, or a process "
-            "has ended itself with another exit code than 0, of which MPI does not tell"
-        )
-        if waited > warn_at:
-            warn_at *= 2
-            logging.getLogger("hvdlite").warning(text)
-        if 0 < patience < waited:
-            raise OperationTimeoutError(f"{text} (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS={patience:g})")
-    if not made:
-        raise SystemFailure("MPI could not agree on the processes that live (MPIX_Comm_shrink failed)")
-    return made[0]
+        reports = None

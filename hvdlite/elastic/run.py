@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from hvdlite.config import launcher_spares_others
 from hvdlite.elastic import recovery
+from hvdlite.elastic.leaving import LeaveRequest
 from hvdlite.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -26,7 +27,8 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
     """Decorates a training function whose first argument is a `State`: the state is synchronised before it runs.
 
     If ranks are lost (a signal or the kernel's memory killer ended them), the others restore their last commit, go on as a job
-    of their own, synchronise the state and call the function again. That needs Open MPI 5 or newer, started with ``hvdlite run
+    of their own, synchronise the state and call the function again. Spares take the places of lost ranks at a commit. A rank
+    that gets SIGTERM leaves at its next commit. All that needs Open MPI 5 or newer, started with ``hvdlite run
     --elastic`` or ``mpirun --with-ft ulfm``. The function ends on all ranks together. docs/elastic.md says more.
 
     Args:
@@ -48,8 +50,7 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not launcher_spares_others():
             return run_fn(own, lambda: _refuse(_cause()))(*args, **kwargs)
-        call = recovery.Call()
-        results: list[Any] = []
+        results: list[Any] = [None]
 
         @functools.wraps(own)
         def to_the_end(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +59,9 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
             return results[0]
 
         try:
-            return run_fn(to_the_end, lambda: _reset(call, _cause()))(*args, **kwargs)
+            call = recovery.Call()
+            with LeaveRequest():
+                return run_fn(to_the_end, lambda: _reset(call, _cause()))(*args, **kwargs)
         except recovery.Passed:
             return results[0]
 
@@ -119,10 +122,13 @@ def _cause() -> BaseException | None:
 
 
 def _reset(call: recovery.Call, cause: BaseException | None) -> None:
-    if not isinstance(cause, PeerLostError) or recovery.why_not(cause):
-        _refuse(cause)
     try:
-        call.recover(cause)
+        if isinstance(cause, HostsUpdatedInterrupt) and recovery.awaits_spare():
+            call.admit()
+        elif isinstance(cause, PeerLostError) and not recovery.why_not(cause):
+            call.recover(cause)
+        else:
+            _refuse(cause)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error}. {_RESTORED}") from cause
 

@@ -6,6 +6,8 @@ from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
 from hvdlite.elastic.kept import Inventory, StateHandler, has_state_dict
+from hvdlite.elastic.leaving import leave_if_asked
+from hvdlite.elastic.recovery import spare_has_news
 from hvdlite.errors import HostsUpdatedInterrupt, InvalidArgumentError
 
 __all__ = ["HostUpdateResult", "ObjectState", "State"]
@@ -57,12 +59,16 @@ class State:
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves the state, then sees to `check_host_updates`. Collective over all ranks."""
+        """Saves the state, then sees to `check_host_updates`. Collective over all ranks.
+
+        A rank that SIGTERM has asked to leave an elastic training ends here.
+        """
         self.save()
+        leave_if_asked("after a commit")
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Ends the training function if rank 0 knows of changed hosts. Collective over all ranks.
+        """Ends the training function if rank 0 knows of changed hosts, or of a spare that is ready. Collective over all ranks.
 
         Raises:
             HostsUpdatedInterrupt: it does; on all ranks.
@@ -74,8 +80,8 @@ class State:
             if timestamp > latest:
                 latest = timestamp
                 result |= HostUpdateResult(update)
-        before, self._last_updated, result = self._bcast_object((before, latest, result))
-        if self._last_updated > before:
+        before, self._last_updated, result, spare = self._bcast_object((before, latest, result, spare_has_news()))
+        if spare or self._last_updated > before:
             raise HostsUpdatedInterrupt(skip_sync=result == HostUpdateResult.removed)
 
     def save(self) -> None:

@@ -2,8 +2,8 @@
 
 Ranks apply steps one after the other. No rank can apply a step to which some rank has not contributed its gradients. So when
 a rank is lost, the others differ by one step at most, and a rank that is behind copies the state of one that is not: a step
-counts if any rank that lives has applied it. Pure functions, without a framework or the engine. Tests explore small jobs of
-them, with deaths at any moment.
+counts if any rank that lives has applied it. A spare that has become a rank copies
+everything. Pure functions, without a framework or the engine. Tests explore small jobs of them, with deaths at any moment.
 """
 
 from collections.abc import Sequence
@@ -29,20 +29,21 @@ class CopyPlan:
     receivers: tuple[int, ...]
 
 
-def plan_copy(steps: Sequence[int]) -> CopyPlan:
+def plan_copy(steps: Sequence[int | None]) -> CopyPlan:
     """The plan, the same on all ranks.
 
     Args:
-        steps: the number of steps that each rank has applied.
+        steps: the number of steps that each rank has applied; None for one that has no state yet.
 
     Raises:
-        InternalError: ranks differ by more than one step.
+        InternalError: ranks differ by more than one step, or none has a state.
 
     >>> plan_copy([7, 8, 7])
     CopyPlan(step=8, source=1, receivers=(0, 2))
     """
-    newest = max(steps)
-    if newest - min(steps) > 1:
+    applied = [step for step in steps if step is not None]
+    newest = max(applied, default=0)
+    if not applied or newest - min(applied) > 1:
         raise InternalError(f"ranks of one job have applied {list(steps)} steps; this is a bug of hvdlite, please report it")
     return CopyPlan(newest, steps.index(newest), tuple(rank for rank, step in enumerate(steps) if step != newest))
 

@@ -91,7 +91,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--reset-limit",
         type=_positive,
         metavar="N",
-        help="as --elastic; training goes on at most N times after ranks were lost",
+        help="as --elastic; training goes on with other ranks at most N times",
+    )
+    add(
+        "--spares",
+        type=_positive,
+        metavar="N",
+        help="as --elastic; N processes besides those of -n wait, and take the places of ranks that are lost",
     )
     add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
@@ -148,8 +154,9 @@ def _run(arguments: argparse.Namespace) -> int:
         print("hvdlite run: name the program to start: hvdlite run -n 2 python train.py", file=sys.stderr)
         return 2
     wishes, warnings = _wishes(arguments)
+    processes = arguments.np + (arguments.spares or 0) if arguments.np else None
     chosen = plan.make(
-        wishes, arguments.np, arguments.hosts, arguments.hostfile, arguments.launcher, arguments.mpirun, arguments.bind
+        wishes, processes, arguments.hosts, arguments.hostfile, arguments.launcher, arguments.mpirun, arguments.bind
     )
     for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
         print(f"hvdlite: {line}", file=sys.stderr)
@@ -180,6 +187,8 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         variables["HVDLITE_ELASTIC_MIN_RANKS"] = str(arguments.min_np)
     if arguments.reset_limit is not None:
         variables["HVDLITE_ELASTIC_RESET_LIMIT"] = str(arguments.reset_limit)
+    if arguments.spares is not None:
+        variables["HVDLITE_ELASTIC_SPARES"] = str(arguments.spares)
     names = []
     for setting in arguments.env:
         name, equals, value = setting.partition("=")
@@ -196,7 +205,7 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         environ=plan.environment(),
         names=tuple(names),
         variables=variables,
-        elastic=arguments.elastic or arguments.min_np is not None or arguments.reset_limit is not None,
+        elastic=arguments.elastic or any((arguments.min_np, arguments.reset_limit, arguments.spares)),
         mpi_args=(*shlex.split(arguments.mpi_args), *shlex.split(arguments.binding_args)),
     ), warnings
 

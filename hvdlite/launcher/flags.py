@@ -66,18 +66,21 @@ HOROVODRUN: tuple[CommandFlag, ...] = (
     CommandFlag(("--num-nccl-streams",), "HOROVOD_NUM_NCCL_STREAMS"),
     CommandFlag(("--thread-affinity",), "HOROVOD_THREAD_AFFINITY"),
     CommandFlag(("--gloo-timeout-seconds",), "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+    CommandFlag(("--elastic-timeout",), "HOROVOD_ELASTIC_TIMEOUT"),
     CommandFlag(("--log-level",), "HOROVOD_LOG_LEVEL"),
     CommandFlag(("--log-with-timestamp", "--no-log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "0"),
     CommandFlag(("--log-without-timestamp", "--log-hide-timestamp"), "HOROVOD_LOG_HIDE_TIME", "1"),
 )
 
-_FIXED = "no ranks are added to a running job; --elastic lets it go on without those that are lost (docs/elastic.md)"
+_FIXED = (
+    "no hosts are added to a running job; --elastic lets it go on without ranks that are lost, and --spares replaces these "
+    "(docs/elastic.md)"
+)
 
 # Flags of horovodrun that are refused, with the number of their arguments and the reason.
 REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
     ("--max-np", "--max-num-proc"): (1, _FIXED),
     ("--slots-per-host",): (1, _FIXED),
-    ("--elastic-timeout",): (1, _FIXED),
     ("--blacklist-cooldown-range",): (2, _FIXED),
     ("--host-discovery-script",): (1, _FIXED),
     ("--gloo",): (0, "hvdlite runs over MPI only; leave the flag out"),

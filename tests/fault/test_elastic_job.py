@@ -77,7 +77,7 @@ SCRIPT = """
     print(hvd.rank(), hvd.size(), resets, scheduler.last_epoch, flush=True)
     print(outcomes, flush=True)
     if FIRST == 0:
-        from hvdlite.torch.elastic.job import _SeededSamples
+        from hvdlite.torch.elastic.samples import SeededSamples
         import random
 
         model, optimizer = alone
@@ -85,7 +85,7 @@ SCRIPT = """
         for epoch in range(EPOCHS):
             order = list(range(SAMPLES))
             random.Random(f"4 {epoch}").shuffle(order)
-            samples = _SeededSamples(Samples(), 4, epoch)
+            samples = SeededSamples(Samples(), 4, epoch)
             for begin in range(0, SAMPLES, BATCH):
                 x, y = torch.utils.data.default_collate([samples[index] for index in order[begin : begin + BATCH]])
                 optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Elastic training on two hosts goes on without ranks that die, also when a host has none left."""
+"""Elastic training on two hosts goes on without ranks that die, also when a host has none left, and with a spare."""
 
 import pytest
 from support.hosts import emulated_hosts
@@ -34,11 +34,50 @@ PROGRAM = """
 """
 
 
-@pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
+pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
+# After a death, these collectives of Open MPI 5.0 return wrong data across hosts; `hvdlite run --elastic` leaves them out.
+OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han,adapt,hcoll,portals4")
+
+
 def test_ranks_of_both_hosts_die():
-    # After a death, these collectives of Open MPI 5.0 return wrong data across hosts; `hvdlite run --elastic` leaves them out.
-    options = ("--with-ft", "ulfm", "--mca", "coll", "^han,adapt,hcoll,portals4")
     with emulated_hosts(2) as hosts:
-        job = hosts.run([2, 2], PROGRAM, mpirun_args=options)
+        job = hosts.run([2, 2], PROGRAM, mpirun_args=OPTIONS)
     assert job.returncode == 0, job.report()
     assert job.stdout[1] == "done 0 1 3\n", job.report()
+
+
+WITH_A_SPARE = """
+    import os, signal
+    import numpy as np
+    import hvdlite as hvd
+    from hvdlite import elastic
+
+    WORLD = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    hvd.init()
+    print("init", hvd.rank(), hvd.size(), hvd.local_rank(), flush=True)
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, seen=[])
+
+    @elastic.run
+    def train(state):
+        while state.step < 6:
+            if (WORLD, state.step) == (0, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            mean = hvd.allreduce(np.full(30_000, state.step + hvd.rank() - (hvd.size() - 1) / 2), name="step")
+            state.seen.append((float(mean[-1]), hvd.size()))
+            state.step += 1
+            state.commit()
+        return state.seen
+
+    assert train(state) == [(float(step), 3) for step in range(6)], state.seen
+    print("done", hvd.rank(), hvd.size(), flush=True)
+"""
+
+
+def test_a_spare_of_another_host_takes_the_place_of_a_rank():
+    with emulated_hosts(2) as hosts:
+        env = {"HVDLITE_ELASTIC_SPARES": "1", "HVDLITE_ELASTIC_MIN_RANKS": "3"}
+        job = hosts.run([1, 3], WITH_A_SPARE, mpirun_args=OPTIONS, env=env)
+    assert job.returncode == 0, job.report()
+    # The second host had ranks 1 and 2, on its local ranks 0 and 1.
+    assert job.stdout[1] == "init 1 3 0\ndone 0 3\n", job.report()
+    assert job.stdout[3] == "init 2 3 2\ndone 2 3\n", job.report()

@@ -18,7 +18,7 @@ from support.chaos_program import SAMPLES
 from support.job import JobResult, run_job
 
 PROGRAM = Path(__file__).with_name("chaos_program.py")
-EPOCHS = {"run": 12, "job": 40}  # of about 500 steps of one millisecond each
+EPOCHS = {"run": 50, "job": 40}  # of some hundred steps of one millisecond each
 FORMS = ("run", "job")
 
 
@@ -29,12 +29,13 @@ def draw(seed: int, ranks: int, span: float) -> list[str]:
     return [f"{source.uniform(0, span):.3f}" if rank in dying else "-" for rank in range(ranks)]
 
 
-def train(form: str, deaths: list[str], folder: Path) -> tuple[JobResult, list[dict[str, Any]]]:
+def train(form: str, deaths: list[str], spares: int, folder: Path) -> tuple[JobResult, list[dict[str, Any]]]:
     """One job, and what its ranks have reported at their end."""
     result = run_job(
         PROGRAM,
-        len(deaths),
+        len(deaths) + spares,
         timeout=180,
+        env={"HVDLITE_ELASTIC_SPARES": str(spares)},
         args=[str(folder), form, str(EPOCHS[form]), *deaths],
         mpirun_args=("--with-ft", "ulfm"),
     )
@@ -65,8 +66,8 @@ def delays(reports: list[dict[str, Any]], folder: Path) -> list[float]:
     died = sorted(float(file.read_text()) for file in folder.glob("died*"))
     steps: dict[int, float] = {}
     for report in reports:
-        for size, when in report["resumed"]:
-            steps[size] = max(steps.get(size, 0.0), when)
+        for recovery, when in report["resumed"]:
+            steps[recovery] = max(steps.get(recovery, 0.0), when)
     return [when - max(moment for moment in died if moment < when) for when in steps.values()]
 
 
@@ -76,24 +77,27 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first job; the next has the next")
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--spares", type=int, default=2, help="at most; a seed's remainder by one more than it is its number")
     parser.add_argument("--span", type=float, default=2.0, help="seconds within which ranks die")
     arguments = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="hvdlite-chaos-") as name:
-        expected = train("job", ["-"], Path(name))[1][0]["weights"]
+        expected = train("job", ["-"], 0, Path(name))[1][0]["weights"]
     failed, deaths_in_all = 0, 0
     waits: list[float] = []
     for seed in range(arguments.seed, arguments.seed + arguments.jobs):
-        form, deaths = FORMS[seed % 2], draw(seed, arguments.ranks, arguments.span)
+        form, deaths, spares = FORMS[seed % 2], draw(seed, arguments.ranks, arguments.span), seed % (arguments.spares + 1)
         with tempfile.TemporaryDirectory(prefix="hvdlite-chaos-") as name:
             folder = Path(name)
-            result, reports = train(form, deaths, folder)
+            result, reports = train(form, deaths, spares, folder)
             wrong = problems(result, reports, folder, deaths, expected if form == "job" else None)
             died = len(list(folder.glob("died*")))
             found = delays(reports, folder)
+            joined = len(list(folder.glob("joined*")))
         deaths_in_all += died
         waits += found
         print(
-            f"seed {seed} ({form}): {died} deaths, {', '.join(f'{wait:.3f} s' for wait in found)} {'; '.join(wrong)}",
+            f"seed {seed} ({form}): {died} deaths, {joined} of {spares} spares joined, "
+            f"{', '.join(f'{wait:.3f} s' for wait in found)} {'; '.join(wrong)}",
             flush=True,
         )
         if wrong:

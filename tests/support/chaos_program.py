@@ -1,7 +1,7 @@
 """The program of `support.chaos`: elastic training, in which some ranks end themselves by a signal at a drawn moment.
 
 Arguments: a folder for what the ranks report, ``run`` or ``job`` for the form of elastic training, the number of epochs, and
-for each rank the seconds after which it dies ("-": never).
+for each rank the seconds of training after which it dies ("-": never). Further processes are spares, and do not die.
 """
 
 import json
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.runtime import RUNTIME
 
 SAMPLES, BATCH = 240, 30
 
-Stepped = Callable[[], None]
+Event = Callable[[], None]  # told when something happens
 
 
 def make_parts() -> tuple[Any, ...]:
@@ -32,12 +33,13 @@ def make_parts() -> tuple[Any, ...]:
     return inputs, targets, model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=2)
 
 
-def run(parts: tuple[Any, ...], epochs: int, reset: Stepped, stepped: Stepped) -> list[int]:
+def run(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped: Event) -> list[int]:
     """Horovod's form: a function that goes back to the last commit. Returns the samples of the last epoch."""
     inputs, targets, model, optimizer = parts
     sampler = hvd.elastic.ElasticSampler(inputs, seed=2)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
     state.register_reset_callbacks([reset])
+    begin()
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> list[int]:
@@ -59,11 +61,12 @@ def run(parts: tuple[Any, ...], epochs: int, reset: Stepped, stepped: Stepped) -
     return list(train(state))
 
 
-def job(parts: tuple[Any, ...], epochs: int, reset: Stepped, stepped: Stepped) -> list[int]:
+def job(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped: Event) -> list[int]:
     """The form in which no step is lost. Its weights show that all samples were used once."""
     inputs, targets, model, optimizer = parts
     training = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=BATCH)
     training.register_reset_callbacks([reset])
+    begin()
     for index in training.batches(range(SAMPLES), epochs):
         with training.step() as outcome:
             torch.nn.functional.cross_entropy(model(inputs[index]), targets[index]).backward()
@@ -78,27 +81,34 @@ def main() -> None:
     """Trains, and writes a file that says how it went."""
     folder, form, epochs, *deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:]
     hvd.init()
-    first = hvd.rank()
+    first = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    spare = first >= len(deaths)
     torch.set_num_threads(1)
     parts = make_parts()
-    resumed: list[tuple[int, float]] = []  # the number of ranks after a loss, and when the first step with them was over
-    lost = [False]
-    if deaths[first] != "-":
+    resumed: list[tuple[int, float]] = []  # how often the ranks had changed after a loss, and when the next step was over
+    ranks, lost = [hvd.size()], [False]
 
-        def die() -> None:
-            (folder / f"died{first}").write_text(repr(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL if first % 2 else signal.SIGTERM)
+    def die() -> None:
+        (folder / f"died{first}").write_text(repr(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL if first % 2 else signal.SIGTERM)
 
-        timer = threading.Timer(float(deaths[first]), die)
-        timer.daemon = True
-        timer.start()
+    def begin() -> None:
+        if not spare and deaths[first] != "-":
+            timer = threading.Timer(float(deaths[first]), die)
+            timer.daemon = True
+            timer.start()
 
     def stepped() -> None:
         if lost[0]:
             lost[0] = False
-            resumed.append((hvd.size(), time.time()))
+            resumed.append((RUNTIME.recoveries, time.time()))
 
-    used = (job if form == "job" else run)(parts, epochs, lambda: lost.__setitem__(0, True), stepped)
+    def reset() -> None:
+        lost[0], ranks[0] = hvd.size() < ranks[0], hvd.size()
+
+    used = (job if form == "job" else run)(parts, epochs, begin, reset, stepped)
+    if spare:
+        (folder / f"joined{first}").touch()
     weights = [parameter.detach().reshape(-1).tolist() for parameter in parts[2].parameters()]
     report = {"rank": hvd.rank(), "size": hvd.size(), "used": used, "weights": weights, "resumed": resumed}
     (folder / f"ended{first}").write_text(json.dumps(report))

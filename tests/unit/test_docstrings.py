@@ -64,7 +64,15 @@ def test_lists_of_names_are_complete(name):
 INTERNAL = {
     "basics": {"HorovodBasics"},
     "process_sets": {
-        *("bind_existing", "forget_all", "process_set_among", "process_set_ids_and_ranks", "register_initial", "set_of_ranks"),
+        *(
+            "bind_existing",
+            "bind_global",
+            "forget_all",
+            "process_set_among",
+            "process_set_ids_and_ranks",
+            "register_initial",
+            "set_of_ranks",
+        ),
     },
 }
 

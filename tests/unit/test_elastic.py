@@ -224,10 +224,10 @@ def test_a_note_that_comes_late_changes_nothing():
 
 
 def test_rank_0_decides_about_hosts():
-    state = ObjectState(lambda _: (0, 7, HostUpdateResult.added), lambda: 1)
+    state = ObjectState(lambda _: (0, 7, HostUpdateResult.added, False), lambda: 1)
     with pytest.raises(HostsUpdatedInterrupt):
         state.check_host_updates()
-    state = ObjectState(lambda _: (0, 0, HostUpdateResult.no_update), lambda: 1)
+    state = ObjectState(lambda _: (0, 0, HostUpdateResult.no_update, False), lambda: 1)
     state.on_hosts_updated(5, HostUpdateResult.removed)
     state.check_host_updates()
 
@@ -317,7 +317,7 @@ def raising(error):
     [
         (PeerLostError("rank 1 is gone"), "start it with `hvdlite run --elastic`, or with `mpirun --with-ft ulfm`"),
         (PeerLostError("rank 1 is gone: it raised ValueError: x"), "raised an exception, which would come again"),
-        (HorovodInternalError("rank 1 is gone"), "neither adds ranks nor gives up a rank that has left in good order"),
+        (HorovodInternalError("rank 1 is gone"), "but neither with other hosts nor without a rank that has left in good order"),
     ],
     ids=repr,
 )

@@ -43,6 +43,7 @@ CORE = {
     "objects",
     "ops",
     "point_to_point",
+    "pool",
     "process_sets",
     "runtime",
 }

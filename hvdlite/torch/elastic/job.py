@@ -15,9 +15,11 @@ import torch.utils.data
 
 from hvdlite.basics import rank, size
 from hvdlite.elastic import recovery
-from hvdlite.elastic.leaving import LeaveRequest
+from hvdlite.elastic.leaving import LeaveRequest, leave_if_asked
 from hvdlite.elastic.steps import CopyPlan, plan_copy, share_of_batch
 from hvdlite.errors import InvalidArgumentError, PeerLostError
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.elastic.samples import SeededSamples
 from hvdlite.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticJob", "StepOutcome"]
@@ -55,6 +57,9 @@ class ElasticJob:
     ranks that are left. Each rank keeps its own random numbers. A rank that gets SIGTERM ends its step and leaves. All of this
     needs Open MPI 5 or newer, started with ``hvdlite run --elastic`` or ``mpirun --with-ft ulfm``; elsewhere a lost rank ends
     the program with PeerLostError.
+
+    Spares (``hvdlite run --spares``) make the same objects, and take the places of lost ranks after a step, with a copy of the
+    state.
 
     Making one is collective over all ranks: they get rank 0's state.
 
@@ -117,12 +122,15 @@ class ElasticJob:
                 )
         self._checkpoint, self._save_every = os.fspath(checkpoint), save_every
         self._call: recovery.Call | None = None
-        self._rosters = 0
+        self._jobs = 0
         self._steps_of_epoch = 1
         self._batch_is_open = self._in_step = self._stepped = False
         self._reset_callbacks: list[Callable[[], Any]] = []
         optimizer.register_step_pre_hook(self._before_optimizer)
         optimizer.register_step_post_hook(self._after_optimizer)
+        self._has_state = RUNTIME.spare is None
+        if not self._has_state:
+            return  # the ranks have begun: batches() brings their state
         problem = self._resume() if rank() == 0 else ""
         self.position, problem = broadcast_object((self.position, problem), name="hvdlite.elastic.position")
         if problem:
@@ -170,14 +178,18 @@ class ElasticJob:
         """
         if self._call is not None:
             raise InvalidArgumentError("batches() of an elastic.Job is running already")
-        self._call = recovery.Call()
         self._steps_of_epoch = -(-len(dataset) // self.batch_size)
         try:
-            with LeaveRequest() as request:
+            call = self._call = recovery.Call()
+            if call.joined:
+                self._enter(lambda: call.joined)
+            with LeaveRequest():
                 while not self._has_ended(epochs * self._steps_of_epoch):
                     for batch in self._of_one_epoch(dataset, shuffle, loader):
                         yield batch
-                        request.leave_if_asked(f"after step {self.position}")
+                        leave_if_asked(f"after step {self.position}")
+        except recovery.Passed:
+            return
         finally:
             self._call = None
 
@@ -222,9 +234,9 @@ class ElasticJob:
         shares = [
             share_of_batch(order, number, self.batch_size, rank(), size()) for number in range(first, self._steps_of_epoch)
         ]
-        samples = _SeededSamples(cast(Any, dataset), self.seed, epoch)
+        samples = SeededSamples(cast(Any, dataset), self.seed, epoch)
         made: Any = torch.utils.data.DataLoader(samples, batch_sampler=[indices for indices, _ in shares], **loader)
-        rosters = self._rosters
+        pools = self._jobs
         for (_, count), batch in zip(shares, made, strict=True):
             position = self.position
             cast(Any, self.optimizer).weight = count
@@ -232,7 +244,8 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            if self._rosters != rosters or self.position != position + 1:
+            self._admit_spare()
+            if self._jobs != pools or self.position != position + 1:
                 return
 
     def _has_ended(self, last: int) -> bool:
@@ -241,38 +254,46 @@ class ElasticJob:
             try:
                 assert self._call is not None
                 self._call.end()
-            except recovery.Passed:
-                return True
             except PeerLostError as loss:
-                try:
-                    self._recover(loss)
-                except recovery.Passed:
-                    return True
+                self._recover(loss)
             else:
                 return True
         return False
 
-    # --- losses -------------------------------------------------------------------------------------------------------------
+    # --- other ranks --------------------------------------------------------------------------------------------------------
 
-    def _recover(self, loss: PeerLostError) -> None:
-        while True:
-            why = recovery.why_not(loss)
-            if why:
-                at = f" The last checkpoint is in {self._checkpoint}" if self._checkpoint else ""
-                logging.getLogger("hvdlite").error("elastic training cannot go on after step %d: %s.%s", self.position, why, at)
-                raise loss
-            assert self._call is not None
-            steps = self._call.recover(loss, self.position)
-            self._rosters += 1
+    def _admit_spare(self) -> None:
+        """Goes on with a spare if one is ready. Collective, after a step."""
+        call = self._call
+        assert call is not None
+        try:
+            ready = call.spare_is_ready()
+        except PeerLostError as loss:
+            self._recover(loss)
+        else:
+            if ready:
+                self._enter(lambda: call.admit(self.position))
+
+    def _enter(self, job: Callable[[], Sequence[int | None]]) -> None:
+        """Enters a job with a function that returns the numbers of steps that its ranks have applied."""
+        try:
+            steps = job()
+            self._jobs += 1
             self.optimizer.zero_grad()
-            try:
-                self._copy(plan_copy(steps))
-            except PeerLostError as error:
-                loss = error
-                continue
+            self._copy(plan_copy(steps))
             for callback in self._reset_callbacks:
                 callback()
-            return
+        except PeerLostError as loss:
+            self._recover(loss)
+
+    def _recover(self, loss: PeerLostError) -> None:
+        why, call = recovery.why_not(loss), self._call
+        if why:
+            at = f" The last checkpoint is in {self._checkpoint}" if self._checkpoint else ""
+            logging.getLogger("hvdlite").error("elastic training cannot go on after step %d: %s.%s", self.position, why, at)
+            raise loss
+        assert call is not None
+        self._enter(lambda: call.recover(loss, self.position if self._has_state else None))
 
     def _copy(self, plan: CopyPlan) -> None:
         """Gives the ranks that are behind the state of one that is not. Collective over the ranks.
@@ -294,7 +315,7 @@ class ElasticJob:
         if backup is not None:
             for name, value in self._kept.items():
                 value.load_state_dict(rest[name])
-            self.position = plan.step
+            self.position, self._has_state = plan.step, True
 
     # --- the state ----------------------------------------------------------------------------------------------------------
 
@@ -371,26 +392,3 @@ class ElasticJob:
 
     def _after_optimizer(self, *_: Any) -> None:
         self._stepped = self._in_step
-
-
-class _SeededSamples(torch.utils.data.Dataset[Any]):
-    """Samples whose random numbers depend on the seed, the epoch and the index, and not on the rank that loads them."""
-
-    def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
-        self._dataset, self._seed, self._epoch = dataset, seed, epoch
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        number = random.Random(f"{self._seed} {self._epoch} {index}").getrandbits(32)
-        torch.manual_seed(number)
-        random.seed(number)
-        np.random.seed(number)
-        try:
-            return self._dataset[index]
-        finally:
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])

@@ -88,8 +88,8 @@ ROWS = (
         "elastic-taken-back",
         "after a loss the ranks that have applied a step go back to those that have not",
         "hvdlite/elastic/steps.py",
-        "newest = max(steps)",
-        "newest = min(steps)",
+        "newest = max(applied, default=0)",
+        "newest = min(applied, default=0)",
         guards.RECOVERY,
     ),
     Mutant(
@@ -99,6 +99,22 @@ ROWS = (
         "        barrier()\n",
         "",
         guards.RECOVERY,
+    ),
+    Mutant(
+        "elastic-spare-late",
+        "a spare that joins in the second elastic function of a program does not pass the first",
+        "hvdlite/elastic/recovery.py",
+        "        elif _passed < _passed_by_others:",
+        "        elif False:",
+        guards.SPARES,
+    ),
+    Mutant(
+        "elastic-spare-seat",
+        "a spare takes a local rank that is free on all hosts, not the lost rank's",
+        "hvdlite/pool.py",
+        "for other in after if other.host == each.host}",
+        "for other in after}",
+        guards.SPARES,
     ),
     Mutant(
         "elastic-step-kept",

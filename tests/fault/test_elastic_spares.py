@@ -1,0 +1,203 @@
+"""Spares of an elastic job: they wait, and take the places of ranks that are lost or leave."""
+
+import pytest
+from support.job import launcher_has_ulfm, run_job
+
+pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
+ULFM = ("--with-ft", "ulfm")
+
+BEGINNING = """
+    import os, signal, sys
+    import numpy as np
+    import hvdlite as hvd
+    from hvdlite import elastic
+    from hvdlite.runtime import RUNTIME
+
+    WORLD = int(os.environ["OMPI_COMM_WORLD_RANK"])  # this process's number in MPI
+
+    def end(number):
+        os.kill(os.getpid(), number)
+
+    def say(*words):
+        print(*words, hvd.rank(), hvd.size(), hvd.local_rank(), flush=True)
+
+    hvd.init()
+    say("init")
+"""
+
+
+def said(result, rank):
+    return [line for line in result.stdout[rank].splitlines() if line]
+
+
+SPARES_JOIN = """
+    if WORLD == 2:
+        end(signal.SIGKILL)  # a spare that has been called
+    if WORLD == 4:
+        try:
+            hvd.allreduce(np.ones(2), name="step")
+        except hvd.NotInitializedError as error:
+            assert "this process is a spare of an elastic job" in str(error), error
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, seen=[])
+    state.register_reset_callbacks([lambda: say("reset at", state.step)])
+
+    @elastic.run
+    def train(state):
+        while state.step < 9:
+            if (WORLD, state.step) == (1, 3):
+                end(signal.SIGKILL)
+            if (WORLD, state.step) == (0, 5):
+                end(signal.SIGTERM)  # it leaves at the next commit
+            mean = hvd.allreduce(np.float64(state.step + hvd.rank() - (hvd.size() - 1) / 2), name="step")
+            state.seen.append((float(mean), hvd.size()))
+            state.step += 1
+            state.commit()
+        return state.seen
+
+    assert train(state) == [(float(step), 2) for step in range(9)], state.seen
+    say("done")
+"""
+
+
+def test_spares_take_the_places_of_ranks_that_are_lost_or_leave():
+    # There must be two ranks at any time, so that it is certain when a spare joins.
+    result = run_job(
+        BEGINNING + SPARES_JOIN, 5, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "3", "HVDLITE_ELASTIC_MIN_RANKS": "2"}
+    )
+    assert result.returncode == 0, result.report()
+    assert said(result, 0) == ["init 0 2 0", "reset at 3 0 2 0"], result.report()
+    assert said(result, 1) == ["init 1 2 1"], result.report()
+    assert said(result, 2) == ["init 1 2 1"], result.report()
+    # The third process got the lost rank's numbers, and was rank 0 after that had left; the next spare got those of rank 0.
+    assert said(result, 3) == ["init 1 2 1", "reset at 6 0 2 0", "done 0 2 0"], result.report()
+    assert said(result, 4) == ["init 1 2 0", "done 1 2 1"], result.report()
+    assert "ranks left: 1, and HVDLITE_ELASTIC_MIN_RANKS=2 asks for more: they wait for a spare" in result.stderr[0]
+    assert "left after a commit, because SIGTERM had asked it to" in result.stderr[3], result.report()
+
+
+NOT_NEEDED = """
+    @elastic.run
+    def first(state):
+        hvd.allreduce(np.ones(2), name="a")
+        return hvd.size()
+
+    @elastic.run
+    def second(state):
+        if WORLD == 1:
+            end(signal.SIGKILL)
+        hvd.allreduce(np.ones(2), name="b")
+        if hvd.size() == 1:
+            RUNTIME.pool.comm.Probe()  # waits until the called spare is ready: it will be a rank at the commit
+        state.commit()
+
+    @elastic.run
+    def third(state):
+        return hvd.allreduce(np.float64(WORLD), name="c", op=hvd.Sum)
+
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank)
+    say("first", first(state))
+    say("second", second(state))
+    say("third", third(state))
+"""
+
+
+def test_a_spare_that_is_called_late_passes_what_the_ranks_have_ended():
+    result = run_job(BEGINNING + NOT_NEEDED, 4, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "2"})
+    assert result.returncode == 0, result.report()
+    assert said(result, 0)[1:] == ["first 2 0 2 0", "second None 0 2 0", "third 2.0 0 2 0"], result.report()
+    assert said(result, 2) == ["init 1 2 1", "first None 1 2 1", "second None 1 2 1", "third 2.0 1 2 1"], result.report()
+    assert said(result, 3) == [], result.report()  # never called, and ends with the job
+
+
+ALL_ARE_LOST = """
+    @elastic.run
+    def train(state):
+        end(signal.SIGKILL)
+
+    train(elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+"""
+
+
+def test_a_spare_ends_if_all_ranks_are_lost():
+    result = run_job(BEGINNING + ALL_ARE_LOST, 3, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "1"})
+    assert result.returncode != 0, result.report()
+    assert "all ranks of this elastic job are lost, and a spare has no state to go on with" in result.stderr[2], result.report()
+
+
+def test_spares_need_ranks_and_a_fitting_mpi():
+    for arguments, spares, text in (
+        (ULFM, "2", "makes spares of all 2 processes"),
+        ((), "1", "Start it with `hvdlite run --spares`"),
+    ):
+        result = run_job(BEGINNING, 2, mpirun_args=arguments, env={"HVDLITE_ELASTIC_SPARES": spares})
+        assert result.returncode != 0, result.report()
+        assert text in result.stderr[0] + result.stderr[1], result.report()
+
+
+IN_STEPS = """
+    import torch
+    import hvdlite.torch as hvd
+
+    SAMPLES, BATCH, EPOCHS = 20, 8, 3
+    torch.set_num_threads(1)
+    inputs = torch.linspace(-1, 1, SAMPLES * 6).reshape(SAMPLES, 6)
+    samples = torch.utils.data.TensorDataset(inputs, inputs.square().sum(1, keepdim=True))
+
+    def build():
+        torch.manual_seed(7 + WORLD)  # rank 0's weights count
+        model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+        return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+    def train(model, optimizer, scheduler, batches, job):
+        for x, y in batches:
+            with job.step() as step:
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if job.ends_epoch:
+                    scheduler.step()
+            if WORLD == 0 and not step.applied:
+                RUNTIME.pool.comm.Probe()  # until the spare is ready; the other rank waits for this one meanwhile
+
+    model, optimizer = build()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    job = hvd.elastic.Job(model=model, optimizer=optimizer, scheduler=scheduler, batch_size=BATCH, seed=4)
+    job.register_reset_callbacks([lambda: say("reset at", job.position)])
+
+    def in_backward(_):
+        if (WORLD, job.position) == (1, 2):
+            end(signal.SIGKILL)
+
+    next(model.parameters()).register_hook(in_backward)
+    train(model, optimizer, scheduler, job.batches(samples, epochs=EPOCHS), job)
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    everyone = hvd.allgather(flat.unsqueeze(0))
+    assert torch.equal(everyone, everyone[:1].expand_as(everyone))
+    say("done", job.position, scheduler.last_epoch)
+    if WORLD == 0:
+        import random
+
+        model, optimizer = build()
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for epoch in range(EPOCHS):
+            order = list(range(SAMPLES))
+            random.Random(f"4 {epoch}").shuffle(order)
+            for begin in range(0, SAMPLES, BATCH):
+                x, y = torch.utils.data.default_collate([samples[index] for index in order[begin : begin + BATCH]])
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+        torch.testing.assert_close(flat, torch.cat([p.detach().reshape(-1) for p in model.parameters()]), rtol=1e-4, atol=1e-5)
+        print("as one process", flush=True)
+"""
+
+
+def test_a_training_that_a_spare_joins_is_that_of_one_process():
+    result = run_job(BEGINNING + IN_STEPS, 4, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "1"}, frameworks=("torch",))
+    assert result.returncode == 0, result.report()
+    assert said(result, 0)[1:] == ["reset at 2 0 2 0", "reset at 2 0 3 0", "done 9 3 0 3 0", "as one process"], result.report()
+    assert said(result, 2)[1:] == ["reset at 2 1 2 1", "reset at 2 1 3 1", "done 9 3 1 3 1"], result.report()
+    # The lost rank's local rank, 1, is that of its devices; the last rank of the new job has another number.
+    assert said(result, 3) == ["init 2 3 1", "reset at 2 2 3 2", "done 9 3 2 3 2"], result.report()
