@@ -77,6 +77,9 @@ class Runtime:
         self.pool: ProcessPool | None = None  # of an elastic job
         self.spare: Spare | None = None  # until this process is a rank
         self.recoveries = 0  # how often the job has gone on with other ranks
+        # How often spares have become ranks. From the first time on, all ranks leave out what they compare when they begin:
+        # ranks and former spares begin at different times, and elastic training gives them one state.
+        self.joins = 0
         # Elastic training sets it: called in the exit handler when a rank is lost there. Has the job gone on without it?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()

@@ -80,13 +80,12 @@ class StartCheck:
     """The comparison of one optimizer's ranks: one round beside each of the first reductions.
 
     Attributes:
-        pending: are there more rounds to come? Equal on all ranks.
         updated: has this rank's optimizer taken a step?
     """
 
     def __init__(self, mode: str, label: str, name: str, process_set: ProcessSet, trained: Trained) -> None:
         """`label` is for messages; `name` is unique, and the same on all ranks."""
-        self.pending = mode != "off"
+        self._open = mode != "off"
         self.updated = False
         self._mode = mode
         self._label = f"{label} in process set {process_set.process_set_id}"
@@ -99,6 +98,11 @@ class StartCheck:
         self._compared = False
         self._all_alike = True  # were the gradients of all rounds so far equal?
         self._gradients = 0  # the sum of their digests, in this round
+
+    @property
+    def pending(self) -> bool:
+        """Are there more rounds to come? Equal on all ranks. None after a spare has become a rank (`Runtime.joins`)."""
+        return self._open and not RUNTIME.joins
 
     @property
     def name(self) -> str:
@@ -149,9 +153,9 @@ class StartCheck:
         self._somebody_updated = self._somebody_updated or bool(found[:, _UPDATED].any())
         if hashed and not self._compared:
             self._compared = True
-            self.pending = self.watching  # even if the next line raises
+            self._open = self.watching  # even if the next line raises
             self._compare(found, present)
-        self.pending = self.watching or not self._compared
+        self._open = self.watching or not self._compared
 
     def round(self) -> None:
         """`begin`, the sum and `end` in one, where all ranks wait for it. Collective over the process set.
@@ -163,7 +167,7 @@ class StartCheck:
 
     def begin_anew(self) -> None:
         """Begins again from the first round on all ranks, because some rank has not compared its parameters."""
-        self.pending, self._compared, self._somebody_updated = True, False, False
+        self._open, self._compared, self._somebody_updated = True, False, False
         self._rounds, self._all_alike, self._gradients = 0, True, 0
 
     def _look_at_gradients(self, digests: Rows) -> None:

@@ -216,10 +216,12 @@ def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any]
         RUNTIME.recoveries += 1
         try:
             basics.init(pool.ranks, "dynamic" if dynamic else None)
-            return [_RecoveryReport(*report) if report else _RecoveryReport(0, None) for report in reports]
         except PeerLostError as error:
             loss = error
         except (MPI.Exception, SystemFailure) as error:
             pool.comm.Revoke()  # others may be in a collective of MPI, which would wait for this process
             loss = PeerLostError(f"a rank was lost while a new job was made: {error}")
+        else:
+            RUNTIME.joins += None in reports
+            return [_RecoveryReport(*report) if report else _RecoveryReport(0, None) for report in reports]
         reports = None

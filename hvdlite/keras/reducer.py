@@ -19,6 +19,7 @@ from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
 from hvdlite.keras.variables import facts_of
 from hvdlite.requests import OP_NAMES
+from hvdlite.runtime import RUNTIME
 
 __all__ = ["Groups", "Reducer", "Settings"]
 
@@ -270,7 +271,9 @@ class Reducer:
         if self._backend.traces_steps:
             lacking = [" without a gradient" if gradients[place] is None else "" for place in unknown]
             facts = [(name, what + without) for (name, what), without in zip(facts, lacking, strict=True)]
-        labels, differing = compare([*common, *facts], exchange, process_set)
+        labels, differing = [label for label, _ in (*common, *facts)], ""
+        if not RUNTIME.joins:
+            labels, differing = compare([*common, *facts], exchange, process_set)
         if differing:
             raise MismatchError(
                 f"DistributedOptimizer in process set {process_set.process_set_id}: {differing}; build the same model and "

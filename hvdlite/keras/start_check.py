@@ -119,7 +119,8 @@ class KerasCheck:
 
     def _round(self) -> None:
         try:
-            self._check.round()
+            if self._check.pending:
+                self._check.round()
         finally:
             if not self._check.pending:
                 _pending.discard(self)

@@ -150,7 +150,7 @@ class _Check:
     """The check of the variables whose gradients are reduced together, by one tape after another say."""
 
     def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: ReducerWording) -> None:
-        self.pending = True
+        self._open = True
         name = f"{reducer.prefix}{next(_serials[reducer.prefix, tuple(process_set.ranks or ())])}"
         self._trained = _TrainedInTensorFlow(reducer, variables, process_set)
         self._check = StartCheck(mode, f"{reducer.function} ({name})", name, process_set, self._trained)
@@ -160,6 +160,11 @@ class _Check:
         self._rounds = 0
         self.variables = [of_tensorflow(variable) for variable in variables]
         self.flag = f"hvdlite_start_check{next(_flags)}"  # unique in this process
+
+    @property
+    def pending(self) -> bool:
+        """Are there more rounds to come?"""
+        return self._open and self._check.pending
 
     def round(self, *numbers: Any) -> None:
         """What the ranks do together, all of them in the same reductions; a graph may have several at a time.
@@ -200,7 +205,7 @@ class _Check:
         try:
             check.round()
         finally:
-            self.pending = check.pending and self._rounds < _MOST_ROUNDS
+            self._open = self._rounds < _MOST_ROUNDS
 
 
 def _outside_of_version_1() -> bool:

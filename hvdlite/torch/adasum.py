@@ -13,6 +13,7 @@ import torch
 from hvdlite.compression import NoneCompressor
 from hvdlite.ops import allreduce_async
 from hvdlite.requests import Adasum
+from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.parameter_gradient import ParameterGradient
@@ -31,6 +32,7 @@ class AdasumStep:
         self._check.updated = True  # before the first step, parameters are compared as well as after it
         self._codec: Any = settings.compression or NoneCompressor
         self._gradients: list[ParameterGradient] = []
+        self._engine: Any = None  # of the job whose ranks have agreed
         self._generation = 0
         self._agreed = False
         self._start: list[tuple[ParameterGradient, torch.Tensor]] = []  # the parameters before the step
@@ -75,6 +77,9 @@ class AdasumStep:
                 gradient.param.copy_(before.add_(change))
 
     def _agree(self) -> None:
+        if self._engine is not RUNTIME.engine:
+            # The first one, or another job, whose ranks may have agreed more often or never before.
+            self._engine, self._agreed, self._generation = RUNTIME.engine, False, 0
         if not self._agreed:
             self._generation += 1
             agreed = agree(self._settings, self._gradients, None, self._generation, unchecked=self._check.pending)

@@ -202,7 +202,7 @@ def test_ranks_that_have_compared_before_do_so_again_with_those_that_have_not(hv
     optimizer = wrapped(hvd, model)
     if hvd.rank() == 0:
         check = optimizer._hvdlite.reducer.check
-        check.pending, check._rounds, check._compared = False, 3, True
+        check._open, check._rounds, check._compared = False, 3, True
     with pytest.raises(MismatchError, match=r"the parameter '0.weight'"):
         train(hvd, model, optimizer)
 
