@@ -73,7 +73,7 @@ class Runtime:
         self._joining = False  # other processes may wait in init() for this one
         self._watchdog: threading.Thread | None = None
         self._exemptions: list[float] = []  # when each stall_limit that was entered ends; of all threads
-        self._kept: list[Engine] = []  # for good
+        self._kept: list[Engine] = []  # of failed jobs
         self.pool: ProcessPool | None = None  # of an elastic job
         self.spare: Spare | None = None  # until this process is a rank
         self.recoveries = 0  # how often the job has gone on with other ranks
@@ -196,6 +196,13 @@ class Runtime:
             each.close()
         self._job, self._other_jobs, self._failed = None, [], False
 
+    def free_failed_engines(self) -> None:
+        """Frees the memory of engines of failed jobs. All living processes of those jobs must have left them: they shared it.
+
+        An engine keeps the memory of transfers that MPI has not ended.
+        """
+        self._kept.clear()
+
     def stop(self) -> None:
         """Leaves the job. Operations of peers that still need this rank fail. Does nothing if there is no engine."""
         with self._lock:
@@ -210,7 +217,7 @@ class Runtime:
             self.topology = None
             self.communicator = None
             if engine.failure_cause:
-                # The transport may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
+                # Other ranks may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
                 self._kept.append(engine)
                 self._failed = True
             else:

@@ -10,6 +10,7 @@ too, or they wait at its end, or all have ended it and some wait in the exit han
 
 import logging
 import time
+import traceback
 from typing import Any, NamedTuple
 
 from hvdlite import basics, startup
@@ -222,6 +223,9 @@ def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any]
             pool.comm.Revoke()  # others may be in a collective of MPI, which would wait for this process
             loss = PeerLostError(f"a rank was lost while a new job was made: {error}")
         else:
+            if loss is not None:
+                traceback.clear_frames(loss.__traceback__)  # their handles refer to the error and to the engine
+            RUNTIME.free_failed_engines()
             RUNTIME.joins += None in reports
             return [_RecoveryReport(*report) if report else _RecoveryReport(0, None) for report in reports]
         reports = None
