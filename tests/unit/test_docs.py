@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.pages import PAGES, ROOT, name_of, python_blocks
 from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 
 from hvdlite.config import launcher_claim
@@ -17,11 +18,9 @@ from hvdlite.knobs import KNOBS
 from hvdlite.requests import Adasum, Average
 from hvdlite.startup import check_launch
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-TEXT = {page.name: page.read_text() for page in PAGES}
+TEXT = {name_of(page): page.read_text() for page in PAGES}
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -60,8 +59,9 @@ def test_links_lead_somewhere(page):
 
 @every_page
 def test_python_can_be_read(page):
-    for block in blocks(page.read_text(), "python"):
-        ast.parse(block)
+    for block in python_blocks(page):
+        compile(block.code, str(block), "exec")
+        assert not set(block.words) - {"fragment"}, f"{block}: a block of Python has no mark but fragment"
 
 
 @every_page
@@ -74,12 +74,16 @@ def test_variables_are_knobs(page):
     assert not [name for name in named if name not in known and not name.startswith("HVDLITE_E_")]
 
 
-# --- README -------------------------------------------------------------------------------------------------------------
+# --- README and the first page ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["torch_minimal.py", "numpy_allreduce.py"])
-def test_the_readme_shows_the_examples_as_they_are(name):
-    assert (ROOT / "examples" / name).read_text() in blocks(TEXT["README.md"], "python")
+@pytest.mark.parametrize(("page", "name"), [("README.md", "torch_minimal.py"), ("get_started.md", "numpy_allreduce.py")])
+def test_pages_show_the_examples_as_they_are(page, name):
+    assert (ROOT / "examples" / name).read_text() in blocks(TEXT[page], "python")
+
+
+def test_the_readme_is_short():
+    assert len(TEXT["README.md"].splitlines()) < 150
 
 
 # --- docs/gradient_path.md ----------------------------------------------------------------------------------------------

@@ -1,0 +1,146 @@
+"""A Sphinx extension for the API reference: lists of public names, and a check that the reference has all of them.
+
+    .. public:: hvdlite
+       init shutdown rank size
+
+documents these names of a module, and
+
+    .. shared:: hvdlite.torch hvdlite
+
+links to what the first module offers unchanged from the second one. A public name of a module (in its ``__all__``) that no page
+documents, or that is documented and not public, is a warning; `make docs` ends with an error at any warning.
+"""
+
+import importlib
+import inspect
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+ROOT = Path(__file__).parents[1]
+# Pages of the site whose text is a file outside of docs/.
+ELSEWHERE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md", "tests": "tests/README.md"}
+PAGE_OF = {**{file: f"{page}.md" for page, file in ELSEWHERE.items()}, "README.md": "index.md"}
+LOG = logging.getLogger(__name__)
+# Sections of a docstring; an indented block below one of them is no code.
+SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Note|Example|Examples|Warning):$")
+
+
+def _directive_of(value: Any) -> list[str]:
+    """The directive of autodoc for an object, with its options."""
+    if inspect.isclass(value):
+        bases = [":show-inheritance:"] if issubclass(value, BaseException) else [":members:", ":special-members: __sub__"]
+        return ["autoclass", *bases]
+    return ["autofunction"] if callable(value) else ["autodata"]
+
+
+class _Rst(SphinxDirective):
+    """A directive that stands for generated lines of reStructuredText. Its arguments are a module and names."""
+
+    required_arguments = 1
+    optional_arguments = 200
+
+    def parse(self, lines: list[str]) -> list[nodes.Node]:
+        """The nodes of these lines."""
+        holder = nodes.container()
+        holder.document = self.state.document
+        self.state.nested_parse(StringList(lines, self.get_source_info()[0]), self.content_offset, holder)
+        return holder.children
+
+    def note(self, module: str, names: list[str]) -> None:
+        """Remembers, for the check, that a page has these names."""
+        self.env.metadata[self.env.docname].setdefault("public", {}).setdefault(module, []).extend(names)
+
+
+class Public(_Rst):
+    """``.. public:: MODULE`` and names."""
+
+    def run(self) -> list[nodes.Node]:
+        """Documents each name."""
+        module, *names = self.arguments
+        self.note(module, names)
+        lines = []
+        for name in names:
+            directive, *options = _directive_of(getattr(importlib.import_module(module), name))
+            lines += [f".. {directive}:: {module}.{name}", *(f"   {option}" for option in options), ""]
+        return self.parse(lines)
+
+
+class Shared(_Rst):
+    """``.. shared:: MODULE OTHER``."""
+
+    def run(self) -> list[nodes.Node]:
+        """Names what MODULE has unchanged from OTHER."""
+        module, other = self.arguments
+        here, there = importlib.import_module(module), importlib.import_module(other)
+        same = [name for name in sorted(set(here.__all__)) if getattr(there, name, None) is getattr(here, name)]
+        self.note(module, same)
+        return self.parse([", ".join(f":py:obj:`~{other}.{name}`" for name in same) + "."])
+
+
+def _check(_app: Sphinx, env: BuildEnvironment) -> None:
+    """Warns about public names that no page has, and about names on a page that are not public."""
+    documented: dict[str, set[str]] = {}
+    for metadata in env.metadata.values():
+        for module, names in metadata.get("public", {}).items():
+            documented.setdefault(module, set()).update(names)
+    for module, names in documented.items():
+        public = {name for name in importlib.import_module(module).__all__ if not _is_module(module, name)} - {"__version__"}
+        for name in sorted(public ^ names):
+            LOG.warning("%s.%s is %s", module, name, "on no page" if name in public else "on a page, and not public")
+
+
+def _is_module(module: str, name: str) -> bool:
+    return isinstance(getattr(importlib.import_module(module), name), ModuleType)
+
+
+def mark_code(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Makes an indented block of a docstring, after an empty line, a block of code."""
+    marked: list[str] = []
+    in_block = in_section = False
+    for place, line in enumerate(lines):
+        is_indented, follows_empty = line.startswith("    "), place > 0 and not lines[place - 1].strip()
+        if line.strip() and not is_indented:
+            in_block, in_section = False, SECTION.match(line) is not None
+        elif is_indented and follows_empty and not in_block and not in_section:
+            if not marked[-2].endswith("::"):
+                marked += [".. code-block:: none" if "mpirun" in line else ".. code-block:: python", ""]
+            in_block = True
+        marked.append(line)
+    lines[:] = marked
+
+
+def take_from_elsewhere(_app: Sphinx, docname: str, source: list[str]) -> None:
+    """Gives the pages of ELSEWHERE their text, and lets links to such files lead to the pages."""
+    here = (ROOT / ELSEWHERE.get(docname, f"docs/{docname}.md")).parent
+    page = ROOT / "docs" / docname
+
+    def rebased(link: re.Match[str]) -> str:
+        path, _, anchor = link[1].partition("#")
+        if "://" in path or not path:
+            return link[0]
+        file = os.path.relpath(here / path, ROOT)
+        target = ROOT / "docs" / PAGE_OF[file] if file in PAGE_OF else ROOT / file
+        return f"]({os.path.relpath(target, page.parent)}{'#' + anchor if anchor else ''})"
+
+    text = (ROOT / ELSEWHERE[docname]).read_text() if docname in ELSEWHERE else source[0]
+    source[0] = re.sub(r"\]\(([^)\s]+)\)", rebased, text)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Sphinx calls it."""
+    app.add_directive("public", Public)
+    app.add_directive("shared", Shared)
+    app.connect("source-read", take_from_elsewhere)
+    app.connect("env-check-consistency", _check)
+    app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
+    return {"parallel_read_safe": False, "version": "1"}
