@@ -1,8 +1,8 @@
 """The settings of the site: `make docs` makes HTML from the pages of docs/ and from the docstrings.
 
-The site uses Sphinx, MyST and furo. Sphinx's autodoc imports the package, so signatures and docstrings are those of the code, and it
-reads the docstrings' sections (Args, Returns, Raises) as they are. MyST reads the same Markdown that a repository's web page
-shows. furo's pages suit a phone, and their search needs no server.
+The site uses Sphinx, MyST and furo. Sphinx's autodoc imports the package, so signatures and docstrings are the code's, and it
+reads the docstrings' sections (Args, Returns, Raises) as they are. MyST reads the same Markdown that a repository's web page shows.
+furo's pages suit a phone, and their search needs no server.
 """
 
 import os
@@ -38,4 +38,5 @@ html_title = f"hvdlite {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False

@@ -2,7 +2,8 @@
 
     python docs/links.py build/docs
 
-No network is used: links to other sites are only read. It prints each broken link with its page, and ends with 1 if there is one.
+It uses no network, and does not look at links to other sites. It prints each broken link with its page, and ends with 1 if
+there is one.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """The pages of the documentation, and the blocks of Python in them.
 
-A block that begins with ```` ```python ```` is a whole program: the files named test_pages.py and test_*_pages.py run it on two ranks.
-A block that begins with ```` ```python fragment ```` leaves things out, or needs what these tests do not have (several hosts, a GPU,
-another library), and is only compiled.
+A block that begins with ```` ```python ```` is a whole program: the files named test_pages.py and test_*_pages.py run it on two
+ranks. A block that begins with ```` ```python fragment ```` leaves things out, or needs what these tests do not have (several
+hosts, a GPU, another library), and is only compiled.
 """
 
 import ast
