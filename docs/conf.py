@@ -1,7 +1,7 @@
 """The settings of the site: `make docs` makes HTML from the pages of docs/ and from the docstrings.
 
-The site uses Sphinx, MyST and furo. Sphinx's autodoc imports the package, so signatures and docstrings are the code's, and it
-reads the docstrings' sections (Args, Returns, Raises) as they are. MyST reads the same Markdown that a repository's web page shows.
+The site uses Sphinx, MyST and furo. Sphinx's autodoc imports the package, so signatures and docstrings are the code's. It reads
+the docstrings' sections (Args, Returns, Raises) as they are. MyST reads the same Markdown that a repository's web page shows.
 furo's pages suit a phone, and their search needs no server.
 """
 
