@@ -103,6 +103,11 @@ def _is_module(module: str, name: str) -> bool:
     return isinstance(getattr(importlib.import_module(module), name), ModuleType)
 
 
+def skip_callback_steps(_app: Sphinx, _what: str, name: str, _obj: Any, skip: bool, _options: Any) -> bool | None:
+    """Leaves out what Keras calls in its callbacks: a user calls none of it."""
+    return True if re.match(r"on_(train|epoch)_|set_model$", name.rpartition(".")[2]) else skip or None
+
+
 def mark_code(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
     """Makes an indented block of a docstring, after an empty line, a block of code."""
     marked: list[str] = []
@@ -142,5 +147,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("shared", Shared)
     app.connect("source-read", take_from_elsewhere)
     app.connect("env-check-consistency", _check)
+    app.connect("autodoc-skip-member", skip_callback_steps)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
     return {"parallel_read_safe": False, "version": "1"}
