@@ -23,6 +23,7 @@ exclude_patterns = ["drawings"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
+highlight_language = "none"  # a block without a language is output, a command or a drawing
 default_role = "py:obj"  # a docstring's `name` is a link where the site has that name
 add_module_names = False
 autodoc_member_order = "bysource"

@@ -7,10 +7,15 @@ documents these names of a module, and
 
     .. shared:: hvdlite.torch hvdlite
 
-links to what the first module offers unchanged from the second one. A public name of a module (in its ``__all__``) that no page
+links to what the first module offers unchanged from the second one, and
+
+    .. commands::
+
+shows the help of each subcommand of ``hvdlite``. A public name of a module (in its ``__all__``) that no page
 documents, or that is documented and not public, is a warning; `make docs` ends with an error at any warning.
 """
 
+import argparse
 import importlib
 import inspect
 import os
@@ -25,6 +30,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+
+from hvdlite.launcher.cli import make_parser
 
 ROOT = Path(__file__).parents[1]
 # Pages of the site whose text is a file outside of docs/.
@@ -87,6 +94,23 @@ class Shared(_Rst):
         return self.parse([", ".join(f":py:obj:`~{other}.{name}`" for name in same) + "."])
 
 
+class Commands(SphinxDirective):
+    """``.. commands::``."""
+
+    def run(self) -> list[nodes.Node]:
+        """A section for each subcommand, with its help."""
+        os.environ["COLUMNS"] = "86"  # argparse reads it
+        parser = make_parser()
+        (choices,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        sections = []
+        for name, command in choices.items():
+            section = nodes.section(ids=[f"hvdlite-{name}"], names=[f"hvdlite {name}"])
+            section += nodes.title("", f"hvdlite {name}")
+            section += nodes.literal_block("", command.format_help(), language="none")
+            sections.append(section)
+        return sections
+
+
 def _check(_app: Sphinx, env: BuildEnvironment) -> None:
     """Warns about public names that no page has, and about names on a page that are not public."""
     documented: dict[str, set[str]] = {}
@@ -145,6 +169,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx calls it."""
     app.add_directive("public", Public)
     app.add_directive("shared", Shared)
+    app.add_directive("commands", Commands)
     app.connect("source-read", take_from_elsewhere)
     app.connect("env-check-consistency", _check)
     app.connect("autodoc-skip-member", skip_callback_steps)

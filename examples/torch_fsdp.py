@@ -2,7 +2,7 @@
 
     mpirun -n 2 python torch_fsdp.py
 
-You should see what part of the parameters a rank holds, and a loss that falls from about 3.8 to about 2 in 300 steps.
+You should see what part of the parameters a rank holds, and a loss that falls from about 4 to about 1.4 in 300 steps.
 
 hvdlite is the backend of torch.distributed here: torch's `fully_shard` gathers a layer's parameters before they are used and
 adds up its gradients, by hvdlite's collectives. With --compare, rank 0 also trains the same model alone on the whole batch, and

@@ -2,7 +2,7 @@
 
     mpirun -n 2 python torch_pipeline.py --schedule 1F1B
 
-You should see how many layers the last rank has, and a loss that falls from about 4 to about 2 in 300 steps.
+You should see how many layers the last rank has, and a loss that falls from about 4 to about 1.5 in 300 steps.
 
 hvdlite is the backend of torch.distributed here: each rank has some of the layers, and torch's schedules send activations to
 the next rank and gradients to the one before, in microbatches, by hvdlite's messages from rank to rank. With --compare, the

@@ -1,7 +1,10 @@
 """The documentation against the code: what it names exists, and what it quotes is what is there."""
 
+import argparse
 import ast
 import functools
+import importlib.util
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from hvdlite.config import launcher_claim
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import ERRORS, HvdliteError, NotInitializedError
 from hvdlite.knobs import KNOBS
+from hvdlite.launcher.cli import make_parser
 from hvdlite.requests import Adasum, Average
 from hvdlite.startup import check_launch
 
@@ -62,6 +66,34 @@ def test_python_can_be_read(page):
     for block in python_blocks(page):
         compile(block.code, str(block), "exec")
         assert not set(block.words) - {"fragment"}, f"{block}: a block of Python has no mark but fragment"
+
+
+TEXTS = ("could", "does")  # errors whose text begins with the name hvdlite go on like this
+
+
+def command_lines(page):
+    """Lines of the blocks that have commands or output, without a prompt and without what follows."""
+    found = re.finditer(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = "".join(block[2] for block in found if block[1] in ("", "sh"))
+    return [line.removeprefix("$ ").split("#")[0].split("<")[0].split() for line in text.splitlines() if line.strip()]
+
+
+@every_page
+def test_commands_exist(page):
+    parser = make_parser()
+    (subcommands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    for words in command_lines(page):
+        if words[:1] == ["hvdlite"] and len(words) > 1 and words[1].islower() and words[1] not in TEXTS:
+            assert words[1] in subcommands, words
+            own = list(itertools.takewhile(lambda word: word != "python", words[2:]))
+            flags = {word.partition("=")[0] for word in own if word.startswith("--")}
+            assert not flags - {*subcommands[words[1]]._option_string_actions}, words
+        if words[:1] == ["make"] and len(words) > 1:
+            assert words[1] in targets, words
+        if "-m" in words and words[words.index("-m") - 1].endswith("python"):
+            module = words[words.index("-m") + 1]
+            assert not module.startswith("hvdlite") or importlib.util.find_spec(module), words
 
 
 @every_page
