@@ -42,12 +42,21 @@ LOG = logging.getLogger(__name__)
 SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Note|Example|Examples|Warning):$")
 
 
-def _directive_of(value: Any) -> list[str]:
-    """The directive of autodoc for an object, with its options."""
+def _entry(module: str, name: str) -> list[str]:
+    """The lines that document a name of a module."""
+    value = getattr(importlib.import_module(module), name)
     if inspect.isclass(value):
-        bases = [":show-inheritance:"] if issubclass(value, BaseException) else [":members:", ":special-members: __sub__"]
-        return ["autoclass", *bases]
-    return ["autofunction"] if callable(value) else ["autodata"]
+        options = [":show-inheritance:"] if issubclass(value, BaseException) else [":members:", ":special-members: __sub__"]
+        return [f".. autoclass:: {module}.{name}", *(f"   {option}" for option in options), ""]
+    if inspect.isfunction(value):
+        return [f".. autofunction:: {module}.{name}", ""]
+    head = [f".. py:data:: {name}", f"   :module: {module}"]
+    if isinstance(value, int):
+        return [*head, f"   :value: {value}", ""]
+    text = (
+        "A type." if hasattr(value, "__origin__") or hasattr(value, "__args__") else inspect.getdoc(type(value)).split("\n")[0]
+    )
+    return [*head, "", f"   {text}", ""]
 
 
 class _Rst(SphinxDirective):
@@ -75,11 +84,7 @@ class Public(_Rst):
         """Documents each name."""
         module, *names = self.arguments
         self.note(module, names)
-        lines = []
-        for name in names:
-            directive, *options = _directive_of(getattr(importlib.import_module(module), name))
-            lines += [f".. {directive}:: {module}.{name}", *(f"   {option}" for option in options), ""]
-        return self.parse(lines)
+        return self.parse([line for name in names for line in _entry(module, name)])
 
 
 class Shared(_Rst):
@@ -132,8 +137,14 @@ def skip_callback_steps(_app: Sphinx, _what: str, name: str, _obj: Any, skip: bo
     return True if re.match(r"on_(train|epoch)_|set_model$", name.rpartition(".")[2]) else skip or None
 
 
-def mark_code(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
-    """Makes an indented block of a docstring, after an empty line, a block of code."""
+def mark_code(_app: Sphinx, what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Makes an indented block of a docstring, after an empty line, a block of code.
+
+    Of a module's docstring it leaves out what is for readers of the code.
+    """
+    if what == "module":
+        paragraphs = "\n".join(lines).split("\n\n")
+        lines[:] = "\n\n".join(each for each in paragraphs if "csrc/" not in each and "ver 400 lines" not in each).split("\n")
     marked: list[str] = []
     in_block = in_section = False
     for place, line in enumerate(lines):

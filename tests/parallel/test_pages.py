@@ -1,7 +1,7 @@
 """The programs on the pages of the documentation that need no framework run (support/pages.py)."""
 
 import pytest
-from support.pages import programs
+from support.pages import DOCS, programs, python_blocks
 
 RANKS = (2,)
 
@@ -18,6 +18,12 @@ def hvd():
 def test_a_program_runs(hvd, block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     block.run()
+
+
+def test_the_first_program_prints_what_its_page_says(hvd, capsys):
+    page = DOCS / "get_started.md"
+    python_blocks(page)[0].run()
+    assert f"\n[{hvd.rank()}]<stdout>: {capsys.readouterr().out}" in page.read_text()
 
 
 def test_there_are_such_programs():

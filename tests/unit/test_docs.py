@@ -78,11 +78,16 @@ def command_lines(page):
     return [line.removeprefix("$ ").split("#")[0].split("<")[0].split() for line in text.splitlines() if line.strip()]
 
 
+@functools.cache
+def subcommands_and_targets():
+    """The parsers of the subcommands of hvdlite, by name, and the targets of make."""
+    (subcommands,) = (action.choices for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return subcommands, re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+
+
 @every_page
 def test_commands_exist(page):
-    parser = make_parser()
-    (subcommands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    subcommands, targets = subcommands_and_targets()
     for words in command_lines(page):
         if words[:1] == ["hvdlite"] and len(words) > 1 and words[1].islower() and words[1] not in TEXTS:
             assert words[1] in subcommands, words
