@@ -33,6 +33,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from hvdlite.launcher.cli import make_parser
 
+PAGE = re.compile(r"(?<!`)\bdocs/(\w+)\.md\b")  # a docstring's word for a page
 ROOT = Path(__file__).parents[1]
 # Pages of the site whose text is a file outside of docs/.
 ELSEWHERE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md", "tests": "tests/README.md"}
@@ -53,9 +54,7 @@ def _entry(module: str, name: str) -> list[str]:
     head = [f".. py:data:: {name}", f"   :module: {module}"]
     if isinstance(value, int):
         return [*head, f"   :value: {value}", ""]
-    text = (
-        "A type." if hasattr(value, "__origin__") or hasattr(value, "__args__") else inspect.getdoc(type(value)).split("\n")[0]
-    )
+    text = f"The type ``{value}``." if hasattr(value, "__args__") else inspect.getdoc(type(value)).split("\n")[0]
     return [*head, "", f"   {text}", ""]
 
 
@@ -138,13 +137,14 @@ def skip_callback_steps(_app: Sphinx, _what: str, name: str, _obj: Any, skip: bo
 
 
 def mark_code(_app: Sphinx, what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
-    """Makes an indented block of a docstring, after an empty line, a block of code.
+    """Makes an indented block of a docstring, after an empty line, a block of code, and names of pages links.
 
     Of a module's docstring it leaves out what is for readers of the code.
     """
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(each for each in paragraphs if "csrc/" not in each and "ver 400 lines" not in each).split("\n")
+    lines[:] = [PAGE.sub(r":doc:`/\1`", line) for line in lines]
     marked: list[str] = []
     in_block = in_section = False
     for place, line in enumerate(lines):
