@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -56,6 +57,11 @@ def test_weights_are_compared_bit_by_bit(common):
     ones = [np.ones(3), np.zeros(2)]
     assert common.describe_weights(ones, lambda own: [own, own]) == "weights on the 2 rank(s) are bit-identical"
     assert "DIFFERENT" in common.describe_weights(ones, lambda own: [own, "another"])
+
+
+def test_the_page_lists_all_examples():
+    page = (EXAMPLES.parent / "docs" / "examples.md").read_text()
+    assert sorted(re.findall(r"^\| `(\w+\.py)`", page, re.MULTILINE)) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
