@@ -28,7 +28,7 @@ MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 # The tests start hundreds of Pythons, each of which would compile the same files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv develop wheel demo test test-all slice trace test-loaded mutants failures torch-distributed chaos knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format clean
+.PHONY: venv develop wheel demo test test-all slice trace test-loaded mutants failures torch-distributed chaos knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format docs clean
 
 venv: $(VENV)/.native
 
@@ -176,6 +176,15 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/codespell
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --editable '.[test,examples,docs]'
+	touch $@
+
+# The site, in build/docs: pages, API reference, drawings. A warning is an error, and so is a link that leads nowhere.
+docs: $(VENV)/.native $(VENV)/.docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
+	$(BIN)/python docs/links.py build/docs
 
 # The static analysis of all C++ files.
 tidy: $(VENV)/.dev

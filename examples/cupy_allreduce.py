@@ -4,12 +4,13 @@
     mpirun -n 4 python cupy_allreduce.py --rows 4000000
     mpirun -n 2 python cupy_allreduce.py --host            the same program on NumPy arrays, without a GPU
 
+You should see where each rank computes, and at the end a largest error below 0.001 after a few iterations.
+
 The method of conjugate gradients needs the matrix only for products, and a product over all rows is the sum of the ranks'
 products: one allreduce of a vector in each iteration. The vector stays on the GPU.
 """
 
-import argparse
-
+import common
 import numpy as np
 
 import hvdlite as hvd
@@ -17,10 +18,7 @@ import hvdlite as hvd
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Solve a least-squares problem whose rows are spread over the ranks that mpirun starts.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="equations of each rank")
     parser.add_argument("--columns", type=int, default=64, help="unknowns")
     parser.add_argument("--iterations", type=int, default=30, help="of the method, at most")

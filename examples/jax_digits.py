@@ -1,17 +1,22 @@
-"""Trains a small network to read handwritten digits in compiled steps of JAX: mpirun -n 2 python jax_digits.py.
+"""Trains a small network to read handwritten digits in compiled steps of JAX, on as many processes as mpirun starts.
+
+    python jax_digits.py                                one process
+    mpirun -n 2 python jax_digits.py                    two: same script, they share out the images of each step
+
+You should see one line for each epoch, and a test accuracy above 95 % at the end. On a terminal a bar shows the progress of
+an epoch.
 
 On CPUs. Needs jax and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it). HVD marks what hvdlite adds to a
 program for one process.
 """
 
-import argparse
 import itertools
 import math
 
+import common
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.datasets import load_digits
 
 import hvdlite as hvd
 from hvdlite.jax import grouped_allreduce, grouped_broadcast
@@ -52,20 +57,13 @@ def train_step(params, momentum, lr, images, labels):
 
 def main(argv=None):
     """Trains, and returns the accuracy on the test images."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
-    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one rank; multiplied by their number")
+    parser = common.make_parser(__doc__)
+    common.add_training(parser)
     arguments = parser.parse_args(argv)
 
     hvd.init()  # HVD 1: join the other ranks
-    say = print if hvd.rank() == 0 else lambda *_: None
-    digits = load_digits()
-    images, labels = (digits.data / 16.0).astype(np.float32), digits.target.astype(np.int32)
-    order = np.random.default_rng(0).permutation(len(labels))  # the same on all ranks
-    train, test = order[:-360], order[-360:]
+    say = common.speaker(hvd.rank())
+    train, test = ((images.reshape(-1, 64), labels.astype(np.int32)) for images, labels in common.digits())
 
     # HVD 2: all ranks start from rank 0's weights.
     params = make_params([64, 128, 10], seed=hvd.rank())
@@ -76,15 +74,18 @@ def main(argv=None):
     accuracy, loss = 0.0, math.nan
     for epoch in range(arguments.epochs):
         # HVD 4: the ranks share out the images of each step; all take the same number of steps.
-        shuffled = np.random.default_rng(1 + epoch).permutation(train)
+        shuffled = np.random.default_rng(1 + epoch).permutation(len(train[1]))
         together = arguments.batch_size * hvd.size()
-        for start in range(0, len(shuffled) - together + 1, together):
-            mine = shuffled[start : start + together][hvd.rank() :: hvd.size()]
-            params, momentum, loss = train_step(params, momentum, arguments.lr * hvd.size(), images[mine], labels[mine])
+        steps = len(shuffled) // together
+        progress = common.progress_bar(hvd.rank(), f"epoch {epoch + 1}/{arguments.epochs}")
+        for step in range(steps):
+            mine = shuffled[step * together : (step + 1) * together][hvd.rank() :: hvd.size()]
+            params, momentum, loss = train_step(params, momentum, arguments.lr * hvd.size(), *(part[mine] for part in train))
+            progress((step + 1) / steps, loss)
         # HVD 5: metrics are sums over the ranks. Outside of compiled programs hvd.allreduce takes arrays as they are.
-        mine = test[hvd.rank() :: hvd.size()]
-        right = int((scores(params, images[mine]).argmax(1) == labels[mine]).sum())
-        right, seen = hvd.allreduce(np.array([right, len(mine)]), name="right", op=hvd.Sum).tolist()
+        images, labels = (part[hvd.rank() :: hvd.size()] for part in test)
+        right = int((scores(params, images).argmax(1) == labels).sum())
+        right, seen = hvd.allreduce(np.array([right, len(labels)]), name="right", op=hvd.Sum).tolist()
         accuracy = right / seen
         say(f"epoch {epoch + 1}: loss {float(loss):.4f}, test {accuracy:.2%} on {hvd.size()} rank(s)")
     return accuracy

@@ -6,23 +6,23 @@
     mpirun -n 2 python keras_digits.py --checkpoint digits --resume --epochs 20
     KERAS_BACKEND=torch mpirun -n 2 python keras_digits.py
 
+You should see one line for each epoch, with the loss and the accuracies of all ranks together, a test accuracy above 97 % at
+the end, and that the weights are bit-identical on all ranks. On a terminal Keras shows its own bar.
+
 Every process ("rank") runs this whole file, on whichever backend Keras runs. What hvdlite adds to an ordinary training
 script is marked with HVD; there are seven such places. Needs Keras and scikit-learn (which brings the 1797 images of
 8 x 8 pixels with it); for --logs also TensorFlow and TensorBoard.
 """
 
-import argparse
-import hashlib
-import importlib.util
 import math
 import os
 import sys
 import time
 from pathlib import Path
 
+import common
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
 
 import hvdlite.keras as hvd
 from hvdlite import allgather_object
@@ -30,37 +30,18 @@ from hvdlite import allgather_object
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Train a small network on scikit-learn's digits, with one process or (under mpirun) several.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
-    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one rank; multiplied by their number")
-    parser.add_argument("--warmup-epochs", type=int, default=2, help="epochs in which the learning rate rises to that")
-    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="how gradients travel")
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="where rank 0 saves the model after each epoch")
-    parser.add_argument("--resume", action="store_true", help="continue from the last epoch in that folder")
-    parser.add_argument("--logs", metavar="FOLDER", help="where rank 0 writes what TensorBoard shows")
-    parser.add_argument("--seed", type=int, default=1, help="of the initial weights and the order of the images")
-    arguments = parser.parse_args(argv)
-    if arguments.resume and not arguments.checkpoint:
-        parser.error("--resume needs --checkpoint FOLDER")
-    if arguments.logs and importlib.util.find_spec("tensorboard") is None:
-        parser.error("--logs needs TensorBoard: pip install tensorboard")
-    return arguments
+    return common.parse_digits(common.make_parser(__doc__), argv, "FOLDER", warmup=int, logs=True)
 
 
 def load_images():
-    """This rank's share of the training images and of the test images, with their labels."""
-    digits = load_digits()
-    images, labels = digits.images[..., np.newaxis].astype("float32") / 16.0, digits.target
-    order = np.random.default_rng(0).permutation(len(labels))  # the same on all ranks
+    """This rank's share of the training images and of the test images, with their labels; an image is 8 x 8 x 1."""
     # HVD 2: each rank takes every n-th image. All take equally many, as each batch is one step of all ranks together.
-    train, test = (
-        part[: len(part) // hvd.size() * hvd.size()][hvd.rank() :: hvd.size()] for part in (order[:-360], order[-360:])
-    )
-    return (images[train], labels[train]), (images[test], labels[test])
+    return [
+        tuple(
+            part[: len(part) // hvd.size() * hvd.size()][hvd.rank() :: hvd.size()] for part in (images[..., np.newaxis], labels)
+        )
+        for images, labels in common.digits()
+    ]
 
 
 def make_network():
@@ -146,12 +127,6 @@ def make_callbacks(arguments):
     return callbacks
 
 
-def same_weights_everywhere(model):
-    """Do all ranks hold the same bits?"""
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(weights).tobytes() for weights in model.get_weights()))
-    return len(set(allgather_object(digest.hexdigest()))) == 1
-
-
 def use_one_gpu():
     """One for each rank of this node, where there are any. JAX takes its GPU from CUDA_VISIBLE_DEVICES alone."""
     if keras.backend.backend() == "tensorflow":
@@ -173,7 +148,7 @@ def main(argv=None):
 
     # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
     hvd.init()
-    say = print if hvd.rank() == 0 else lambda *_: None
+    say = common.speaker(hvd.rank())
     use_one_gpu()
     keras.utils.set_random_seed(arguments.seed)
     say(f"{hvd.size()} rank(s), {arguments.batch_size} images each in a batch, Keras on {keras.backend.backend()}")
@@ -202,8 +177,7 @@ def main(argv=None):
     say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
 
     # HVD 7: not needed for training, but good to see.
-    same = same_weights_everywhere(model)
-    say(f"weights on the {hvd.size()} rank(s) are {'bit-identical' if same else 'DIFFERENT: this is a bug'}")
+    say(common.describe_weights(model.get_weights(), allgather_object))
     return accuracy
 
 

@@ -1,4 +1,4 @@
-"""The smallest program: mpirun -n 4 python numpy_allreduce.py."""
+"""The smallest program: hvdlite run -n 2 python numpy_allreduce.py. Each rank prints its array, the average and the maximum."""
 
 import numpy as np
 

@@ -5,19 +5,19 @@
     mpirun -n 2 python torch_digits.py --checkpoint digits.pt
     mpirun -n 2 python torch_digits.py --checkpoint digits.pt --resume --epochs 20
 
+You should see one line for each epoch, with the loss and the accuracies of all ranks together, a test accuracy above 97 % at
+the end, and that the weights are bit-identical on all ranks. On a terminal a bar shows the progress of an epoch.
+
 Every process ("rank") runs this whole file. What hvdlite adds to an ordinary training script is marked with HVD; there
 are seven such places. Needs torch and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it).
 """
 
-import argparse
-import hashlib
 import math
 import os
-import sys
 import time
 
+import common
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -27,33 +27,14 @@ import hvdlite.torch as hvd
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Train a small network on scikit-learn's digits, with one process or (under mpirun) several.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
-    parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one rank; multiplied by their number")
-    parser.add_argument("--warmup-epochs", type=float, default=2, help="epochs in which the learning rate rises to that")
+    parser = common.make_parser(__doc__)
     parser.add_argument("--workers", type=int, default=1, help="processes that load images, for each rank")
-    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="how gradients travel")
-    parser.add_argument("--checkpoint", metavar="FILE", help="where rank 0 saves the training state after each epoch")
-    parser.add_argument("--resume", action="store_true", help="continue from the file given with --checkpoint")
-    parser.add_argument("--seed", type=int, default=1, help="of the initial weights and the order of the images")
-    arguments = parser.parse_args(argv)
-    if arguments.resume and not arguments.checkpoint:
-        parser.error("--resume needs --checkpoint FILE")
-    return arguments
+    return common.parse_digits(parser, argv, "FILE")
 
 
 def load_images():
-    """Training and test set. The order is shuffled in the same way on all ranks."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
-    labels = torch.tensor(digits.target)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[:-360], order[-360:]
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+    """Training and test set, the same on all ranks; an image is 1 x 8 x 8."""
+    return [TensorDataset(torch.tensor(images).unsqueeze(1), torch.tensor(labels)) for images, labels in common.digits()]
 
 
 def make_network():
@@ -108,19 +89,6 @@ def evaluate(model, test_set, device):
     return right / seen
 
 
-def make_progress_bar(epoch, epochs):
-    """A bar on a terminal; nothing elsewhere, and nothing on ranks other than 0."""
-    if hvd.rank() != 0 or not sys.stderr.isatty():
-        return lambda fraction, loss: None
-
-    def show(fraction, loss):
-        bar = ("#" * round(30 * fraction)).ljust(30, ".")
-        end = "\r" if fraction < 1 else "\r\033[K"
-        print(f"epoch {epoch + 1}/{epochs} [{bar}] loss {loss:.3f}", end=end, file=sys.stderr, flush=True)
-
-    return show
-
-
 def warmup_then_cosine(steps_per_epoch, warmup_epochs, epochs):
     """The factor of the learning rate at each step. With n ranks it is n times that of one: start gently."""
     warmup, total = max(1, round(warmup_epochs * steps_per_epoch)), max(1, epochs * steps_per_epoch)
@@ -139,21 +107,13 @@ def save(path, **state):
     os.replace(path + ".part", path)
 
 
-def same_weights_everywhere(model):
-    """Do all ranks hold the same bits?"""
-    digest = hashlib.sha256()
-    for param in model.parameters():
-        digest.update(param.detach().cpu().numpy().tobytes())
-    return len(set(hvd.allgather_object(digest.hexdigest()))) == 1
-
-
 def main(argv=None):
     """Trains, and returns the accuracy on the test images."""
     arguments = parse_arguments(argv)
 
     # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
     hvd.init()
-    say = print if hvd.rank() == 0 else lambda *_: None
+    say = common.speaker(hvd.rank())
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     device = torch.device("cpu")
@@ -197,7 +157,7 @@ def main(argv=None):
     accuracy = evaluate(model, test_set, device)
     for epoch in range(first_epoch, arguments.epochs):
         sampler.set_epoch(epoch)
-        progress = make_progress_bar(epoch, arguments.epochs)
+        progress = common.progress_bar(hvd.rank(), f"epoch {epoch + 1}/{arguments.epochs}")
         loss, train_accuracy = train_one_epoch(model, loader, optimizer, scheduler, device, progress)
         accuracy = evaluate(model, test_set, device)
         say(f"epoch {epoch + 1}: loss {loss:.4f}, training {train_accuracy:.2%}, test {accuracy:.2%}")
@@ -206,8 +166,7 @@ def main(argv=None):
     say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
 
     # HVD 7: not needed for training, but good to see.
-    same = same_weights_everywhere(model)
-    say(f"weights on the {hvd.size()} rank(s) are {'bit-identical' if same else 'DIFFERENT: this is a bug'}")
+    say(common.describe_weights((param.detach().cpu().numpy() for param in model.parameters()), hvd.allgather_object))
     return accuracy
 
 

@@ -9,13 +9,12 @@ without deaths: the batch of 64 images is dealt out to the ranks that there are,
 newer, torch and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it).
 """
 
-import argparse
 import os
 import signal
 import time
 
+import common
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -24,10 +23,7 @@ import hvdlite.torch as hvd
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Train a small network on scikit-learn's digits with ranks that may die.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=64, help="images in a batch of all ranks together")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
@@ -38,13 +34,8 @@ def parse_arguments(argv=None):
 
 
 def load_images():
-    """Training and test set, the same on all ranks."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
-    labels = torch.tensor(digits.target)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[:-360], order[-360:]
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+    """Training and test set, the same on all ranks; an image is 1 x 8 x 8."""
+    return [TensorDataset(torch.tensor(images).unsqueeze(1), torch.tensor(labels)) for images, labels in common.digits()]
 
 
 def main(argv=None):

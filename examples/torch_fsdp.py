@@ -2,14 +2,14 @@
 
     mpirun -n 2 python torch_fsdp.py
 
+You should see what part of the parameters a rank holds, and a loss that falls from about 4 to about 1.4 in 300 steps.
+
 hvdlite is the backend of torch.distributed here: torch's `fully_shard` gathers a layer's parameters before they are used and
 adds up its gradients, by hvdlite's collectives. With --compare, rank 0 also trains the same model alone on the whole batch, and
 each line has both losses: they are equal but for rounding.
 """
 
-import argparse
-import pydoc_data.topics
-
+import common
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,15 +17,10 @@ from torch.distributed.fsdp import fully_shard
 
 import hvdlite.torch.distributed
 
-LETTERS = sorted({*"\n !\"'(),-.:;`", *"abcdefghijklmnopqrstuvwxyz", *"0123456789"})
-
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Train a sharded transformer, with one process or (under mpirun) several.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=300, help="of training")
     parser.add_argument("--batch-size", type=int, default=16, help="passages in a batch of each rank")
     parser.add_argument("--length", type=int, default=64, help="letters of a passage")
@@ -35,13 +30,6 @@ def parse_arguments(argv=None):
     parser.add_argument("--report-every", type=int, default=50, help="steps between reports")
     parser.add_argument("--compare", action="store_true", help="also train on the whole batch in one process")
     return parser.parse_args(argv)
-
-
-def read_text():
-    """The help texts of Python as numbers of letters."""
-    numbers = {letter: number for number, letter in enumerate(LETTERS)}
-    text = "\n".join(text for _, text in sorted(pydoc_data.topics.topics.items())).lower()
-    return torch.tensor([numbers[letter] for letter in text if letter in numbers])
 
 
 def passages(text, step, options, ranks):
@@ -58,13 +46,13 @@ class Transformer(nn.Module):
     def __init__(self, options):
         super().__init__()
         torch.manual_seed(0)
-        self.letters = nn.Embedding(len(LETTERS), options.width)
+        self.letters = nn.Embedding(len(common.LETTERS), options.width)
         self.places = nn.Embedding(options.length, options.width)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(options.width, 4, 4 * options.width, 0.0, batch_first=True, norm_first=True)
             for _ in range(options.layers)
         )
-        self.guess = nn.Linear(options.width, len(LETTERS))
+        self.guess = nn.Linear(options.width, len(common.LETTERS))
 
     def forward(self, letters):
         """Scores of the letters that may follow, a row for each place of each passage."""
@@ -90,7 +78,7 @@ def main(argv=None):
     options = parse_arguments(argv)
     dist.init_process_group(hvdlite.torch.distributed.BACKEND)  # under mpirun it needs no addresses and no variables
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    text = read_text()
+    text = torch.tensor(common.help_texts())
     model = Transformer(options)
     for layer in model.layers:
         fully_shard(layer)

@@ -2,14 +2,15 @@
 
     mpirun -n 2 python torch_gan.py
 
+You should see that the drawn points come nearer to the ring: from a distance of 1.9 to less than 0.5.
+
 The discriminator learns to tell real points from drawn ones, the generator to deceive it. Each has an optimizer of its own, and
 each is wrapped; the ranks see different points and noise. The generator's backward pass goes through the discriminator
 and leaves gradients there that nobody wants: they are not exchanged, because the discriminator's parameters are frozen
 meanwhile.
 """
 
-import argparse
-
+import common
 import torch
 from torch import nn
 
@@ -20,10 +21,7 @@ NOISE = 4
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Train a small GAN, with one process or (under mpirun) several.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=600, help="of training")
     parser.add_argument("--batch-size", type=int, default=64, help="points in a batch of each rank")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate of both")
@@ -61,7 +59,7 @@ def main(argv=None):
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     chance = torch.Generator().manual_seed(arguments.seed + 1 + hvd.rank())  # differs by rank
-    say = print if hvd.rank() == 0 else lambda *_: None
+    say = common.speaker(hvd.rank())
 
     generator, discriminator = network(NOISE, 2), network(2, 1)
     generator_optimizer = wrapped(generator, "generator", arguments.lr)

@@ -4,13 +4,16 @@
     mpirun -n 2 python torch_imagenet_style.py --checkpoint-format 'checkpoint-{epoch}.pt'    # run it again: it goes on
     mpirun -n 2 python torch_imagenet_style.py --batches-per-allreduce 2 --fp16-allreduce
 
+You should see one line for each epoch; the validation accuracy rises from 12 % to above 90 %. On a terminal a bar shows the
+progress of an epoch.
+
 The form is that of Horovod's pytorch_imagenet_resnet50.py: linear scaling and warm-up of the learning rate, gradients
 accumulated over several batches, one checkpoint an epoch written by rank 0, from which a new run goes on by itself.
 """
 
-import argparse
 import os
 
+import common
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -23,10 +26,7 @@ CLASSES = 8
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Train as on ImageNet, with one process or (under mpirun) several.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--train-images", type=int, default=2048, help="images to train on")
     parser.add_argument("--val-images", type=int, default=512, help="images to validate on")
     parser.add_argument("--batch-size", type=int, default=32, help="images of one forward pass of each rank")
@@ -111,7 +111,7 @@ def accuracy(scores, labels):
     return (scores.argmax(1) == labels).double().mean()
 
 
-def train(epoch, model, optimizer, loader, arguments, device):
+def train(epoch, model, optimizer, loader, arguments, device, progress):
     """One epoch; its loss and accuracy over all ranks."""
     model.train()
     loss, right = Metric("train loss"), Metric("train accuracy")
@@ -134,6 +134,7 @@ def train(epoch, model, optimizer, loader, arguments, device):
             else:
                 share.backward()
         optimizer.step()
+        progress((step + 1) / len(loader), part_loss.item())
     return loss.over_all_ranks(), right.over_all_ranks()
 
 
@@ -177,7 +178,7 @@ def main(argv=None):
     hvd.init()
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)
-    say = print if hvd.rank() == 0 else lambda *_: None
+    say = common.speaker(hvd.rank())
 
     group_size = arguments.batch_size * arguments.batches_per_allreduce
     loader, sampler = make_loader(Stripes(arguments.train_images, 0), group_size, arguments.seed, shuffle=True)
@@ -204,7 +205,8 @@ def main(argv=None):
     _, right = validate(model, val_loader, device)
     for epoch in range(first, arguments.epochs):
         sampler.set_epoch(epoch)
-        loss, trained = train(epoch, model, optimizer, loader, arguments, device)
+        progress = common.progress_bar(hvd.rank(), f"epoch {epoch + 1}/{arguments.epochs}")
+        loss, trained = train(epoch, model, optimizer, loader, arguments, device, progress)
         val_loss, right = validate(model, val_loader, device)
         say(f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {trained:.2%}, validation {val_loss:.4f}, {right:.2%}")
         save_checkpoint(epoch + 1, model, optimizer, arguments)

@@ -2,14 +2,14 @@
 
     mpirun -n 2 python torch_pipeline.py --schedule 1F1B
 
+You should see how many layers the last rank has, and a loss that falls from about 4 to about 1.5 in 300 steps.
+
 hvdlite is the backend of torch.distributed here: each rank has some of the layers, and torch's schedules send activations to
 the next rank and gradients to the one before, in microbatches, by hvdlite's messages from rank to rank. With --compare, the
 last rank also trains the whole model alone, and each line has both losses: they are equal but for rounding.
 """
 
-import argparse
-import pydoc_data.topics
-
+import common
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,16 +17,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import hvdlite.torch.distributed
 
-LETTERS = sorted({*"\n !\"'(),-.:;`", *"abcdefghijklmnopqrstuvwxyz", *"0123456789"})
 SCHEDULES = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Train a pipelined transformer, with one process or (under mpirun) several.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B", help="the order of the microbatches")
     parser.add_argument("--microbatches", type=int, default=8, help="in which a batch goes through the ranks")
     parser.add_argument("--steps", type=int, default=300, help="of training")
@@ -38,13 +34,6 @@ def parse_arguments(argv=None):
     parser.add_argument("--report-every", type=int, default=50, help="steps between reports")
     parser.add_argument("--compare", action="store_true", help="also train in one process")
     return parser.parse_args(argv)
-
-
-def read_text():
-    """The help texts of Python as numbers of letters."""
-    numbers = {letter: number for number, letter in enumerate(LETTERS)}
-    text = "\n".join(text for _, text in sorted(pydoc_data.topics.topics.items())).lower()
-    return torch.tensor([numbers[letter] for letter in text if letter in numbers])
 
 
 def passages(text, step, options):
@@ -60,7 +49,7 @@ class Letters(nn.Module):
 
     def __init__(self, options):
         super().__init__()
-        self.letters = nn.Embedding(len(LETTERS), options.width)
+        self.letters = nn.Embedding(len(common.LETTERS), options.width)
         self.places = nn.Embedding(options.length, options.width)
 
     def forward(self, letters):
@@ -81,7 +70,7 @@ def make_layers(options):
     torch.manual_seed(0)
     width = options.width
     layers = [Layer(width, 4, 4 * width, 0.0, batch_first=True, norm_first=True) for _ in range(options.layers)]
-    return [Letters(options), *layers, nn.Linear(width, len(LETTERS))]
+    return [Letters(options), *layers, nn.Linear(width, len(common.LETTERS))]
 
 
 def loss_of(scores, following):
@@ -95,7 +84,7 @@ def main(argv=None):
     dist.init_process_group(hvdlite.torch.distributed.BACKEND)  # under mpirun it needs no addresses and no variables
     rank, ranks = dist.get_rank(), dist.get_world_size()
     is_first, is_last = rank == 0, rank == ranks - 1
-    text = read_text()
+    text = torch.tensor(common.help_texts())
     layers = make_layers(options)
     mine = nn.Sequential(*layers[len(layers) * rank // ranks : len(layers) * (rank + 1) // ranks])
     pipeline = SCHEDULES[options.schedule](

@@ -2,12 +2,13 @@
 
     mpirun -n 4 python torch_process_sets.py
 
+You should see the losses of both trainings, and that all ranks take the better model.
+
 A process set is some of the ranks. Collectives and DistributedOptimizer work on one as they do on all ranks; different sets do
 not wait for each other. Here the even ranks try one learning rate, the odd ranks another, and the better one wins.
 """
 
-import argparse
-
+import common
 import torch
 from torch import nn
 
@@ -16,10 +17,7 @@ import hvdlite.torch as hvd
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Try two learning rates at once, each on every second of the ranks that mpirun starts.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=200, help="of training")
     parser.add_argument("--batch-size", type=int, default=32, help="examples in a batch of each rank")
     parser.add_argument("--lrs", type=float, nargs=2, default=(0.3, 0.003), help="learning rates of even and odd ranks")
@@ -56,7 +54,7 @@ def main(argv=None):
     hvd.init(process_sets="dynamic")
     torch.set_num_threads(1)
     torch.manual_seed(hvd.rank())
-    say = print if hvd.rank() == 0 else lambda *_: None
+    say = common.speaker(hvd.rank())
     if hvd.size() < 2:
         raise SystemExit("this example needs two ranks at least: mpirun -n 2 python torch_process_sets.py")
     even = hvd.add_process_set(range(0, hvd.size(), 2))

@@ -3,13 +3,15 @@
     mpirun -n 2 python torch_synthetic_benchmark.py
     mpirun -n 2 python torch_synthetic_benchmark.py --model wide --batch-size 64 --fp16-allreduce
 
+You should see the rate of each measurement, and at the end the rate of all ranks together.
+
 The form is that of Horovod's benchmark of this name; the models are small and defined here. `python -m hvdlite.bench` measures
 more, and beside other frameworks.
 """
 
-import argparse
 import timeit
 
+import common
 import torch
 from torch import nn
 
@@ -40,10 +42,7 @@ MODELS = {
 
 def parse_arguments(argv=None):
     """The command line; --help shows it."""
-    parser = argparse.ArgumentParser(
-        description="Measure training on random images, with one process or (under mpirun) several.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = common.make_parser(__doc__)
     parser.add_argument("--model", choices=sorted(MODELS), default="small", help="what to train")
     parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
     parser.add_argument("--num-warmup-batches", type=int, default=10, help="batches before anything is measured")
@@ -61,7 +60,7 @@ def main(argv=None):
     hvd.init()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(hvd.rank())  # other images on each rank
-    say = print if hvd.rank() == 0 else lambda *_: None
+    say = common.speaker(hvd.rank())
 
     device = torch.device("cpu")
     if torch.cuda.is_available() and not arguments.no_cuda:

@@ -149,7 +149,7 @@ def native_type() -> type[Handle]:
 
 
 def poll(handle: Handle) -> bool:
-    """Has the operation behind a handle ended? It must still be synchronised.
+    """Has the operation of `handle` ended? It must still be synchronised.
 
     Raises:
         InvalidArgumentError: this is no handle.
@@ -159,7 +159,7 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Waits for the operation behind a handle and returns its output; see `Handle.synchronize`."""
+    """Waits for the operation of `handle` and returns its output; see `Handle.synchronize`."""
     return _checked(handle).synchronize()
 
 

@@ -46,6 +46,9 @@ def to_prometheus(now: Stats, host: str) -> str:
     Args:
         now: a snapshot, not a difference.
         host: the value of the label.
+
+    Returns:
+        Lines of text. Times are in seconds, sizes in bytes.
     """
     escaped = host.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     labels = f'{{rank="{now.rank}",host="{escaped}"}}'

@@ -153,7 +153,10 @@ def allreduce_(
     *,
     weight: float | None = None,
 ) -> Any:
-    """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable."""
+    """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable.
+
+    Arguments and errors are those of `allreduce`; there is no compression.
+    """
     engine = RUNTIME.engine
     if engine is not None and weight is None:
         output = engine.allreduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, True)
@@ -192,8 +195,8 @@ def grouped_allreduce(
 ) -> list[Any]:
     """`allreduce` of a list of tensors that are agreed on and sent together.
 
-    All ranks pass the same number of tensors in the same order. `name` is the group's; the other arguments are those of
-    `allreduce`. Returns the results in order.
+    All ranks pass the same number of `tensors` in the same order. `name` is the group's; the other arguments and
+    the errors are those of `allreduce`. Returns the results in order.
     """
     op = resolve_op(op, average)
     compressor, contexts, tensors = submission.compress(compression, tensors)
@@ -233,7 +236,10 @@ def grouped_allreduce_(
     *,
     weight: float | None = None,
 ) -> list[Any]:
-    """`grouped_allreduce` in place: the results are written into the tensors, which are returned."""
+    """`grouped_allreduce` in place: the results are written into the tensors, which are returned.
+
+    Arguments and errors are those of `grouped_allreduce`; there is no compression.
+    """
     op = resolve_op(op, average)
     scales = (prescale_factor, postscale_factor)
     outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, True, True, weight)
@@ -291,7 +297,11 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's."""
+    """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's.
+
+    All ranks pass the same number of `tensors` in the same order. Returns a list of the results in that order. The other
+    arguments and the errors are those of `allgather`.
+    """
     outputs: list[Any] = submission.gather_group(tensors, name, process_set, blocking=True)
     return outputs
 
@@ -337,7 +347,10 @@ def broadcast_async(
 
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable."""
+    """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable.
+
+    Arguments and errors are those of `broadcast`.
+    """
     return submission.broadcast(tensor, root_rank, name, process_set, in_place=True, blocking=True)
 
 
@@ -446,7 +459,11 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's."""
+    """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's.
+
+    All ranks pass the same number of `tensors` in the same order. Returns a list of the results in that order. The other
+    arguments and the errors are those of `reducescatter`.
+    """
     op = resolve_op(op, None)
     refuse_codec(compression, "grouped_reducescatter")
     compressor, contexts, tensors = submission.compress(compression, tensors)

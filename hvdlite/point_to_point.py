@@ -159,6 +159,10 @@ def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_
 
     Returns:
         A handle that gives a list: None for a send, what `recv` returns for a receive.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: an operation is none of `isend` and `irecv`, or an argument of one is wrong, as
+            for `send` and `recv`; nothing is posted then. Errors of the messages are raised when the handle is synchronised.
     """
     engine, set_id = enter(Kind.SEND, process_set)
     described = []
@@ -174,6 +178,12 @@ def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_
 def send_object(obj: Any, dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Sends any object that pickle (or cloudpickle, where it is installed) can handle; the other rank calls `recv_object`.
 
+    Args:
+        obj: the object, of any size.
+        dst: the receiver's rank in the whole job.
+        tag: tells messages between the two ranks apart; from 0 on.
+        process_set: the receiver has to name the same one.
+
     Raises:
         InvalidArgumentError: it cannot be pickled (on the receiver, too), or an argument is wrong.
         HorovodInternalError: as for `send`.
@@ -186,6 +196,11 @@ def send_object(obj: Any, dst: int, tag: int = 0, process_set: ProcessSet = glob
 
 def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Receives what a rank sends with `send_object`.
+
+    Args:
+        src: the sender's rank in the whole job; None: any rank of the process set.
+        tag: that of the message.
+        process_set: the one that the sender names.
 
     Returns:
         A copy of the object; where `src` is None, a `Received`.
@@ -204,7 +219,10 @@ def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = 
 
 
 def send_object_list(object_list: Sequence[Any], dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Sends a list of objects, as `send_object` one; the other rank calls `recv_object_list`."""
+    """Sends a list of objects, as `send_object` one; the other rank calls `recv_object_list`.
+
+    Arguments and errors are those of `send_object`, for each object of the list.
+    """
     send_object(list(object_list), dst, tag, process_set)
 
 

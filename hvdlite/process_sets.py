@@ -218,6 +218,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Waits for the operations that this rank has submitted to the set; their handles stay valid. The id may be given to the
     next set that is added, the one that was freed first before the others.
 
+    Args:
+        process_set: the set, the same on all ranks.
+
     Returns:
         False for the global set and for an unregistered one, which stay unchanged.
 

@@ -38,11 +38,11 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
     Returns:
         A function with the same arguments. Collective over all ranks.
 
-    Later, that function can raise:
-        UnsupportedError: the job cannot go on: the text says why. After a loss the state was restored to this rank's last
-            commit, and can be saved to a file.
-        MismatchError, OperationTimeoutError: the ranks ask for different things, which another run would do as well.
-        Whatever the training function raises.
+    Raises:
+        UnsupportedError: (when that function runs) the job cannot go on: the text says why. After a loss the state was restored
+            to this rank's last commit, and can be saved to a file.
+        MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things, which another run
+            would do as well. All other exceptions are those of the training function.
     """
     own = func if loss_in is None else _with_own_errors(func, loss_in)
 

@@ -43,18 +43,54 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenates all ranks' values along the first dimension, in rank order; as `allreduce` and `hvdlite.allgather`."""
+    """Concatenates all ranks' values along the first dimension, in rank order.
+
+    Args:
+        value: as for `allreduce`; at least one-dimensional. Ranks may differ in the first dimension only.
+        name: as for `hvdlite.allgather`.
+
+    Returns:
+        A tensor of Keras's backend whose first dimension is the sum of the ranks' first dimensions.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `allreduce`.
+    """
     check_given("allgather", value, name)
     return current_backend().allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Gives all ranks the value of the rank `root_rank`; as `allreduce` and `hvdlite.broadcast`."""
+    """Gives all ranks the value of one rank.
+
+    Args:
+        value: as for `allreduce`; the same shape and dtype on all ranks.
+        root_rank: the rank that has the value.
+        name: as for `hvdlite.broadcast`.
+
+    Returns:
+        A tensor of Keras's backend with the root's values.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `allreduce`.
+    """
     check_given("broadcast", value, name)
     return current_backend().broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Reduces a value and leaves each rank with its part of the rows; as `allreduce` and `hvdlite.reducescatter`."""
+    """Reduces a value and leaves each rank with its part of the rows.
+
+    Args:
+        value: as for `allreduce`; at least one-dimensional, the same shape on all ranks.
+        name: as for `hvdlite.reducescatter`.
+        op: `Average` (the default) or `Sum`.
+
+    Returns:
+        A tensor of Keras's backend with this rank's rows: of d rows each of n ranks gets ``d // n``, and the first ``d % n``
+        ranks one more.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `allreduce`.
+    """
     check_given("reducescatter", value, name)
     return current_backend().reducescatter(value, name, op)

@@ -173,7 +173,7 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function of an object that is `broadcast_object` with these arguments."""
+    """A function of one object, which it gives to `broadcast_object` with these arguments, with the errors of that one."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 

@@ -138,10 +138,8 @@ def grouped_allreduce(
 ) -> list[Any]:
     """`allreduce` of a list of tensors that are agreed on and sent together; `name` is the group's.
 
-    IndexedSlices among them travel beside the group. Dtypes may differ.
-
-    Returns:
-        A list of new tensors.
+    IndexedSlices among them travel beside the group. Dtypes may differ. Returns a list of new tensors. The other arguments and
+    the errors are those of `allreduce`.
 
     """
     op = resolve_op(op, average)
@@ -217,7 +215,10 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's."""
+    """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's.
+
+    Returns a list of new tensors. The other arguments and the errors are those of `allgather`.
+    """
     set_id = process_set.require_member(Kind.ALLGATHER)
     members = [as_tensor("grouped_allgather", tensor, name) for tensor in tensors]
     if not members:
@@ -357,7 +358,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together."""
+    """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's.
+
+    Returns a list of new tensors. The other arguments and the errors are those of `reducescatter`.
+    """
     op = resolve_op(op, None)
     set_id = process_set.require_member(Kind.REDUCESCATTER)
     with _on(device_dense):

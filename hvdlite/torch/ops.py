@@ -197,8 +197,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """`allreduce` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
 
-    Returns:
-        A list of new tensors.
+    Returns a list of new tensors. The other arguments and the errors are those of `hvdlite.allreduce`.
 
     """
     scales = (prescale_factor, postscale_factor)
@@ -292,7 +291,10 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's."""
+    """`allgather` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
+
+    Returns a list of new tensors. The other arguments and the errors are those of `hvdlite.allgather`.
+    """
     if not _needs_grad(*tensors):
         return ops.grouped_allgather(tensors, name, process_set)
     outputs: list[Any] = _apply(_Allgather, _CallArguments(name, process_set, grouped=True), tensors)
@@ -425,7 +427,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's."""
+    """`reducescatter` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
+
+    Returns a list of new tensors. The other arguments and the errors are those of `hvdlite.reducescatter`.
+    """
     scales = (prescale_factor, postscale_factor)
     if not _needs_grad(*tensors):
         return ops.grouped_reducescatter(tensors, name, compression, op, process_set, *scales)

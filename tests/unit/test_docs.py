@@ -1,27 +1,30 @@
 """The documentation against the code: what it names exists, and what it quotes is what is there."""
 
+import argparse
 import ast
 import functools
+import importlib.util
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.pages import PAGES, ROOT, name_of, python_blocks
 from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 
 from hvdlite.config import launcher_claim
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import ERRORS, HvdliteError, NotInitializedError
 from hvdlite.knobs import KNOBS
+from hvdlite.launcher.cli import make_parser
 from hvdlite.requests import Adasum, Average
 from hvdlite.startup import check_launch
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-TEXT = {page.name: page.read_text() for page in PAGES}
+TEXT = {name_of(page): page.read_text() for page in PAGES}
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -60,8 +63,42 @@ def test_links_lead_somewhere(page):
 
 @every_page
 def test_python_can_be_read(page):
-    for block in blocks(page.read_text(), "python"):
-        ast.parse(block)
+    for block in python_blocks(page):
+        compile(block.code, str(block), "exec")
+        assert not set(block.words) - {"fragment"}, f"{block}: a block of Python has no mark but fragment"
+
+
+TEXTS = ("could", "does", "has")  # errors whose text begins with the name hvdlite go on like this
+
+
+def command_lines(page):
+    """Lines of the blocks that have commands or output, without a prompt and without what follows."""
+    found = re.finditer(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = "".join(block[2] for block in found if block[1] in ("", "sh"))
+    return [line.removeprefix("$ ").split("#")[0].split("<")[0].split() for line in text.splitlines() if line.strip()]
+
+
+@functools.cache
+def subcommands_and_targets():
+    """The parsers of the subcommands of hvdlite, by name, and the targets of make."""
+    (subcommands,) = (action.choices for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return subcommands, re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+
+
+@every_page
+def test_commands_exist(page):
+    subcommands, targets = subcommands_and_targets()
+    for words in command_lines(page):
+        if words[:1] == ["hvdlite"] and len(words) > 1 and words[1].islower() and words[1] not in TEXTS:
+            assert words[1] in subcommands, words
+            own = list(itertools.takewhile(lambda word: word != "python", words[2:]))
+            flags = {word.partition("=")[0] for word in own if word.startswith("--")}
+            assert not flags - {*subcommands[words[1]]._option_string_actions}, words
+        if words[:1] == ["make"] and len(words) > 1:
+            assert words[1] in targets, words
+        if "-m" in words and words[words.index("-m") - 1].endswith("python"):
+            module = words[words.index("-m") + 1]
+            assert not module.startswith("hvdlite") or importlib.util.find_spec(module), words
 
 
 @every_page
@@ -74,12 +111,16 @@ def test_variables_are_knobs(page):
     assert not [name for name in named if name not in known and not name.startswith("HVDLITE_E_")]
 
 
-# --- README -------------------------------------------------------------------------------------------------------------
+# --- README and the first page ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["torch_minimal.py", "numpy_allreduce.py"])
-def test_the_readme_shows_the_examples_as_they_are(name):
-    assert (ROOT / "examples" / name).read_text() in blocks(TEXT["README.md"], "python")
+@pytest.mark.parametrize(("page", "name"), [("README.md", "torch_minimal.py"), ("get_started.md", "numpy_allreduce.py")])
+def test_pages_show_the_examples_as_they_are(page, name):
+    assert (ROOT / "examples" / name).read_text() in blocks(TEXT[page], "python")
+
+
+def test_the_readme_is_short():
+    assert len(TEXT["README.md"].splitlines()) < 150
 
 
 # --- docs/gradient_path.md ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,20 @@ def test_collectives_say_over_whom_and_what_must_match(name):
         assert section in text
     for parameter in inspect.signature(getattr(ops, name)).parameters:
         assert f"    {parameter}:" in text
+
+
+FUNCTIONS = [name for name in hvdlite.__all__ if inspect.isfunction(getattr(hvdlite, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_argument_is_described_here_or_at_the_function_that_is_named(name):
+    text, read = "", [name]
+    for each in read:  # it grows
+        own = inspect.getdoc(getattr(hvdlite, each))
+        text += own
+        read += [base for base in FUNCTIONS if f"`{base}`" in own and base not in read]
+    for parameter in inspect.signature(getattr(hvdlite, name)).parameters:
+        assert re.search(rf"    {parameter}:|`{parameter}`", text), f"{name} does not describe {parameter}"
 
 
 VARIANTS = [name for name in ops.__all__ if name.endswith("_") or "async" in name or name.startswith("grouped")]

@@ -1,0 +1,74 @@
+"""The pages of the documentation, and the blocks of Python in them.
+
+A block that begins with ```` ```python ```` is a whole program: the files named test_pages.py and test_*_pages.py run it on two
+ranks. A block that begins with ```` ```python fragment ```` leaves things out, or needs what these tests do not have (several
+hosts, a GPU, another library), and is only compiled.
+"""
+
+import ast
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")])
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+
+
+def name_of(page: Path) -> str:
+    """A page's name: its path in docs/, or in the repository if it is not there."""
+    return str(page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of Python on a page.
+
+    Attributes:
+        page: the page's name.
+        line: of its first line, counted from 1.
+        words: what follows the language in the line that opens it.
+        code: its text.
+    """
+
+    page: str
+    line: int
+    words: tuple[str, ...]
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @functools.cached_property
+    def frameworks(self) -> frozenset[str]:
+        """The frameworks that it imports, by itself or as doors of hvdlite."""
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(self.code)):
+            if isinstance(node, ast.Import):
+                names |= {word for alias in node.names for word in alias.name.split(".")}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {*node.module.split("."), *(alias.name for alias in node.names)}
+        return frozenset(names & set(FRAMEWORKS))
+
+    def run(self) -> None:
+        """Runs it as a program of its own."""
+        module = ModuleType("page")
+        exec(compile(self.code, str(self), "exec"), vars(module))
+
+
+def python_blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    text = page.read_text()
+    return [
+        Block(name_of(page), text.count("\n", 0, found.start()) + 2, tuple(found[1].split()), found[2])
+        for found in re.finditer(r"^```python([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+def programs(*frameworks: str) -> list[Block]:
+    """All blocks that are whole programs and import exactly some of these frameworks, or none if none is given."""
+    found = [block for page in PAGES for block in python_blocks(page) if "fragment" not in block.words]
+    return [block for block in found if (block.frameworks <= set(frameworks)) and bool(block.frameworks) == bool(frameworks)]
