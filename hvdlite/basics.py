@@ -240,7 +240,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Traces this rank's operations from now on, for Chrome's and Perfetto's viewers and ``hvdlite timeline``.
 
     Each rank that calls it writes a file of its own, bounded by the knob ``timeline_max_bytes`` and valid JSON after each
-    write. A timeline that is being written ends. The trace adds no communication.
+    write. A timeline that is being written ends. The trace adds no communication. Beside it, a thread samples the Python stack
+    of the main thread every 5 ms, into a file with ``.stacks`` before its ending: the report says by it where a late rank was.
 
     Args:
         file_path: of rank 0's file; rank 3 takes the name with ``.rank3`` before its ending.
@@ -259,7 +260,7 @@ def stop_timeline() -> None:
     Raises:
         NotInitializedError: `init` has not been called.
     """
-    RUNTIME.require().stop_timeline()
+    RUNTIME.stop_timeline()
 
 
 def stall_limit(seconds: float) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["start", "where_is_main"]
+__all__ = ["calls_of", "start", "where_is_main"]
 
 # The innermost frames of the stack that an answer has, and its longest text.
 _MOST_FRAMES = 20
@@ -37,14 +37,15 @@ def where_is_main() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "its main thread has ended"
-    calls = _calls(frame)
+    calls = calls_of(frame)
     text = " > ".join(calls)
     if len(text) > _MOST_TEXT:
         text = "... " + text[-_MOST_TEXT:]
     return f"its main thread is at {text}"
 
 
-def _calls(frame: FrameType | None) -> list[str]:
+def calls_of(frame: FrameType | None) -> list[str]:
+    """The calls of a stack, such as ``job/train.py:30 main``, from the outermost to the innermost; of a deep one the last."""
     calls: list[str] = []
     while frame is not None and len(calls) < _MOST_FRAMES:
         code = frame.f_code

@@ -46,7 +46,18 @@ CORE = {
     "process_sets",
     "runtime",
 }
-CORE |= {"autotune", "consistency", "leaves", "metrics", "start_check", "startup", "submission", "usage", "watchdog"}
+CORE |= {
+    "autotune",
+    "consistency",
+    "leaves",
+    "metrics",
+    "sampling",
+    "start_check",
+    "startup",
+    "submission",
+    "usage",
+    "watchdog",
+}
 LIBRARY = PURE | CORE | {"backends"}
 DOORS = {"torch", "tensorflow", "jax", "keras"}
 ALLOWED = {

@@ -1,0 +1,121 @@
+"""Samples the Python stack of the main thread while a timeline is written, so that the report can say where a late rank was.
+
+The samples go to a file beside the timeline, in the same format and on the same clock.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from hvdlite.timeline.files import STACK, stacks_file
+from hvdlite.watchdog import calls_of
+
+__all__ = ["StackSampler"]
+
+_LOGGER = logging.getLogger("hvdlite")
+# Seconds between two samples.
+_INTERVAL = 0.005
+# Microseconds after which a span ends even if the program stays where it is, so that little is lost in a crash.
+_LONGEST_SPAN = 1e6
+# How many spans are written at once.
+_MANY = 100
+# The lane of the trace: below those of callers, which begin at 1.
+_LANE = 0
+# The part of the timeline's room that the samples may take.
+_PART = 8
+
+
+class StackSampler:
+    """A thread that samples until `close`.
+
+    Equal samples in a row become one span. The file is bounded as the timeline is: at half of its room it becomes the older
+    half, ``.old``. A disk that fails ends the sampling, with one line in the log.
+
+    Args:
+        timeline: the file of the timeline.
+        max_bytes: what the timeline may take on the disk; the samples take at most an eighth of that besides.
+        rank: of this process.
+
+    Attributes:
+        path: the file of the samples.
+        samples: how many there are so far.
+    """
+
+    def __init__(self, timeline: Path, max_bytes: int, rank: int) -> None:
+        self.path = stacks_file(timeline)
+        self._room, self._rank = max_bytes // _PART, rank
+        self._stop = threading.Event()
+        self._main = threading.main_thread().ident or 0
+        self._lines: list[str] = []
+        self._written = 0
+        self.samples = 0
+        self._thread = threading.Thread(target=self._run, name="hvdlite-stacks", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Writes the last samples. A second call does nothing."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path.with_name(self.path.name + ".old"))  # of an earlier timeline of this name
+            self._begin_file()
+            self._sample()
+        except OSError as error:
+            text = "the stacks cannot be written to '%s': %s; the timeline has none from here on"
+            _LOGGER.warning(text, self.path, error.strerror)
+
+    def _sample(self) -> None:
+        """Each sample stands for the time since the one before it: while the program holds the GIL, there is none."""
+        since = until = _now()
+        before = ""
+        while not self._stop.wait(_INTERVAL):
+            frame = sys._current_frames().get(self._main)
+            calls = " > ".join(calls_of(frame))
+            del frame  # it keeps the program's local variables alive
+            if calls != before or until - since > _LONGEST_SPAN:
+                self._add(since, until, before)
+                since, before = until, calls
+            until = _now()
+            self.samples += 1
+        self._add(since, until, before)
+        self._flush()
+
+    def _add(self, since: float, until: float, calls: str) -> None:
+        if not calls:
+            return
+        span = {"name": STACK, "ph": "X", "pid": self._rank, "tid": _LANE, "ts": round(since, 3)}
+        self._lines.append(json.dumps({**span, "dur": round(until - since, 3), "args": {"calls": calls}}))
+        if len(self._lines) >= _MANY:
+            self._flush()
+
+    def _begin_file(self) -> None:
+        lane = {"name": "thread_name", "ph": "M", "pid": self._rank, "tid": _LANE, "args": {"name": "Python, main thread"}}
+        text = f"[\n{json.dumps(lane)}"
+        self.path.write_text(text)
+        self._written = len(text)
+
+    def _flush(self) -> None:
+        if not self._lines:
+            return
+        if self._written > self._room // 2:
+            os.replace(self.path, self.path.with_name(self.path.name + ".old"))
+            self._begin_file()
+        text = "".join(f",\n{line}" for line in self._lines)
+        self._lines.clear()
+        with self.path.open("a") as file:
+            file.write(text)
+        self._written += len(text)
+
+
+def _now() -> float:
+    """Microseconds on the timeline's clock."""
+    return time.monotonic_ns() / 1e3
