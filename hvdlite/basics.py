@@ -82,6 +82,10 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
                 from hvdlite.metrics import PrometheusWriter  # few want it
 
                 PrometheusWriter(RUNTIME.config.metrics_file, RUNTIME.config.metrics_interval)
+            if RUNTIME.config.live_view and not RUNTIME.exiting:
+                from hvdlite import live_view
+
+                live_view.start()
         else:
             if dynamic:
                 RUNTIME.config = RUNTIME.config.replace(dynamic_process_sets=True)

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Runtime:
     def __init__(self) -> None:
         self.engine: Engine | None = None
         self.topology: Topology | None = None
+        self.places: list[tuple[str, int]] = []  # host and process id of each rank
         self.config: Config = knobs.from_environment({})
         self.communicator: Any = None
         self._lock = threading.RLock()
@@ -131,6 +133,7 @@ class Runtime:
         config, problem = self._prepare(dynamic)
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
+        self.places = job.allgather((socket.gethostname(), os.getpid()))
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
             logger.warning(line)

@@ -232,7 +232,7 @@ def report(outcome: JobOutcome, output: RankOutput) -> None:
 
 
 def _subcommands() -> tuple[Subcommand, ...]:
-    from hvdlite.launcher import completion, doctor, tune
+    from hvdlite.launcher import completion, doctor, top, tune
     from hvdlite.timeline import __main__ as timeline
 
     return (
@@ -244,6 +244,13 @@ def _subcommands() -> tuple[Subcommand, ...]:
             tune.add_flags,
             lambda arguments: tune.run(arguments, main),
             tune.EPILOG,
+        ),
+        Subcommand(
+            "top",
+            "looks at a running job: where each rank's time goes, and whom the others wait for",
+            top.add_flags,
+            top.run,
+            top.EPILOG,
         ),
         Subcommand("timeline", "merges and explains the traces of a job", timeline.add_arguments, timeline.run),
         Subcommand(

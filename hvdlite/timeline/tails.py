@@ -98,7 +98,8 @@ def _rhythm_of_time(begins: Sequence[float]) -> str:
 
 
 def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    endings = {1: "st", 2: "nd", 3: "rd"}  # codespell:ignore
+    ending = "th" if number % 100 in (11, 12, 13) else endings.get(number % 10, "th")
     return f"{number}{ending}"
 
 

@@ -1,4 +1,8 @@
-"""What a running job of hvdlite has open: no socket that listens, no memory that others may open, no file that is left."""
+"""What a running job of hvdlite has open: one socket that listens, to this user's viewers, no memory that others may open, no
+file that is left.
+"""
+
+import os
 
 import pytest
 from support.job import run_job
@@ -36,7 +40,7 @@ def listening():
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[6] in own and int(fields[3], 16) & 0x10000:
-            found.add(("unix", fields[6]))
+            found.add(("unix", fields[7].rpartition(":")[0]))
     return found
 
 def shared():
@@ -72,7 +76,7 @@ value = torch.full((4,), rank + 1.0)
 dist.all_reduce(value)
 assert value[0].item() == size * (size + 1) / 2
 MPI.COMM_WORLD.Barrier()
-print("listening", sorted(listening() - before), flush=True)
+print("listening", *sorted(kind + name for kind, name in listening() - before), flush=True)
 for line in shared():
     print("shared", *line, flush=True)
 folders = [path for path in Path("/tmp").glob("hvdlite-store-*") if path.stat().st_uid == os.getuid()]
@@ -98,7 +102,9 @@ def test_what_a_job_has_open(knob):
         result = run_job(LOOK_AROUND, 2, env={"HVDLITE_SHARED_MEMORY": knob, "HVDTEST_PROBE": "1"}, frameworks=frameworks)
     assert result.returncode == 0, result.report()
     for text in result.stdout.values():
-        assert "listening []" in text, result.report()
+        # For hvdlite top; a name without a file. Another user gets nothing from it (tests/fault/test_top.py).
+        ((name,),) = lines(text, "listening")
+        assert name.startswith(f"unix@hvdlite-view:{os.getuid()}:"), result.report()
         # The page, the window, and both parts of the arena: nobody else may open them, and no name is left of a file.
         found = lines(text, "shared")
         kinds = [line[0] for line in found]
@@ -108,4 +114,10 @@ def test_what_a_job_has_open(knob):
         assert all(line[3] == "True" for line in found), result.report()
         assert lines(text, "folders") == [["0o700"]], result.report()
         # The search finds what it looks for.
-        assert lines(text, "probed") == [["1"]], result.report()
+        assert lines(text, "probed") == [["2"]], result.report()
+
+
+def test_a_job_that_does_not_want_to_be_looked_at_opens_nothing():
+    program = LOOK_AROUND.partition("import torch")[0] + 'print("listening", *listening() - before)\n'
+    result = run_job(program, 2, env={"HVDLITE_LIVE_VIEW": "0"})
+    assert list(result.stdout.values()) == ["listening\n"] * 2, result.report()

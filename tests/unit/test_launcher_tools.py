@@ -149,7 +149,7 @@ def test_completion_in_bash(tmp_path):
     script = tmp_path / "hvdlite.bash"
     script.write_text(completion.generate("bash", cli.make_parser()))
     subprocess.run(["bash", "-n", str(script)], check=True)
-    assert complete('hvdlite ""', script)[:5] == ["run", "doctor", "tune", "timeline", "completion"]
+    assert complete('hvdlite ""', script)[:5] == ["run", "doctor", "tune", "top", "timeline"]
     assert complete("hvdlite run --fusion", script) == ["--fusion-threshold", "--fusion-threshold-mb"]
     assert complete("hvdlite run --launcher s", script) == ["srun"]
     assert complete("hvdlite tune --any", script) == ["--any-bits"]

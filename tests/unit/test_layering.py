@@ -26,6 +26,7 @@ PURE = {
     "timeline",
     "topology",
     "tuning",
+    "view_socket",
     "xla",
 }
 CORE = {
@@ -50,6 +51,7 @@ CORE |= {
     "autotune",
     "consistency",
     "leaves",
+    "live_view",
     "metrics",
     "sampling",
     "start_check",
