@@ -154,7 +154,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
         print(f"hvdlite: {line}", file=sys.stderr)
     if arguments.dry_run or arguments.verbose:
-        print(chosen.line.shell(command), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
+        what = "" if arguments.dry_run else "hvdlite: it runs "
+        print(f"{what}{chosen.line.shell(command)}", file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
     if arguments.dry_run:
         return 0
     output = RankOutput(

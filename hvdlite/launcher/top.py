@@ -7,24 +7,15 @@ the MPI starts there as it starts ranks; nothing listens on a network.
 import argparse
 import contextlib
 import json
-import os
-import shlex
-import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
 
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
-from hvdlite.launcher import plan
-from hvdlite.launcher.command import Wishes
+from hvdlite.launcher import on_hosts
 from hvdlite.launcher.figures import Answer, JobFigures, figures_of_job
-from hvdlite.launcher.hosts import Host, format_hosts, parse_hosts
-from hvdlite.launcher.job import LaunchedJob, told_to_end
-from hvdlite.launcher.output import RankOutput
 from hvdlite.launcher.view_agent import EVERY_JOB, looks
 
-__all__ = ["EPILOG", "JobViewer", "add_flags", "choose_job", "run"]
+__all__ = ["EPILOG", "JobViewer", "LooksTogether", "add_flags", "choose_job", "run"]
 
 EPILOG = """\
 examples:
@@ -45,12 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--interval", type=_seconds, default=1.0, metavar="S", help="seconds from one look to the next [1]")
     add("--once", action="store_true", help="prints the figures of one interval, and ends")
     add("--json", action="store_true", help="prints each look as one line of JSON")
-    group = parser.add_argument_group("asking other hosts", "as `hvdlite run` starts ranks there")
-    group.add_argument("--launcher", choices=plan.LAUNCHERS, default="auto", help="auto, mpirun or srun [auto]")
-    group.add_argument("--mpirun", default="", metavar="PATH", help="the mpirun to take")
-    group.add_argument("--mpi-args", default="", metavar="WORDS", help="further arguments for it, in one word of the shell")
-    group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="for logging in to other hosts")
-    group.add_argument("-i", "--ssh-identity-file", default="", metavar="FILE", help="the key for logging in to other hosts")
+    on_hosts.add_flags(parser)
 
 
 def _seconds(text: str) -> float:
@@ -166,67 +152,32 @@ def _ask_here(arguments: argparse.Namespace, viewer: JobViewer) -> None:
 
 
 def _ask_hosts(arguments: argparse.Namespace, viewer: JobViewer) -> None:
-    plan.refuse_nested("hvdlite top -H")
-    hosts = tuple(Host(host.name) for host in parse_hosts(arguments.hosts))
-    wishes = Wishes(
-        np=0,
-        root=os.geteuid() == 0,
-        ssh_port=arguments.ssh_port,
-        ssh_identity_file=arguments.ssh_identity_file,
-        environ=plan.environment(),
-        mpi_args=tuple(shlex.split(arguments.mpi_args)),
-    )
-    chosen = plan.make(
-        wishes, len(hosts), format_hosts(hosts), launcher=arguments.launcher, mpirun=arguments.mpirun, bind="none"
-    )
     agent = [sys.executable, "-m", "hvdlite.launcher.view_agent", str(arguments.interval)]
     agent += [str(_LOOKS_ONCE if arguments.once else 0), arguments.job or EVERY_JOB]
-    with open(os.devnull, "w") as nowhere:
-        output = _AgentOutput(len(hosts), viewer, nowhere)
-        job = LaunchedJob(chosen.line, agent, len(hosts), wishes.environ, output, bind=False, grace=1.0)
-        output.stop = lambda: job.interrupt(signal.SIGTERM)
-        with told_to_end(job) as received:
-            outcome = job.run()
-    if received:
-        raise KeyboardInterrupt
-    if outcome.status and not viewer.ended:
-        words = [*output.said, *outcome.words, outcome.problem]
-        raise SystemFailure(f"the hosts {arguments.hosts} cannot be asked: {' '.join(word.strip() for word in words if word)}")
+    together = LooksTogether(len(on_hosts.names_of(arguments.hosts)), viewer)
+    on_hosts.run_on_hosts(arguments, agent, together.take)
 
 
-class _AgentOutput(RankOutput):
-    """Takes the lines of the agents, and hands over a look when each host has sent one.
+class LooksTogether:
+    """Hands over a look when each host has sent one.
 
-    Attributes:
-        said: the last lines of the launcher itself.
-        stop: ends the agents.
+    Args:
+        hosts: how many.
+        viewer: gets the looks.
     """
 
-    def __init__(self, hosts: int, viewer: JobViewer, nowhere: TextIO) -> None:
-        super().__init__(hosts, stdout=nowhere, stderr=nowhere)
-        self._viewer, self._count = viewer, hosts
-        self._rests: dict[int, str] = {}  # of lines that come in pieces
+    def __init__(self, hosts: int, viewer: JobViewer) -> None:
+        self._hosts, self._viewer = hosts, viewer
         self._latest: dict[int, list[Answer]] = {}
-        self.said: deque[str] = deque(maxlen=5)
-        self.stop: Callable[[], None] = lambda: None
 
-    def line(self, kind: str, rank: int, text: str, ending: str) -> None:
-        if kind != "o":
-            super().line(kind, rank, text, ending)
-            return
-        whole = self._rests.pop(rank, "") + text
-        if ending != "\n":
-            self._rests[rank] = whole
-            return
-        self._latest[rank] = json.loads(whole)["answers"]
-        if len(self._latest) == self._count and not self._viewer.ended:
-            answers = [answer for found in self._latest.values() for answer in found]
-            self._latest.clear()
-            if not self._viewer.see(answers):
-                self.stop()
-
-    def launcher(self, kind: str, text: str) -> None:
-        self.said.append(text)
+    def take(self, host: int, line: str) -> bool:
+        """Takes a line of a host's agent; false once the job has ended."""
+        self._latest[host] = json.loads(line)["answers"]
+        if len(self._latest) < self._hosts:
+            return True
+        answers = [answer for found in self._latest.values() for answer in found]
+        self._latest.clear()
+        return self._viewer.see(answers)
 
 
 # --- how to show it -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from hvdlite import launcher, view_socket
 from hvdlite.errors import InvalidArgumentError, SystemFailure
-from hvdlite.launcher import cli, top, view_agent
+from hvdlite.launcher import cli, on_hosts, top, view_agent
 from hvdlite.launcher.figures import figures_of_job, figures_of_rank
 from hvdlite.live_view import oldest_operation
 
@@ -168,25 +168,34 @@ def test_the_table_of_sockets(tmp_path, monkeypatch):
 
 def test_looks_of_several_hosts_are_put_together():
     shown = []
-    output = top._AgentOutput(2, top.JobViewer("", "a,b", shown.append), io.StringIO())
-    ended = []
-    output.stop = lambda: ended.append(True)
+    together = top.LooksTogether(2, top.JobViewer("", "a,b", shown.append))
 
     def say(host, *answers):
-        line = json.dumps({"host": "h", "answers": answers})
-        output.line("o", host, line[:20], "")  # in pieces
-        output.line("o", host, line[20:], "\n")
+        return together.take(host, json.dumps({"host": "h", "answers": answers}))
 
-    say(0, answer(0))
-    say(1, answer(2, host="b"))
-    say(0, answer(0, 11.0))
+    assert say(0, answer(0))
+    assert say(1, answer(2, host="b"))
+    assert say(0, answer(0, 11.0))
     assert not shown
-    say(1, answer(2, 11.5, host="b"))
+    assert say(1, answer(2, 11.5, host="b"))
     assert [(each.rank, each.seconds) for each in shown[0].ranks] == [(0, 1.0), (2, 1.5)]
     assert shown[0].not_asked == {}
-    say(0)
-    say(1)
-    assert ended == [True]
+    assert say(0)
+    assert not say(1)
+
+
+def test_lines_of_hosts_come_in_pieces():
+    taken, ended = [], []
+
+    def take(host, line):
+        taken.append((host, line))
+        return line != "last"
+
+    lines = on_hosts._LinesOfHosts(2, take, io.StringIO())
+    lines.stop = lambda: ended.append(True)
+    for host, text, ending in ((0, "a", ""), (1, "c", "\n"), (0, "b", "\n"), (1, "last", "\n"), (0, "more", "\n")):
+        lines.line("o", host, text, ending)
+    assert (taken, ended) == ([(1, "c"), (0, "ab"), (1, "last")], [True])
 
 
 def test_an_agent_prints_its_looks(monkeypatch, capsys):
