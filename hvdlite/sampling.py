@@ -26,6 +26,7 @@ _LONGEST_SPAN = 1e6
 _MANY = 100
 # The lane of the trace: below those of callers, which begin at 1.
 _LANE = 0
+_END = b"\n]\n"
 # The part of the timeline's room that the samples may take.
 _PART = 8
 
@@ -99,9 +100,9 @@ class StackSampler:
 
     def _begin_file(self) -> None:
         lane = {"name": "thread_name", "ph": "M", "pid": self._rank, "tid": _LANE, "args": {"name": "Python, main thread"}}
-        text = f"[\n{json.dumps(lane)}"
-        self.path.write_text(text)
-        self._written = len(text)
+        self._written = 0
+        self.path.write_bytes(b"")
+        self._append(f"[\n{json.dumps(lane)}")
 
     def _flush(self) -> None:
         if not self._lines:
@@ -109,11 +110,16 @@ class StackSampler:
         if self._written > self._room // 2:
             os.replace(self.path, self.path.with_name(self.path.name + ".old"))
             self._begin_file()
-        text = "".join(f",\n{line}" for line in self._lines)
+        self._append("".join(f",\n{line}" for line in self._lines))
         self._lines.clear()
-        with self.path.open("a") as file:
-            file.write(text)
-        self._written += len(text)
+
+    def _append(self, text: str) -> None:
+        """Writes the text over the bracket that ends the file, and another bracket behind it: the file stays valid JSON."""
+        data = text.encode()
+        with self.path.open("r+b", buffering=0) as file:
+            file.seek(self._written)
+            file.write(data + _END)
+        self._written += len(data)
 
 
 def _now() -> float:

@@ -4,6 +4,7 @@ The engine answers other ranks at any time, but it may not run Python. So a thre
 the GIL only when another rank asks.
 """
 
+import functools
 import sys
 import threading
 from pathlib import PurePath
@@ -44,13 +45,17 @@ def where_is_main() -> str:
     return f"its main thread is at {text}"
 
 
+@functools.lru_cache(1024)
+def _shortened(file: str) -> str:
+    return "/".join(PurePath(file).parts[-2:])
+
+
 def calls_of(frame: FrameType | None) -> list[str]:
     """The calls of a stack, such as ``job/train.py:30 main``, from the outermost to the innermost; of a deep one the last."""
     calls: list[str] = []
     while frame is not None and len(calls) < _MOST_FRAMES:
         code = frame.f_code
-        file = "/".join(PurePath(code.co_filename).parts[-2:])
-        calls.append(f"{file}:{frame.f_lineno} {code.co_name}")
+        calls.append(f"{_shortened(code.co_filename)}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     if frame is not None:
         calls.append("...")

@@ -167,6 +167,7 @@ def test_the_doctor_checks_hosts_against_each_other(tmp_path):
     assert "rightly, at 0.0" in found["allreduce"]["found"]
 
 
+@pytest.mark.slow
 def test_the_doctor_does_not_reach_a_host(hosts, tmp_path):
     done, found = doctor(hosts, tmp_path, "h0,nowhere")
     assert done.returncode == 1
