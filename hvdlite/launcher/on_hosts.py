@@ -7,6 +7,8 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TextIO
 
 from hvdlite.errors import SystemFailure
@@ -72,6 +74,9 @@ def run_on_hosts(
     chosen = plan.make(
         wishes, len(hosts), format_hosts(hosts), launcher=arguments.launcher, mpirun=arguments.mpirun, bind="none"
     )
+    line = chosen.line
+    if Path(line.words[0]).name == "srun" and "--overlap" not in line.words:  # the job that runs there keeps its resources
+        line = replace(line, words=(*line.words, "--overlap"))
     late: list[bool] = []
 
     def give_up() -> None:
@@ -80,7 +85,7 @@ def run_on_hosts(
 
     with open(os.devnull, "w") as nowhere:
         output = _LinesOfHosts(len(hosts), take, nowhere)
-        job = LaunchedJob(chosen.line, command, len(hosts), wishes.environ, output, bind=False, grace=_GRACE)
+        job = LaunchedJob(line, command, len(hosts), wishes.environ, output, bind=False, grace=_GRACE)
         output.stop = lambda: job.interrupt(signal.SIGTERM)
         timer = threading.Timer(seconds or 0.0, give_up)
         if seconds is not None:

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hvdlite import view_socket
@@ -16,6 +17,7 @@ from hvdlite import view_socket
 __all__ = ["EVERY_JOB", "look", "looks", "main"]
 
 EVERY_JOB = "-"
+_AT_ONCE = 32  # ranks
 _PATIENCE = 1.0  # seconds for one rank to answer
 
 
@@ -25,18 +27,22 @@ def look(job: str = "") -> list[dict[str, Any]]:
     Args:
         job: the name of the job, the process id of its rank 0, or "-" or "" for every job of this user.
     """
-    found: list[dict[str, Any]] = []
-    for address in view_socket.addresses():
-        if job not in ("", EVERY_JOB, address.job, address.job.partition("@")[0]):
-            continue
-        place = {"job": address.job, "rank": address.rank, "pid": address.pid, "host": socket.gethostname()}
-        try:
-            answer = view_socket.ask(address, _PATIENCE)
-        except view_socket.SilentRankError:
-            found.append({**place, "silent": True})
-        else:
-            found += [] if answer is None else [{**answer, **place}]
-    return found
+    wanted = [
+        address for address in view_socket.addresses() if job in ("", EVERY_JOB, address.job, address.job.partition("@")[0])
+    ]
+    if not wanted:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(wanted))) as pool:  # a rank that computes answers only when it gives up the GIL
+        return [answer for answer in pool.map(_ask, wanted) if answer is not None]
+
+
+def _ask(address: view_socket.ViewAddress) -> dict[str, Any] | None:
+    place = {"job": address.job, "rank": address.rank, "pid": address.pid, "host": socket.gethostname()}
+    try:
+        answer = view_socket.ask(address, _PATIENCE)
+    except view_socket.SilentRankError:
+        return {**place, "silent": True}
+    return None if answer is None else {**answer, **place}
 
 
 def looks(job: str, interval: float, count: int = 0) -> Iterator[list[dict[str, Any]]]:

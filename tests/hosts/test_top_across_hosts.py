@@ -77,7 +77,7 @@ def test_the_ranks_of_all_hosts(hosts, training, tmp_path):
         (1, "h0", "answers"),
         (2, "h1", "answers"),
     ]
-    assert all(each["steps"] > 0 and each["bytes_per_second"] > 0 for each in found["ranks"])
+    assert all(each["steps"] > 0 and each["bytes_per_second"] > 0 and each["memory_bytes"] > 0 for each in found["ranks"])
     assert (found["size"], found["not_asked"]) == (3, {})
 
 

@@ -245,6 +245,20 @@ def test_the_page():
     assert "1 that wait most are not shown" in short
 
 
+def test_a_live_page_replaces_the_one_before(monkeypatch):
+    console = pytest.importorskip("rich.console")
+    from hvdlite.launcher import top_page
+
+    paper = io.StringIO()
+    terminal = console.Console(file=paper, width=100, height=7, force_terminal=True)
+    monkeypatch.setattr(top_page, "Console", lambda: terminal)
+    with top_page.page(live=True) as show:
+        for seconds in (11.0, 12.0):
+            show(figures_of_job({rank: answer(rank) for rank in range(3)}, [answer(rank, seconds) for rank in range(3)]))
+    assert paper.getvalue().count("x.py, job 7@a: 4 ranks on 2 hosts; 2 that wait most are not shown") == 2
+    assert paper.getvalue().endswith("\x1b[?1049l")  # the screen is as before
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "1e9", "soon"])
 def test_an_interval_that_is_none(text):
     with pytest.raises((argparse.ArgumentTypeError, ValueError)):
