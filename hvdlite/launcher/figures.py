@@ -124,7 +124,7 @@ def _shares(stats: Mapping[str, Any], earlier: Mapping[str, Any], seconds: float
     if stats["operations"] and not stats["exposed_seconds"]:
         return {}  # operations have ended, and no thread was ever blocked: callbacks take the results
     exposed = (stats["exposed_seconds"] - earlier["exposed_seconds"]) / seconds
-    moving = (stats["exposed_moving_seconds"] - earlier["exposed_moving_seconds"]) / seconds
+    moving = min(exposed, (stats["exposed_moving_seconds"] - earlier["exposed_moving_seconds"]) / seconds)
     # A wait is counted when it, or a slice of a tenth of a second, ends: it may have begun before the first answer.
     if exposed > 1 + 0.2 / seconds:
         return {}

@@ -1,7 +1,7 @@
 """Where the time of a job's steps went, from the traces of its ranks."""
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -197,15 +197,43 @@ def _lost(
         trace.rank: union((begin + shift, end + shift) for begin, end in trace.waits)
         for trace, shift in zip(traces, shifts, strict=True)
     }
+    waiting = _WaitingRanks(waits.values())
     lost = {}
     for rank, entry in late.items():
         # Of a program that gets its results by callbacks no waits are seen: it counts as waiting.
-        waited = [common(entry.spans, spans) if spans else entry.spans for other, spans in waits.items() if other != rank]
-        lost[rank] = [
-            sum(length_within(spans, begin, end) for spans in waited) / len(waited)
-            for begin, end in itertools.pairwise(boundaries)
-        ]
+        callbacks = sum(not spans for other, spans in waits.items() if other != rank)
+        lost[rank] = [0.0] * (len(boundaries) - 1)
+        for span in entry.spans:
+            for step in range(max(0, bisect_right(boundaries, span[0]) - 1), bisect_left(boundaries, span[1])):
+                begin, end = max(span[0], boundaries[step]), min(span[1], boundaries[min(step + 1, len(boundaries) - 1)])
+                if begin < end:
+                    others = waiting.time_between(begin, end) - length_within(waits[rank], begin, end)
+                    lost[rank][step] += (others + callbacks * (end - begin)) / (len(traces) - 1)
     return lost
+
+
+class _WaitingRanks:
+    """How many ranks wait at each time.
+
+    Args:
+        waits: of each rank, as `union` has them.
+    """
+
+    def __init__(self, waits: Iterable[Sequence[Span]]) -> None:
+        changes = sorted(change for spans in waits for begin, end in spans for change in ((begin, 1), (end, -1)))
+        self._times = [time for time, _ in changes]
+        self._counts = list(itertools.accumulate(change for _, change in changes))
+        lengths = (after - before for before, after in itertools.pairwise(self._times))
+        areas = (length * count for length, count in zip(lengths, self._counts, strict=False))
+        self._until = list(itertools.accumulate(areas, initial=0.0))
+
+    def time_between(self, begin: float, end: float) -> float:
+        """The sum of the times for which ranks wait in [begin, end]."""
+        return self._time_until(end) - self._time_until(begin)
+
+    def _time_until(self, time: float) -> float:
+        place = bisect_right(self._times, time) - 1
+        return self._until[place] + self._counts[place] * (time - self._times[place]) if place >= 0 else 0.0
 
 
 def _first_steps(lengths: Sequence[float]) -> int:

@@ -16,7 +16,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.timeline import __main__ as program
 from hvdlite.timeline import files
 from hvdlite.timeline.advice import advice
-from hvdlite.timeline.analysis import analyse, common, length_within, union
+from hvdlite.timeline.analysis import _WaitingRanks, analyse, common, length_within, union
 from hvdlite.timeline.report import page
 from hvdlite.timeline.tails import find_tail
 
@@ -88,6 +88,16 @@ def test_spans_of_time():
         assert sum(end - begin for begin, end in common(*sets)) == len(cells[0] & cells[1])
         begin, end = sorted(generator.sample(range(60), 2))
         assert length_within(sets[0], begin, end) == len(cells[0] & set(range(begin, end)))
+
+
+def test_how_long_ranks_wait_at_a_time():
+    generator = random.Random(4)
+    waits = [union((begin, begin + generator.randint(1, 9)) for begin in generator.sample(range(60), 6)) for _ in range(4)]
+    waiting = _WaitingRanks(waits)
+    for _ in range(200):
+        begin, end = sorted(generator.sample(range(-5, 80), 2))
+        assert waiting.time_between(begin, end) == sum(length_within(spans, begin, end) for spans in waits)
+    assert _WaitingRanks([]).time_between(0, 1) == 0
 
 
 @pytest.mark.parametrize("skew", [-3e9, 2_500.0, 7e8])
@@ -193,6 +203,26 @@ def test_the_first_steps_are_told_apart(tmp_path):
     lines = tailed(tmp_path, {0: 900_000.0, 1: 90_000.0}, wait=0.0)
     assert lines[-1].startswith("The first 2 steps took 1.01 s, a later one takes 10 ms (the median).")
     assert not any("made the others wait" in line for line in lines)
+
+
+def test_a_late_rank_among_several(tmp_path):
+    """Ranks 0 and 2 wait for rank 1; rank 3 takes its results by callbacks, and counts as waiting; rank 4 does other things."""
+    longer = dict.fromkeys(range(1, 20, 4), 20_000.0)
+    slow = {step: (time, SLEEPS) for step, time in longer.items()}
+    traces = job(tmp_path, [{}, {"slow": slow}, {}, {}, {}], longer=longer, wait=0.0)
+    traces[3].waits.clear()
+    del traces[4].waits[1:]
+    found = analyse(traces)
+    assert found.lost[1][5:8] == pytest.approx([20_000 * 3 / 4, 0, 0])
+    assert not any(found.lost.get(4, ()))
+
+
+def test_the_trace_of_one_rank(tmp_path):
+    found = analyse(job(tmp_path, [{"slow": {9: (50_000.0, SLEEPS)}}], longer={9: 50_000.0}))
+    assert found.lost == {}
+    assert advice(found)[0].startswith("All ranks together are slow in step 8: 50 ms longer each")  # it asks late for the next
+    assert f"In these steps the program of rank 0 was at {SLEEPS}" in advice(found)[0]
+    assert SLEEPS.replace(">", "&gt;") in page(found)
 
 
 def test_traces_without_stacks_say_less(tmp_path):

@@ -32,8 +32,8 @@ ROWS = (
         "timeline-lost-unblocked",
         "a rank counts as waited for where the others' programs do other things",
         "hvdlite/timeline/analysis.py",
-        "common(entry.spans, spans) if spans else entry.spans",
-        "entry.spans",
+        "lost[rank][step] += (others + callbacks * (end - begin)) / (len(traces) - 1)",
+        "lost[rank][step] += end - begin",
         ("tests/unit/test_timeline_report.py",),
     ),
     Mutant(
