@@ -19,7 +19,7 @@ from hvdlite import view_socket
 from hvdlite._version import __version__
 from hvdlite.errors import NotInitializedError
 from hvdlite.runtime import RUNTIME
-from hvdlite.watchdog import where_is_main
+from hvdlite.watchdog import main_frame, own_calls_of
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
@@ -101,7 +101,7 @@ class ViewServer:
             "job": self._job,
             "program": os.path.basename(sys.argv[0]) if sys.argv else "",
             "hosts": self._hosts,
-            "where": where_is_main(),
+            "where": " > ".join(own_calls_of(main_frame())),
             "oldest": oldest_operation(engine.flight_record()) if _has_open_operations(engine) else None,
             "stats": {name: getattr(now, name) for name in _STATS},
         }

@@ -7,13 +7,12 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from pathlib import Path
 
 from hvdlite.timeline.files import STACK, stacks_file
-from hvdlite.watchdog import calls_of
+from hvdlite.watchdog import main_frame, own_calls_of
 
 __all__ = ["StackSampler"]
 
@@ -51,7 +50,6 @@ class StackSampler:
         self.path = stacks_file(timeline)
         self._room, self._rank = max_bytes // _PART, rank
         self._stop = threading.Event()
-        self._main = threading.main_thread().ident or 0
         self._lines: list[str] = []
         self._written = 0
         self.samples = 0
@@ -79,9 +77,7 @@ class StackSampler:
         since = until = _now()
         before = ""
         while not self._stop.wait(_INTERVAL):
-            frame = sys._current_frames().get(self._main)
-            calls = " > ".join(calls_of(frame))
-            del frame  # it keeps the program's local variables alive
+            calls = " > ".join(own_calls_of(main_frame()))
             if calls != before or until - since > _LONGEST_SPAN:
                 self._add(since, until, before)
                 since, before = until, calls

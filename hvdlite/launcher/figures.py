@@ -37,7 +37,8 @@ class RankFigures:
         memory_bytes: of the process, in RAM.
         oldest: the operation that has not ended for the longest time: ``operation``, ``seconds``, ``stage``; None if there is
             none.
-        where: the Python stack of the main thread at the latest answer.
+        where: the Python stack of the main thread at the latest answer, the innermost call last. Calls of libraries are left
+            out, but for the innermost.
     """
 
     rank: int

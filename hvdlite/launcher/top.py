@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from hvdlite._version import __version__
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.launcher import on_hosts
 from hvdlite.launcher.figures import Answer, JobFigures, figures_of_job
@@ -86,7 +87,8 @@ class JobViewer:
 
         Raises:
             InvalidArgumentError: there is no such job, or there are several.
-            SystemFailure: no rank of the job answers the first look.
+            SystemFailure: no rank of the job answers the first look, or the job has another hvdlite, whose answers may mean
+            something else.
         """
         first = not self.job
         if first:
@@ -100,6 +102,12 @@ class JobViewer:
             raise SystemFailure(
                 f"no rank of the job {self.job} answers: its processes are stopped, or native code holds Python's GIL in them"
             )
+        for answer in spoken.values() if first else ():
+            if answer["hvdlite"] != __version__:
+                raise SystemFailure(
+                    f"the job {self.job} runs hvdlite {answer['hvdlite']}, and this is {__version__}: take the `hvdlite top` "
+                    "of the job's own environment"
+                )
         if not first:
             self._last = figures_of_job(self._before, mine, self._last.last_stall if self._last else None)
             self._show(self._last)

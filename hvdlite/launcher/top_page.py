@@ -95,7 +95,7 @@ def _row(each: RankFigures, wide: bool) -> list[RenderableType]:
 def _now(each: RankFigures) -> str:
     if each.oldest is not None and each.oldest["seconds"] >= 0.1:
         return f"{each.oldest['seconds']:.1f} s {each.oldest['operation']}: {each.oldest['stage']}"
-    return " > ".join((each.where or _UNKNOWN).removeprefix("its main thread is at ").split(" > ")[-_LAST_CALLS:])
+    return " > ".join((each.where or _UNKNOWN).split(" > ")[-_LAST_CALLS:])
 
 
 def _bar(each: RankFigures) -> Text:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from hvdlite import launcher, view_socket
+from hvdlite._version import __version__
 from hvdlite.errors import InvalidArgumentError, SystemFailure
 from hvdlite.launcher import cli, on_hosts, top, view_agent
 from hvdlite.launcher.figures import figures_of_job, figures_of_rank
@@ -19,7 +20,12 @@ def answer(rank=0, seconds=10.0, host="a", pid=None, job="7@a", size=4, oldest=N
     usual |= {"bus_bytes": 0, "waited_for_seconds": [0.0] * size}
     return {
         **{"job": job, "rank": rank, "host": host, "pid": 100 + rank if pid is None else pid, "program": "x.py"},
-        **{"hvdlite": "1", "hosts": {"a": 2, "b": 2}, "memory_bytes": 1 << 30, "where": "its main thread is at x.py:1 f"},
+        **{
+            "hvdlite": __version__,
+            "hosts": {"a": 2, "b": 2},
+            "memory_bytes": 1 << 30,
+            "where": "x.py:1 f > lib.py:2 g > lib.py:3 h",
+        },
         "oldest": oldest,
         "stats": {"rank": rank, "size": size, "seconds": seconds, **usual, **stats},
     }
@@ -121,6 +127,13 @@ def test_the_only_job_is_chosen_and_several_are_named():
 def test_a_job_that_does_not_answer_the_first_look():
     with pytest.raises(SystemFailure, match="no rank of the job 7@a answers: its processes are stopped"):
         top.JobViewer("", "", print).see([silent(0)])
+
+
+def test_a_job_with_another_hvdlite():
+    with pytest.raises(
+        SystemFailure, match=r"the job 7@a runs hvdlite 0\.0\.1, and this is .*: take the `hvdlite top` of the job's"
+    ):
+        top.JobViewer("", "", print).see([{**answer(0), "hvdlite": "0.0.1"}])
 
 
 def test_a_viewer_goes_on_while_all_ranks_are_silent():
@@ -242,6 +255,7 @@ def test_the_page():
         assert page.count("silent") == 1
         assert max(map(len, page.splitlines())) <= 160
     assert "3.0 s allreduce of 'x'" in wide
+    assert "lib.py:2 g > lib.py:3 h" in wide
     assert "1 that wait most are not shown" in short
 
 
