@@ -15,7 +15,7 @@ from hvdlite.errors import SystemFailure
 from hvdlite.launcher import plan
 from hvdlite.launcher.command import Wishes
 from hvdlite.launcher.hosts import Host, format_hosts, parse_hosts
-from hvdlite.launcher.job import LaunchedJob, told_to_end
+from hvdlite.launcher.job import JobOutcome, LaunchedJob, told_to_end
 from hvdlite.launcher.output import RankOutput
 
 __all__ = ["add_flags", "names_of", "run_on_hosts"]
@@ -97,11 +97,20 @@ def run_on_hosts(
             timer.cancel()
     if received:
         raise KeyboardInterrupt
-    words = " ".join(word.strip() for word in (*output.said, *outcome.words, outcome.problem) if word.strip())
     if late:
-        raise SystemFailure(f"the hosts {arguments.hosts} did not get ready within {seconds:.0f} seconds: {words or 'no word'}")
+        raise SystemFailure(
+            f"the hosts {arguments.hosts} did not get ready within {seconds:.0f} seconds{_words(outcome, output)}"
+        )
     if outcome.status and not output.stopped:
-        raise SystemFailure(f"the hosts {arguments.hosts} cannot be asked: {words}")
+        raise SystemFailure(f"the hosts {arguments.hosts} cannot be asked{_words(outcome, output)}")
+
+
+def _words(outcome: JobOutcome, output: "_LinesOfHosts") -> str:
+    """The last words of the program that failed first, or else those of the launcher."""
+    if outcome.failure is not None and outcome.words:
+        return f": on host {outcome.failure.host} the program {outcome.failure.how}: {outcome.words[-1]}"
+    said = [line.strip() for line in (*output.said, outcome.problem)]
+    return ": " + " ".join(line for line in said if line.strip("-")) if any(said) else ""
 
 
 class _LinesOfHosts(RankOutput):

@@ -9,6 +9,9 @@ from support.job import job_environment
 
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import cli, host_checks, host_probes, on_hosts
+from hvdlite.launcher.command import LauncherCommand
+from hvdlite.launcher.job import JobOutcome
+from hvdlite.launcher.plan import LaunchPlan
 
 HOST = {
     **{"boot_id": "1", "python": "3.11.2", "cores": 8, "processor": "P", "mpi4py": "4.1", "numpy": "2.1", "torch": "2.5"},
@@ -150,6 +153,24 @@ def test_a_job_that_fails_between_hosts(monkeypatch, capsys):
     (found,) = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["status"] == "fail"]
     assert "did not get ready within 180 seconds" in found["found"]
     assert "look for a firewall" in found["remedy"]
+
+
+@pytest.mark.parametrize(("launcher", "added"), [("/x/srun", ["--overlap"]), ("/x/mpirun", [])])
+def test_programs_run_beside_a_job_of_slurm(monkeypatch, launcher, added):
+    words = []
+
+    class Job:
+        def __init__(self, line, *arguments, **options):
+            words.extend(line.words)
+
+        def run(self):
+            return JobOutcome(0)
+
+    chosen = LaunchPlan(LauncherCommand((launcher, "--ntasks=2"), {}), 2, False, True, ())
+    monkeypatch.setattr(on_hosts.plan, "make", lambda *arguments, **options: chosen)
+    monkeypatch.setattr(on_hosts, "LaunchedJob", Job)
+    on_hosts.run_on_hosts(cli.make_parser().parse_args(["doctor", "--hosts", "a,b"]), ["true"], lambda *_: True)
+    assert words == [launcher, "--ntasks=2", *added]
 
 
 def test_one_host_cannot_be_compared(capsys):
