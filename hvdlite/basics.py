@@ -264,7 +264,10 @@ def stop_timeline() -> None:
     Raises:
         NotInitializedError: `init` has not been called.
     """
-    RUNTIME.stop_timeline()
+    RUNTIME.require().stop_timeline()
+    from hvdlite import sampling  # few want it
+
+    sampling.stop()
 
 
 def stall_limit(seconds: float) -> AbstractContextManager[None]:

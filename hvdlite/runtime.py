@@ -24,7 +24,6 @@ from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
-    from hvdlite.sampling import StackSampler
 
 __all__ = ["RUNTIME", "Runtime", "Steps"]
 
@@ -80,7 +79,6 @@ class Runtime:
         # Elastic training sets it: called in the exit handler when a rank is lost there. Has the job gone on without it?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
-        self.sampler: StackSampler | None = None  # while there is a timeline
         self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
 
     # --- beginning and end ------------------------------------------------------------------------------------------
@@ -251,7 +249,6 @@ class Runtime:
         self.engine = None
         self._lock = threading.RLock()
         self.at_stop.clear()
-        self.sampler = None
 
     # --- what failures.Announcer asks for ---------------------------------------------------------------------------
 
@@ -300,24 +297,11 @@ class Runtime:
             file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
         if self.recoveries:  # ranks have new numbers, and the files of the old ones are worth keeping
             file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
-        self._end_sampling()
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
-            from hvdlite.sampling import StackSampler  # few want it
+            from hvdlite import sampling  # few want it
 
-            self.sampler = StackSampler(file, self.config.timeline_max_bytes, rank)
-            self.at_stop.append(self._end_sampling)
-
-    def stop_timeline(self) -> None:
-        """Completes the files of `start_timeline`; `hvdlite.stop_timeline` says more."""
-        self.require().stop_timeline()
-        self._end_sampling()
-
-    def _end_sampling(self) -> None:
-        if self.sampler is not None:
-            self.sampler.close()
-            self.sampler = None
-            self.at_stop.remove(self._end_sampling)
+            sampling.start(file, self.config.timeline_max_bytes, rank)
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:

@@ -11,10 +11,11 @@ import threading
 import time
 from pathlib import Path
 
+from hvdlite.runtime import RUNTIME
 from hvdlite.timeline.files import STACK, stacks_file
 from hvdlite.watchdog import main_frame, own_calls_of
 
-__all__ = ["StackSampler"]
+__all__ = ["StackSampler", "start", "stop"]
 
 _LOGGER = logging.getLogger("hvdlite")
 # Seconds between two samples.
@@ -28,6 +29,24 @@ _LANE = 0
 _END = b"\n]\n"
 # The part of the timeline's room that the samples may take.
 _PART = 8
+
+
+_running: list["StackSampler"] = []  # at most one
+
+
+def start(timeline: Path, max_bytes: int, rank: int) -> None:
+    """Samples beside a new timeline until `stop`, another timeline, or `hvdlite.shutdown`; arguments as for `StackSampler`."""
+    stop()
+    _running.append(StackSampler(timeline, max_bytes, rank))
+    RUNTIME.at_stop.append(stop)
+
+
+def stop() -> None:
+    """Ends the samples beside the present timeline. Does nothing if there is none."""
+    while _running:
+        _running.pop().close()
+        if stop in RUNTIME.at_stop:
+            RUNTIME.at_stop.remove(stop)
 
 
 class StackSampler:

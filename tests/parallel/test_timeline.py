@@ -8,7 +8,7 @@ import pytest
 from support.limits import eventually, when_waiting
 from support.world import WORLD
 
-from hvdlite.runtime import RUNTIME
+from hvdlite import sampling
 from hvdlite.timeline import __main__ as program
 from hvdlite.timeline import files
 from hvdlite.timeline.analysis import analyse
@@ -63,7 +63,7 @@ def test_the_report_says_where_a_late_rank_was(hvd, folder):
     mine = trace if WORLD.rank == 0 else trace.with_name(f"t.rank{WORLD.rank}.json")
     for step in range(8):
         if step == 4 and WORLD.rank == last:
-            read_slowly(RUNTIME.sampler)
+            read_slowly(sampling._running[0])
         elif step == 4:
             when_waiting(lambda: WORLD.send(None, last))
         hvd.allreduce(np.full(3000, WORLD.rank + step, np.float32), name="gradient")
