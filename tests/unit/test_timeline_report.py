@@ -328,6 +328,16 @@ def test_the_program_merges_what_lies_beside_rank_0(tmp_path, capsys):
     assert {event["pid"] for event in json.loads(target.read_text())} == {0, 1}
 
 
+def test_the_report_is_said_in_sentences_too(tmp_path, capsys):
+    target = tmp_path / "page.html"
+    assert program.main(["report", str(_files(tmp_path)), "-o", str(target)]) == 0
+    first, *sentences = capsys.readouterr().out.splitlines()
+    assert first == f"{target}: of 2 ranks"
+    assert sentences == [
+        f"- {text}" for text in advice(analyse([files.read(path) for path in files.files_of_job(tmp_path / "t.json")]))
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [(None, "there is no timeline at"), ("[", "cannot be read as a timeline"), ("[]", "does not say whose it is")],
