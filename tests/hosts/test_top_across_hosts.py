@@ -69,9 +69,12 @@ def top(hosts, tmp_path, names, *words):
 
 
 def test_the_ranks_of_all_hosts(hosts, training, tmp_path):
-    done = top(hosts, tmp_path, "h0,h1", "--once", "--json", "--interval", "0.5")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    for _ in range(5):
+        done = top(hosts, tmp_path, "h0,h1", "--once", "--json", "--interval", "0.5")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        if all(each["state"] == "answers" for each in found["ranks"]):
+            break  # on a busy machine a rank may be silent for a second
     assert [(each["rank"], each["host"], each["state"]) for each in found["ranks"]] == [
         (0, "h0", "answers"),
         (1, "h0", "answers"),
