@@ -88,6 +88,10 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
                 from hvdlite.metrics import PrometheusWriter  # few want it
 
                 PrometheusWriter(RUNTIME.config.metrics_file, RUNTIME.config.metrics_interval)
+            if RUNTIME.config.live_view and not RUNTIME.exiting:
+                from hvdlite import live_view
+
+                live_view.start()
         else:
             if dynamic:
                 RUNTIME.config = RUNTIME.config.replace(dynamic_process_sets=True)
@@ -246,7 +250,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Traces this rank's operations from now on, for Chrome's and Perfetto's viewers and ``hvdlite timeline``.
 
     Each rank that calls it writes a file of its own, bounded by the knob ``timeline_max_bytes`` and valid JSON after each
-    write. A timeline that is being written ends. The trace adds no communication.
+    write. A timeline that is being written ends. The trace adds no communication. Beside it, a thread samples the Python stack
+    of the main thread every 5 ms, into a file with ``.stacks`` before its ending: the report says by it where a late rank was.
 
     Args:
         file_path: of rank 0's file; rank 3 takes the name with ``.rank3`` before its ending.
@@ -266,6 +271,9 @@ def stop_timeline() -> None:
         NotInitializedError: `init` has not been called.
     """
     RUNTIME.require().stop_timeline()
+    from hvdlite import sampling  # few want it
+
+    sampling.stop()
 
 
 def stall_limit(seconds: float) -> AbstractContextManager[None]:

@@ -512,6 +512,14 @@ KNOBS: tuple[Knob, ...] = (
         native=False,
     ),
     Knob(
+        "live_view",
+        "bool",
+        True,
+        "Lets `hvdlite top` look at this rank, by a unix socket that answers this user and root only.",
+        must_agree=False,
+        native=False,
+    ),
+    Knob(
         "deterministic",
         "bool",
         False,

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Runtime:
     def __init__(self) -> None:
         self.engine: Engine | None = None
         self.topology: Topology | None = None
+        self.places: list[tuple[str, int]] = []  # host and process id of each rank
         self.config: Config = knobs.from_environment({})
         self.communicator: Any = None
         self._lock = threading.RLock()
@@ -152,6 +154,7 @@ class Runtime:
     def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, config: Config, problem: HvdliteError | None) -> None:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
+        self.places = job.allgather((socket.gethostname(), os.getpid()))
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
             logger.warning(line)
@@ -331,6 +334,10 @@ class Runtime:
         if self.recoveries:  # ranks have new numbers, and the files of the old ones are worth keeping
             file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
+        if not self.exiting:
+            from hvdlite import sampling  # few want it
+
+            sampling.start(file, self.config.timeline_max_bytes, rank)
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:

@@ -4,7 +4,9 @@ The engine answers other ranks at any time, but it may not run Python. So a thre
 the GIL only when another rank asks.
 """
 
+import functools
 import sys
+import sysconfig
 import threading
 from pathlib import PurePath
 from types import FrameType
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["start", "where_is_main"]
+__all__ = ["main_frame", "own_calls_of", "start", "where_is_main"]
 
 # The innermost frames of the stack that an answer has, and its longest text.
 _MOST_FRAMES = 20
@@ -34,22 +36,62 @@ def _serve(engine: "Engine") -> None:
 
 def where_is_main() -> str:
     """One line with the stack of this process's main thread, from the outermost call to the innermost."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = main_frame()
     if frame is None:
         return "its main thread has ended"
-    calls = _calls(frame)
+    calls = _calls_of(frame)
     text = " > ".join(calls)
     if len(text) > _MOST_TEXT:
         text = "... " + text[-_MOST_TEXT:]
     return f"its main thread is at {text}"
 
 
-def _calls(frame: FrameType | None) -> list[str]:
+@functools.lru_cache(1024)
+def _shortened(file: str) -> str:
+    return "/".join(PurePath(file).parts[-2:])
+
+
+def main_frame() -> FrameType | None:
+    """The innermost frame of the main thread; None if that has ended."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def own_calls_of(frame: FrameType | None) -> list[str]:
+    """The calls of a stack, such as ``job/train.py:30 main``, from the outermost to the innermost, without those of libraries.
+
+    The innermost call is always there. If no call is the program's own, all are; of a deep stack the last.
+    """
+    inner, own = frame, False
     calls: list[str] = []
     while frame is not None and len(calls) < _MOST_FRAMES:
-        code = frame.f_code
-        file = "/".join(PurePath(code.co_filename).parts[-2:])
-        calls.append(f"{file}:{frame.f_lineno} {code.co_name}")
+        mine = not _is_library(frame.f_code.co_filename)
+        own = own or mine
+        if mine or frame is inner:
+            calls.append(_text_of(frame))
+        frame = frame.f_back
+    return calls[::-1] if own else _calls_of(inner)
+
+
+@functools.lru_cache(1024)
+def _is_library(file: str) -> bool:
+    return file.startswith(("<frozen ", *_libraries()))
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """The folders of Python's own modules, of installed packages, and of this one."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return (*{f"{sysconfig.get_path(name)}/" for name in names}, f"{PurePath(__file__).parent}/")
+
+
+def _text_of(frame: FrameType) -> str:
+    return f"{_shortened(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def _calls_of(frame: FrameType | None) -> list[str]:
+    calls: list[str] = []
+    while frame is not None and len(calls) < _MOST_FRAMES:
+        calls.append(_text_of(frame))
         frame = frame.f_back
     if frame is not None:
         calls.append("...")

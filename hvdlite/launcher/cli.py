@@ -161,7 +161,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
         print(f"hvdlite: {line}", file=sys.stderr)
     if arguments.dry_run or arguments.verbose:
-        print(chosen.line.shell(command), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
+        what = "" if arguments.dry_run else "hvdlite: it runs "
+        print(f"{what}{chosen.line.shell(command)}", file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
     if arguments.dry_run:
         return 0
     output = RankOutput(
@@ -241,7 +242,7 @@ def report(outcome: JobOutcome, output: RankOutput) -> None:
 
 
 def _subcommands() -> tuple[Subcommand, ...]:
-    from hvdlite.launcher import completion, doctor, tune
+    from hvdlite.launcher import completion, doctor, top, tune
     from hvdlite.timeline import __main__ as timeline
 
     return (
@@ -253,6 +254,13 @@ def _subcommands() -> tuple[Subcommand, ...]:
             tune.add_flags,
             lambda arguments: tune.run(arguments, main),
             tune.EPILOG,
+        ),
+        Subcommand(
+            "top",
+            "looks at a running job: where each rank's time goes, and whom the others wait for",
+            top.add_flags,
+            top.run,
+            top.EPILOG,
         ),
         Subcommand("timeline", "merges and explains the traces of a job", timeline.add_arguments, timeline.run),
         Subcommand(

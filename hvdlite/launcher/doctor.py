@@ -8,11 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from hvdlite._version import __version__
-from hvdlite.launcher import checks
+from hvdlite.launcher import checks, on_hosts
 from hvdlite.launcher.checks import Finding
+from hvdlite.launcher.host_checks import examine_hosts
 
 __all__ = ["add_flags", "examine", "render", "run", "verdict"]
 
+# What each mark of a line means.
+_LEGEND = (
+    "ok: works   WARN: works, and could work better   FAIL: a required part does not work   -: is not here, and not needed"
+)
 _MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "none": "-   "}
 _WIDTH = 16  # of the names of checks
 
@@ -26,6 +31,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frameworks", action=argparse.BooleanOptionalAction, default=True, help="imports each framework [it does]"
     )
+    parser.add_argument(
+        "-H", "--hosts", default="", metavar="HOSTS", help="checks these hosts against each other: a,b [this host]"
+    )
+    on_hosts.add_flags(parser)
     parser.epilog = "The exit code is 1 if a required part does not work. Nothing is changed."
 
 
@@ -44,7 +53,7 @@ def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
 def render(finding: Finding) -> str:
     """One line of the report, with the remedy below it."""
     text = f"{_MARKS[finding.status]}  {finding.check:{_WIDTH}}  {finding.found}"
-    return f"{text}\n{'':{_WIDTH + 8}}-> {finding.remedy}" if finding.remedy else text
+    return f"{text}\n{'':{_WIDTH + 8}}To do: {finding.remedy}" if finding.remedy else text
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -59,9 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     python = f"Python {platform.python_version()} ({sys.executable})"
     system = platform.platform()
     if not arguments.json:
-        print(f"hvdlite {__version__}, {python}, {system}\n", flush=True)
+        print(f"hvdlite {__version__}, {python}, {system}\n{_LEGEND}\n", flush=True)
     findings = []
-    for finding in examine(arguments.smoke, arguments.frameworks):
+    found_here = examine_hosts(arguments) if arguments.hosts else examine(arguments.smoke, arguments.frameworks)
+    for finding in found_here:
         findings.append(finding)
         if not arguments.json:
             print(render(finding), flush=True)

@@ -97,7 +97,7 @@ def make(
         if line is not None:
             return LaunchPlan(line, size, False, wishes.remote, tuple(notes))
     program = mpi.find(mpirun)
-    notes.append(f"{program.path} ({program.title}): {program.reason}")
+    notes.append(f"{program.path} ({program.title}) starts the ranks: {program.reason}")
     own_binding = bind == "auto" and not names_binding(wishes.mpi_args)
     return LaunchPlan(mpirun_line(program, wishes), size, own_binding, wishes.remote, tuple(notes))
 
@@ -132,9 +132,9 @@ def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, note
     if problem or srun is None or plugin is None:
         if required:
             raise SystemFailure(f"--launcher srun: {problem}")
-        notes.append(f"mpirun and not srun, although this is allocation {allocation.job} of Slurm: {problem}")
+        notes.append(f"mpirun and not srun starts the ranks, although this is allocation {allocation.job} of Slurm: {problem}")
         return None
-    notes.append(f"{srun} --mpi={plugin}: this is allocation {allocation.job} of Slurm")
+    notes.append(f"{srun} --mpi={plugin} starts the ranks: this is allocation {allocation.job} of Slurm")
     return srun_line(srun, plugin, wishes, len(allocation.hosts), allocation.inside_step)
 
 

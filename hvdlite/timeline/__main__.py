@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.timeline import files
+from hvdlite.timeline.advice import advice
 from hvdlite.timeline.analysis import analyse
 from hvdlite.timeline.report import page
 
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True)
     for name, help_text, output in (
         ("merge", "put the traces of all ranks on one clock, into one file", "timeline-merged.json"),
-        ("report", "explain how the steps spent their time, as a page of HTML", "timeline.html"),
+        ("report", "explain how the steps spent their time, in a page of HTML and in sentences", "timeline.html"),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
         command.add_argument(
@@ -37,12 +38,19 @@ def run(arguments: argparse.Namespace) -> int:
         ranks = [trace.rank for trace in traces]
         if len(set(ranks)) < len(ranks):
             raise InvalidArgumentError(f"several files are of one rank (ranks {ranks}): give those of one job")
-        content = json.dumps(files.merge(traces)) if arguments.action == "merge" else page(analyse(traces))
+        sentences: list[str] = []
+        if arguments.action == "merge":
+            content = json.dumps(files.merge(traces))
+        else:
+            analysis = analyse(traces)
+            content, sentences = page(analysis), advice(analysis)
         arguments.output.write_text(content)
     except (HvdliteError, OSError) as error:
         print(f"hvdlite timeline: {error}", file=sys.stderr)
         return 1
     print(f"{arguments.output}: of {len(traces)} rank{'' if len(traces) == 1 else 's'}")
+    for sentence in sentences:
+        print(f"- {sentence}")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Where the time of a job's steps went, from the traces of its ranks."""
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,12 +42,14 @@ class LateRank:
     Attributes:
         times: how often.
         lateness: the sum of the times after the last but one, in microseconds.
-        tensors: the same by tensor.
+        tensors: how often, by tensor.
+        spans: from the last but one to this rank, on the clock of the first trace.
     """
 
     times: int = 0
     lateness: float = 0.0
     tensors: Counter[str] = field(default_factory=Counter)
+    spans: list[Span] = field(default_factory=list)
 
 
 @dataclass
@@ -59,6 +61,9 @@ class Analysis:
         boundaries: where steps begin, on the clock of the first rank.
         shares: for each rank, of each step.
         late: by rank.
+        lost: by late rank, of each step: the time for which the other ranks' programs waited for this rank, as the mean over
+            them, in microseconds.
+        first_steps: how many steps at the beginning took far longer than later ones.
         fused: of each FusedOp of the first rank: tensors and bytes.
         unfused: operations whose data went with the agreement.
         num_bytes: that a step reduces or moves, on the first rank (the median).
@@ -72,6 +77,8 @@ class Analysis:
     boundaries: list[float]
     shares: list[list[Share]]
     late: dict[int, LateRank]
+    lost: dict[int, list[float]]
+    first_steps: int
     fused: list[tuple[int, int]]
     unfused: int
     num_bytes: float
@@ -85,6 +92,11 @@ class Analysis:
         shares = self.shares[rank]
         middle = [median(values) for values in zip(*((s.step, s.wait, s.communicate, s.hidden) for s in shares), strict=True)]
         return Share(*middle)
+
+    @property
+    def lengths(self) -> list[float]:
+        """The time of each step on the first rank."""
+        return [end - begin for begin, end in itertools.pairwise(self.boundaries)]
 
     def overlap(self, rank: int) -> float | None:
         """The share of communication that was hidden behind other work; None where there was none."""
@@ -172,7 +184,63 @@ def _late(traces: Sequence[Trace], shifts: Sequence[float]) -> dict[int, LateRan
         entry.times += 1
         entry.lateness += last - before
         entry.tensors[names[key]] += 1
+        entry.spans.append((before, last))
+    for entry in late.values():
+        entry.spans = union(entry.spans)
     return dict(late)
+
+
+def _lost(
+    traces: Sequence[Trace], shifts: Sequence[float], late: dict[int, LateRank], boundaries: Sequence[float]
+) -> dict[int, list[float]]:
+    waits = {
+        trace.rank: union((begin + shift, end + shift) for begin, end in trace.waits)
+        for trace, shift in zip(traces, shifts, strict=True)
+    }
+    waiting = _WaitingRanks(waits.values())
+    lost = {}
+    for rank, entry in late.items():
+        # Of a program that gets its results by callbacks no waits are seen: it counts as waiting.
+        callbacks = sum(not spans for other, spans in waits.items() if other != rank)
+        lost[rank] = [0.0] * (len(boundaries) - 1)
+        for span in entry.spans:
+            for step in range(max(0, bisect_right(boundaries, span[0]) - 1), bisect_left(boundaries, span[1])):
+                begin, end = max(span[0], boundaries[step]), min(span[1], boundaries[min(step + 1, len(boundaries) - 1)])
+                if begin < end:
+                    others = waiting.time_between(begin, end) - length_within(waits[rank], begin, end)
+                    lost[rank][step] += (others + callbacks * (end - begin)) / (len(traces) - 1)
+    return lost
+
+
+class _WaitingRanks:
+    """How many ranks wait at each time.
+
+    Args:
+        waits: of each rank, as `union` has them.
+    """
+
+    def __init__(self, waits: Iterable[Sequence[Span]]) -> None:
+        changes = sorted(change for spans in waits for begin, end in spans for change in ((begin, 1), (end, -1)))
+        self._times = [time for time, _ in changes]
+        self._counts = list(itertools.accumulate(change for _, change in changes))
+        lengths = (after - before for before, after in itertools.pairwise(self._times))
+        areas = (length * count for length, count in zip(lengths, self._counts, strict=False))
+        self._until = list(itertools.accumulate(areas, initial=0.0))
+
+    def time_between(self, begin: float, end: float) -> float:
+        """The sum of the times for which ranks wait in [begin, end]."""
+        return self._time_until(end) - self._time_until(begin)
+
+    def _time_until(self, time: float) -> float:
+        place = bisect_right(self._times, time) - 1
+        return self._until[place] + self._counts[place] * (time - self._times[place]) if place >= 0 else 0.0
+
+
+def _first_steps(lengths: Sequence[float]) -> int:
+    """How many steps at the beginning take more than twice the median: at most half of all."""
+    usual = median(lengths)
+    count = next((index for index, length in enumerate(lengths) if length <= 2 * usual), 0)
+    return min(count, len(lengths) // 2)
 
 
 def analyse(traces: Sequence[Trace]) -> Analysis:
@@ -200,11 +268,14 @@ def analyse(traces: Sequence[Trace]) -> Analysis:
     for operation in first.operations.values():
         steps[bisect_right(boundaries, operation.submitted)].append(operation.num_bytes)
     inner = [steps[index] for index in range(1, len(boundaries))]
+    late = _late(traces, shifts)
     return Analysis(
         ranks=[(trace.rank, trace.host) for trace in traces],
         boundaries=boundaries,
         shares=[_shares(trace, boundaries, shift) for trace, shift in zip(traces, shifts, strict=True)],
-        late=_late(traces, shifts),
+        late=late,
+        lost=_lost(traces, shifts, late, boundaries),
+        first_steps=_first_steps([end - begin for begin, end in itertools.pairwise(boundaries)]),
         fused=[(len(group), sum(operation.num_bytes for operation in group)) for group in fused.values()],
         unfused=unfused,
         num_bytes=median(sum(sizes) for sizes in inner),

@@ -11,13 +11,16 @@ from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["Trace", "TracedOperation", "align", "files_of_job", "merge", "read"]
+__all__ = ["STACK", "Trace", "TracedOperation", "align", "files_of_job", "merge", "read", "stacks_file"]
 
 Span = tuple[float, float]  # begin and end, microseconds
 Event = dict[str, Any]
 
 # Collectives that end on no rank before they have begun on all.
 _ALL_WAIT_FOR_ALL = ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "REDUCESCATTER", "BARRIER")
+
+# The name of a span in which the samples of the main thread's Python stack were equal.
+STACK = "STACK"
 
 _OF_TWO_RANKS = ("SEND", "RECV")
 
@@ -58,6 +61,7 @@ class Trace:
         events: as in the file, oldest first.
         operations: those that ended, by their numbers.
         waits: of the program, for an operation: begin and end.
+        stacks: where the main thread's Python program was: begin and end, and the calls from the outermost to the innermost.
         dropped: how many events are missing.
     """
 
@@ -69,6 +73,7 @@ class Trace:
     events: list[Event]
     operations: dict[int, TracedOperation] = field(default_factory=dict)
     waits: list[Span] = field(default_factory=list)
+    stacks: list[tuple[Span, str]] = field(default_factory=list)
     dropped: int = 0
 
 
@@ -86,20 +91,15 @@ def files_of_job(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> Trace:
-    """Reads a rank's file, and the older half beside it if there is one.
+    """Reads a rank's file and that of its stacks, each with the older half beside it if there is one.
 
     Raises:
         InvalidArgumentError: the file is no timeline of hvdlite.
     """
-    older = path.with_name(path.name + ".old")
-    events: list[Event] = []
-    for part in (older, path):
-        if part is path or part.exists():
-            try:
-                content = _parse(_at_once(part).decode(errors="replace"))
-            except (OSError, ValueError) as error:
-                raise InvalidArgumentError(f"'{part}' cannot be read as a timeline: {error}") from error
-            events += content if isinstance(content, list) else []
+    events = _events(path)
+    stacks = stacks_file(path)
+    if stacks.exists():
+        events += _events(stacks)
     heads = [event["args"] for event in events if event.get("name") == "hvdlite" and event.get("ph") == "M"]
     if not heads:
         raise InvalidArgumentError(f"'{path}' is no timeline of hvdlite: it does not say whose it is")
@@ -107,6 +107,23 @@ def read(path: Path) -> Trace:
     trace = Trace(head["rank"], head["size"], head["host"], head["boot_id"], head["clock_to_epoch_us"], events)
     _follow(trace)
     return trace
+
+
+def stacks_file(path: Path) -> Path:
+    """The file with the samples of the Python stack that belongs to a rank's file."""
+    return path.with_name(f"{path.stem}.stacks{path.suffix}")
+
+
+def _events(path: Path) -> list[Event]:
+    events: list[Event] = []
+    for part in (path.with_name(path.name + ".old"), path):
+        if part is path or part.exists():
+            try:
+                content = _parse(_at_once(part).decode(errors="replace"))
+            except (OSError, ValueError) as error:
+                raise InvalidArgumentError(f"'{part}' cannot be read as a timeline: {error}") from error
+            events += content if isinstance(content, list) else []
+    return events
 
 
 def _at_once(path: Path) -> bytes:
@@ -137,6 +154,9 @@ def _follow(trace: Trace) -> None:
         name, begin, end = event["name"], event["ts"], event["ts"] + event["dur"]
         if name == "WAIT":
             trace.waits.append((begin, end))
+            continue
+        if name == STACK:
+            trace.stacks.append(((begin, end), event["args"]["calls"]))
             continue
         number = event["args"]["operation"]
         operation = known.get(number)

@@ -7,8 +7,9 @@ from statistics import median
 
 from hvdlite._version import __version__
 from hvdlite.timeline.advice import advice
-from hvdlite.timeline.analysis import Analysis, Share, length_within, union
+from hvdlite.timeline.analysis import Analysis, Share, common, length_within, union
 from hvdlite.timeline.files import Span, Trace
+from hvdlite.timeline.tails import busiest_calls
 
 __all__ = ["page"]
 
@@ -16,6 +17,7 @@ _WIDTH = 900
 _COMPUTE, _EXPOSED, _IDLE, _HIDDEN = "#4c78a8", "#e45756", "#f2b447", "#54a24b"
 _MOST_STEPS = 300  # bars that can be told apart
 _MOST_TENSORS = 12
+_MOST_SLOW = 10
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 960px; margin: 2em auto; padding: 0 1em; }
@@ -50,6 +52,7 @@ def page(analysis: Analysis) -> str:
         + "</ul>",
         "<h2>A step of each rank</h2>" + _key() + _rank_bars(analysis) + _rank_table(analysis),
         "<h2>Step by step</h2>" + _step_bars(analysis),
+        "<h2>The slowest steps</h2>" + _slow_table(analysis),
         "<h2>One step</h2>" + _one_step(analysis),
         "<h2>The last to arrive</h2>" + _last_table(analysis),
         "<h2>Tensor fusion</h2>" + _fusion_table(analysis),
@@ -239,6 +242,27 @@ def _last_table(analysis: Analysis) -> str:
         rows.append((name, f"rank {rank}", f"{times} of {sum(ranks.values())} times"))
     note = "<p class='note'>The rank that asked last for a tensor, for which all others had to wait.</p>"
     return _table(("tensor", "most often last", "how often"), rows) + note
+
+
+def _slow_table(analysis: Analysis) -> str:
+    lengths = analysis.lengths
+    rows = []
+    for step in sorted(range(len(lengths)), key=lambda each: -lengths[each])[:_MOST_SLOW]:
+        waited = {rank: lost[step] for rank, lost in analysis.lost.items() if lost[step]}
+        rank = max(waited, key=lambda each: waited[each], default=analysis.ranks[0][0])
+        lost = waited.get(rank, 0.0)
+        row = [f"{step}", _time(lengths[step]), f"rank {rank}" if lost else "-", _time(lost) if lost else "-"]
+        place = next(place for place, (number, _) in enumerate(analysis.ranks) if number == rank)
+        begin, end = analysis.boundaries[step], analysis.boundaries[step + 1]
+        late = analysis.late[rank].spans if lost else [(begin, end)]
+        calls = busiest_calls(analysis, place, common(late, [(begin, end)]))
+        rows.append((*row, f"{calls[0]} ({calls[1]:.0%})" if calls else "-"))
+    head = ("step", "took", "others waited for", "on average", "where its program was most")
+    note = (
+        f"<p class='note'>The longest first, on the clock of rank {analysis.ranks[0][0]}. The place is of that rank while the "
+        "others waited for it, or of the first rank in the whole step, by samples of the Python stack.</p>"
+    )
+    return _table(head, rows) + note
 
 
 def _fusion_table(analysis: Analysis) -> str:

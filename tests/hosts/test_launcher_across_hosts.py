@@ -1,5 +1,6 @@
 """hvdlite run across emulated hosts: what ranks elsewhere print and how they end comes through mpirun."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -131,3 +132,44 @@ except KeyboardInterrupt:
         rest = process.communicate("go\n", timeout=TIMEOUT)[0]
     assert rest.count(f"saved by {kind}\n") == 4, rest
     assert rest.endswith(f"ends with {130 if number == 'INT' else 143}\n")
+
+
+def doctor(hosts, tmp_path, names, *words):
+    environ = job_environment()
+    *enter, _, flag, name, agent = hosts.on_front(["mpirun"], environ, tmp_path)
+    options = [word for word in MPIRUN_OPTIONS if word not in ("--bind-to", "none")]
+    ours = ["doctor", "--json", "--hosts", names, "--mpi-args", shlex.join([flag, name, agent, *options]), *words]
+    done = subprocess.run(
+        [*enter, sys.executable, "-m", "hvdlite", *ours],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    return done, {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]} if done.stdout else {}
+
+
+def test_the_doctor_checks_hosts_against_each_other(tmp_path):
+    """A wire of 1 ms and 100 Mbit/s: the latency is at least the delay, and no message is faster than the wire."""
+    with emulated_hosts(2, rate_mbit=100, delay_us=1000) as hosts:
+        done, found = doctor(hosts, tmp_path, "h0,h1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {finding["status"] for finding in found.values()} == {"ok"}
+    assert "h0,h1".replace(",", ", ") in found["reach the hosts"]["found"]
+    assert "10.77.0.0/24: eth0 of h0 (10.77.0." in found["network"]["found"]
+    assert re.fullmatch(r"8 bytes from h0 to h1 take (\S+) ms one way, by MPI", found["latency"]["found"])
+    assert float(found["latency"]["found"].split()[7]) >= 1
+    rates = [float(rate) for rate in re.findall(r"(\S+) GB/s", found["bandwidth"]["found"])]
+    assert len(rates) == 2
+    assert 0 < max(rates) <= 0.0126
+    assert "rightly, at 0.0" in found["allreduce"]["found"]
+
+
+@pytest.mark.slow
+def test_the_doctor_does_not_reach_a_host(hosts, tmp_path):
+    done, found = doctor(hosts, tmp_path, "h0,nowhere")
+    assert done.returncode == 1
+    assert list(found) == ["reach the hosts"]
+    assert "`ssh HOST true`" in found["reach the hosts"]["remedy"]

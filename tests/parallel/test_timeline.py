@@ -5,10 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.limits import eventually, when_waiting
 from support.world import WORLD
 
+from hvdlite import sampling
 from hvdlite.timeline import __main__ as program
 from hvdlite.timeline import files
+from hvdlite.timeline.analysis import analyse
+from hvdlite.timeline.tails import busiest_calls
 
 RANKS = (2, 3)
 MORE_RANKS = (1,)
@@ -40,6 +44,39 @@ def test_a_report_of_all_ranks(hvd, folder):
         assert f"{ranks} 1 host, 4 steps" in page.read_text()
         assert program.main(["merge", str(trace), "-o", str(folder / "m.json")]) == 0
         assert {event["pid"] for event in json.loads((folder / "m.json").read_text())} == set(range(WORLD.size))
+    hvd.barrier()
+
+
+def read_slowly(sampler):
+    """Until all others wait, and the stack has been sampled here."""
+    for _ in range(WORLD.size - 1):
+        WORLD.recv()
+    before = sampler.samples
+    assert eventually(lambda: sampler.samples > before + 1)
+
+
+def test_the_report_says_where_a_late_rank_was(hvd, folder):
+    """The last rank is late in one step."""
+    last = WORLD.size - 1
+    trace = folder / "t.json"
+    hvd.start_timeline(str(trace))
+    mine = trace if WORLD.rank == 0 else trace.with_name(f"t.rank{WORLD.rank}.json")
+    for step in range(8):
+        if step == 4 and WORLD.rank == last:
+            read_slowly(sampling._running[0])
+        elif step == 4:
+            when_waiting(lambda: WORLD.send(None, last))
+        hvd.allreduce(np.full(3000, WORLD.rank + step, np.float32), name="gradient")
+    hvd.stop_timeline()
+    hvd.barrier()
+    stacks = files.read(mine).stacks
+    assert all(begin < end for (begin, end), _ in stacks)
+    here = [calls for _, calls in stacks if "parallel/test_timeline.py" in calls and "read_slowly" in calls]
+    assert bool(here) == (WORLD.rank == last)
+    if WORLD.rank == 0 and WORLD.size > 1:
+        found = analyse([files.read(path) for path in files.files_of_job(trace)])
+        longest = max(found.late[last].spans, key=lambda span: span[1] - span[0])
+        assert "read_slowly" in busiest_calls(found, last, [longest])[0]
     hvd.barrier()
 
 

@@ -26,7 +26,7 @@ from hvdlite.tuning.place import JobPlace, cpu_name
 def test_the_report_has_a_remedy_for_each_problem():
     bad = Finding("mpirun", "fail", "there is none", "install one")
     good = Finding("processors", "ok", "2 cores")
-    assert doctor.render(bad) == "FAIL  mpirun            there is none\n                        -> install one"
+    assert doctor.render(bad) == "FAIL  mpirun            there is none\n                        To do: install one"
     assert doctor.render(good) == "ok    processors        2 cores"
     assert doctor.verdict([bad, good]) == "a required part does not work: 1 failed, 0 could be better, 1 passed"
 
@@ -48,7 +48,7 @@ def test_all_checks_here(capsys):
         "CUDA",
     ):
         assert check in found
-    assert found["MPI starts"]["found"] == "thread level MPI_THREAD_MULTIPLE"
+    assert found["MPI starts"]["found"] == "it offers the thread level MPI_THREAD_MULTIPLE"
     assert all(finding["remedy"] for finding in said["findings"] if finding["status"] in ("warn", "fail"))
 
 
@@ -57,7 +57,7 @@ def test_something_that_is_needed_and_does_not_work(monkeypatch, capsys):
     started = []
     monkeypatch.setattr(checks, "CHECKS", {"MPI": lambda: iter([failing]), "job": lambda: started.append(1) or iter([])})
     assert cli.main(["doctor"]) == 1
-    assert "-> install one" in capsys.readouterr().out
+    assert "To do: install one" in capsys.readouterr().out
     assert not started  # without mpirun there is no job
 
 
@@ -95,8 +95,9 @@ def test_a_framework_that_is_absent_broken_or_without_its_door(tmp_path, monkeyp
     assert (broken.status, "No module named 'nonsense_that_is_not_there'" in broken.found) == ("warn", True)
     without = checks.framework("fineframework", "absentdoor")
     assert without.status == "fail"
-    assert without.found.startswith("1.2, but absentdoor cannot be imported: ")
-    assert checks.framework("fineframework", "json") == Finding("fineframework", "ok", "1.2, json")
+    assert without.found.startswith("version 1.2 is here, but absentdoor cannot be imported: ")
+    fine = Finding("fineframework", "ok", "version 1.2 is here, and json can be imported")
+    assert checks.framework("fineframework", "json") == fine
 
 
 def test_a_bad_knob_is_a_failure(monkeypatch):
@@ -149,7 +150,7 @@ def test_completion_in_bash(tmp_path):
     script = tmp_path / "hvdlite.bash"
     script.write_text(completion.generate("bash", cli.make_parser()))
     subprocess.run(["bash", "-n", str(script)], check=True)
-    assert complete('hvdlite ""', script)[:5] == ["run", "doctor", "tune", "timeline", "completion"]
+    assert complete('hvdlite ""', script)[:5] == ["run", "doctor", "tune", "top", "timeline"]
     assert complete("hvdlite run --fusion", script) == ["--fusion-threshold", "--fusion-threshold-mb"]
     assert complete("hvdlite run --launcher s", script) == ["srun"]
     assert complete("hvdlite tune --any", script) == ["--any-bits"]

@@ -26,6 +26,7 @@ PURE = {
     "timeline",
     "topology",
     "tuning",
+    "view_socket",
     "xla",
 }
 CORE = {
@@ -47,7 +48,19 @@ CORE = {
     "process_sets",
     "runtime",
 }
-CORE |= {"autotune", "consistency", "leaves", "metrics", "start_check", "startup", "submission", "usage", "watchdog"}
+CORE |= {
+    "autotune",
+    "consistency",
+    "leaves",
+    "live_view",
+    "metrics",
+    "sampling",
+    "start_check",
+    "startup",
+    "submission",
+    "usage",
+    "watchdog",
+}
 LIBRARY = PURE | CORE | {"backends"}
 DOORS = {"torch", "tensorflow", "jax", "keras"}
 ALLOWED = {

@@ -1,5 +1,7 @@
 """What is made of traces: one clock for all hosts, the analysis, the page. Traces are made up here, with known answers."""
 
+import bisect
+import itertools
 import json
 import os
 import random
@@ -14,19 +16,26 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.timeline import __main__ as program
 from hvdlite.timeline import files
 from hvdlite.timeline.advice import advice
-from hvdlite.timeline.analysis import analyse, common, length_within, union
+from hvdlite.timeline.analysis import _WaitingRanks, analyse, common, length_within, union
 from hvdlite.timeline.report import page
+from hvdlite.timeline.tails import find_tail
 
 STEP = 10_000.0  # microseconds
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def write_trace(path, rank, size, skew, host, late=0.0, steps=20, wait=2_000.0, hidden=0.0, wall_error=0.0):
+def write_trace(
+    path, rank, size, skew, host, late=0.0, steps=20, wait=2_000.0, hidden=0.0, wall_error=0.0, slow=None, longer=None
+):
     """A rank's file.
 
     In each step, `late` after its begin, it asks for two tensors of one FusedOp, whose data moves for 1 ms; it waits for
     `wait`, beginning `hidden` after the data began to move.
+
+    slow: by step, how much later this rank asks for its tensors, and where its program is meanwhile.
+    longer: by step, how much later data moves and how much longer the step is. A rank that is not as late as that waits for it.
     """
+    slow, longer = slow or {}, longer or {}
     start = 5_000_000.0 + skew
     head = {"rank": rank, "size": size, "host": host, "boot_id": host, "clock_to_epoch_us": 1e15 - skew + wall_error}
     events = [
@@ -41,15 +50,23 @@ def write_trace(path, rank, size, skew, host, late=0.0, steps=20, wait=2_000.0, 
         event = {"name": name, "ph": "X", "pid": rank, "tid": tid, "ts": start + begin, "dur": end - begin, "args": args}
         events.append(event)
 
-    moves = 3_000.0  # after the begin of the step: all have asked by then
+    stacks = []
+    at = 0.0
     for step in range(steps):
-        at = step * STEP
+        extra, calls = slow.get(step, (0.0, "a.py:1 main > a.py:9 forward"))
+        delay = longer.get(step, 0.0)
+        asks, moves = at + late + extra, at + 3_000.0 + delay  # all have asked when data moves
         for lane in range(2):
             number = 2 * step + lane + 1
-            span("NEGOTIATE_ALLREDUCE", 1000 + lane, at + late, at + moves, operation=number)
-            span("ALLREDUCE", 1000 + lane, at + moves, at + moves + 1000, operation=number, bytes=4096, fused_op=step + 1)
-        span("WAIT", 1, at + moves + hidden, at + moves + hidden + wait, operation=2 * step + 1)
+            span("NEGOTIATE_ALLREDUCE", 1000 + lane, asks, moves, operation=number)
+            span("ALLREDUCE", 1000 + lane, moves, moves + 1000, operation=number, bytes=4096, fused_op=step + 1)
+        if delay > extra + late:
+            span("WAIT", 1, asks, moves, operation=2 * step + 1)
+        span("WAIT", 1, moves + hidden, moves + hidden + wait, operation=2 * step + 1)
+        stacks.append({**events[-1], "name": files.STACK, "ts": start + at, "dur": STEP + delay, "args": {"calls": calls}})
+        at += STEP + delay
     path.write_text(json.dumps(events))
+    files.stacks_file(path).write_text(json.dumps(stacks))
 
 
 def job(tmp_path, ranks, **common_options):
@@ -71,6 +88,16 @@ def test_spans_of_time():
         assert sum(end - begin for begin, end in common(*sets)) == len(cells[0] & cells[1])
         begin, end = sorted(generator.sample(range(60), 2))
         assert length_within(sets[0], begin, end) == len(cells[0] & set(range(begin, end)))
+
+
+def test_how_long_ranks_wait_at_a_time():
+    generator = random.Random(4)
+    waits = [union((begin, begin + generator.randint(1, 9)) for begin in generator.sample(range(60), 6)) for _ in range(4)]
+    waiting = _WaitingRanks(waits)
+    for _ in range(200):
+        begin, end = sorted(generator.sample(range(-5, 80), 2))
+        assert waiting.time_between(begin, end) == sum(length_within(spans, begin, end) for spans in waits)
+    assert _WaitingRanks([]).time_between(0, 1) == 0
 
 
 @pytest.mark.parametrize("skew", [-3e9, 2_500.0, 7e8])
@@ -101,8 +128,108 @@ def test_who_is_late(tmp_path):
     assert set(found.late) == {1}
     assert found.late[1].times == 40
     assert found.late[1].lateness == pytest.approx(40 * 1200, rel=0.9)
-    (text, *_) = advice(found)
-    assert text.startswith("Rank 1 (host b) is the last to arrive and accounts for 100% of the time")
+    assert not any(found.lost[1])  # the others do other things until data moves
+
+
+def test_a_rank_that_is_late_in_every_step(tmp_path):
+    every = dict.fromkeys(range(20), 3_000.0)
+    (text, *_) = advice(analyse(job(tmp_path, [{}, {"late": 3_000.0, "host": "b"}, {"late": 300.0}], longer=every)))
+    assert text.startswith(
+        "Rank 1 (host b) is the last to arrive in most steps: the others wait for it for 21% of the time, 100% of all waiting "
+        "for ranks, most often at 'grad0'. While they waited, its program was at a.py:1 main > a.py:9 forward (100% of the "
+        "samples). Look at what that rank does differently"
+    )
+
+
+SLEEPS = "a.py:7 next_batch > b.py:3 read"
+
+
+def tailed(tmp_path, slow, steps=60, **options):
+    """The advice for two ranks, of which rank 1 asks so much later for its tensors in some steps; these are longer by that."""
+    ranks = [{}, {"slow": {step: (time, SLEEPS) for step, time in slow.items()}, "host": "b"}]
+    return advice(analyse(job(tmp_path, ranks, steps=steps, longer=slow, **options)))
+
+
+def test_a_rank_that_is_late_in_few_steps(tmp_path):
+    """In the median of the steps nobody waits."""
+    lines = tailed(tmp_path, dict.fromkeys(range(4, 60, 10), 20_000.0), wait=0.0)
+    assert lines[0].startswith(
+        "Rank 1 (host b) made the others wait for 17% of the time (120 ms of 710 ms) in 6 of 59 steps, every 10th step: 20 ms "
+        f"each, most often at 'grad0'. While they waited, its program was at {SLEEPS} (100% of the samples). "
+    )
+    assert not any("in most steps" in line for line in lines)
+
+
+def test_slow_steps_among_others_that_have_no_rhythm(tmp_path):
+    slow = dict.fromkeys(range(4, 60, 10), 20_000.0) | dict.fromkeys((3, 7, 25, 31, 58), 7_000.0)
+    assert "in 6 of 59 steps, every 10th step: 20 ms each" in tailed(tmp_path, slow)[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((5,), "in step 5: "),
+        ((5, 9, 30), "in 3 of 59 steps, without a rhythm: "),
+        ((2, 12, 22, 41, 50), "in 5 of 59 steps, without a rhythm: "),
+        (range(1, 60, 3), "in 20 of 59 steps, every 3rd step: "),
+    ],
+)
+def test_how_slow_steps_come_again(tmp_path, steps, said):
+    assert said in tailed(tmp_path, dict.fromkeys(steps, 60_000.0))[0]
+
+
+def test_slow_steps_that_come_again_by_the_clock():
+    """Steps take unequal time, and every 100 ms one is slow."""
+    generator = random.Random(5)
+    begins = [0.0, *itertools.accumulate(generator.uniform(2_000, 20_000) for _ in range(100))]
+    slow = {bisect.bisect(begins, beat) - 1 for beat in range(50_000, int(begins[-1]), 100_000)}
+    tail = find_tail([9_000.0 if step in slow else 0.0 for step in range(100)], 11_000.0, begins)
+    assert tail.steps == tuple(sorted(slow))
+    assert re.fullmatch(r"every 0\.(1|09\d+|10\d+) s", tail.rhythm)
+
+
+def test_steps_that_are_slow_on_all_ranks(tmp_path):
+    """Nobody is late: all ranks compute longer, in every 20th step."""
+    longer = dict.fromkeys(range(10, 100, 20), 40_000.0)
+    slow = dict.fromkeys(longer, (40_000.0, "c.py:5 save"))
+    lines = advice(analyse(job(tmp_path, [{"slow": slow}, {"slow": slow}], steps=100, longer=longer)))
+    assert lines[0].startswith(
+        "All ranks together are slow in 5 of 99 steps, every 20th step: 40 ms longer each, 17% of the time."
+    )
+    assert "Most of that is computation. In these steps the program of rank 0 was at c.py:5 save (80% of" in lines[0]
+
+
+def test_the_first_steps_are_told_apart(tmp_path):
+    lines = tailed(tmp_path, {0: 900_000.0, 1: 90_000.0}, wait=0.0)
+    assert lines[-1].startswith("The first 2 steps took 1.01 s, a later one takes 10 ms (the median).")
+    assert not any("made the others wait" in line for line in lines)
+
+
+def test_a_late_rank_among_several(tmp_path):
+    """Ranks 0 and 2 wait for rank 1; rank 3 takes its results by callbacks, and counts as waiting; rank 4 does other things."""
+    longer = dict.fromkeys(range(1, 20, 4), 20_000.0)
+    slow = {step: (time, SLEEPS) for step, time in longer.items()}
+    traces = job(tmp_path, [{}, {"slow": slow}, {}, {}, {}], longer=longer, wait=0.0)
+    traces[3].waits.clear()
+    del traces[4].waits[1:]
+    found = analyse(traces)
+    assert found.lost[1][5:8] == pytest.approx([20_000 * 3 / 4, 0, 0])
+    assert not any(found.lost.get(4, ()))
+
+
+def test_the_trace_of_one_rank(tmp_path):
+    found = analyse(job(tmp_path, [{"slow": {9: (50_000.0, SLEEPS)}}], longer={9: 50_000.0}))
+    assert found.lost == {}
+    assert advice(found)[0].startswith("All ranks together are slow in step 8: 50 ms longer each")  # it asks late for the next
+    assert f"In these steps the program of rank 0 was at {SLEEPS}" in advice(found)[0]
+    assert SLEEPS.replace(">", "&gt;") in page(found)
+
+
+def test_traces_without_stacks_say_less(tmp_path):
+    traces = job(tmp_path, [{}, {"slow": {4: (200_000.0, SLEEPS)}, "host": "b"}], longer={4: 200_000.0})
+    for trace in traces:
+        trace.stacks.clear()
+    assert "most often at 'grad0'. Look at what this rank does" in advice(analyse(traces))[0]
 
 
 def test_messages_between_two_ranks_are_matched_with_nothing(tmp_path):
@@ -199,6 +326,16 @@ def test_the_program_merges_what_lies_beside_rank_0(tmp_path, capsys):
     assert program.main(["merge", str(_files(tmp_path)), "-o", str(target)]) == 0
     assert capsys.readouterr().out == f"{target}: of 2 ranks\n"
     assert {event["pid"] for event in json.loads(target.read_text())} == {0, 1}
+
+
+def test_the_report_is_said_in_sentences_too(tmp_path, capsys):
+    target = tmp_path / "page.html"
+    assert program.main(["report", str(_files(tmp_path)), "-o", str(target)]) == 0
+    first, *sentences = capsys.readouterr().out.splitlines()
+    assert first == f"{target}: of 2 ranks"
+    assert sentences == [
+        f"- {text}" for text in advice(analyse([files.read(path) for path in files.files_of_job(tmp_path / "t.json")]))
+    ]
 
 
 @pytest.mark.parametrize(

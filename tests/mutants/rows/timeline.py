@@ -1,4 +1,4 @@
-"""Traces: what the engine writes, and what is made of it."""
+"""Traces: what the engine writes, and what is made of it; and the live view of a job."""
 
 from mutants import guards
 from mutants.mutant import Mutant
@@ -27,5 +27,69 @@ ROWS = (
         'shifts.append((least + most) / 2 if least > float("-inf") else guess)',
         "shifts.append(guess)",
         ("tests/unit/test_timeline_report.py",),
+    ),
+    Mutant(
+        "timeline-lost-unblocked",
+        "a rank counts as waited for where the others' programs do other things",
+        "hvdlite/timeline/analysis.py",
+        "lost[rank][step] += (others + callbacks * (end - begin)) / (len(traces) - 1)",
+        "lost[rank][step] += end - begin",
+        ("tests/unit/test_timeline_report.py",),
+    ),
+    Mutant(
+        "timeline-rhythm-coverage",
+        "slow steps have a rhythm although most of the steps that it foretells are fast",
+        "hvdlite/timeline/tails.py",
+        "len(beats) >= max(_LEAST_BEATS, _COMES * foretold)",
+        "len(beats) >= _LEAST_BEATS",
+        ("tests/unit/test_timeline_report.py",),
+    ),
+    Mutant(
+        "timeline-first-steps",
+        "slow first steps count among the others",
+        "hvdlite/timeline/analysis.py",
+        "return min(count, len(lengths) // 2)",
+        "return 0",
+        ("tests/unit/test_timeline_report.py",),
+    ),
+    Mutant(
+        "timeline-stacks-old",
+        "the older half of an earlier timeline's stacks stays",
+        "hvdlite/sampling.py",
+        'os.unlink(self.path.with_name(self.path.name + ".old"))',
+        "pass",
+        ("tests/unit/test_sampling.py",),
+    ),
+    Mutant(
+        "view-strangers",
+        "any user of the host gets a rank's numbers",
+        "hvdlite/live_view.py",
+        "if view_socket.is_trusted(connection, root=True):",
+        "if True:",
+        ("tests/fault/test_top.py",),
+    ),
+    Mutant(
+        "view-believes",
+        "a viewer believes a socket of another user",
+        "hvdlite/view_socket.py",
+        "if not is_trusted(connection):",
+        "if False:",
+        ("tests/fault/test_top.py",),
+    ),
+    Mutant(
+        "view-fork",
+        "a forked child keeps the rank's socket open",
+        "hvdlite/live_view.py",
+        "os.register_at_fork(after_in_child=_give_up_copy)",
+        "pass",
+        ("tests/fault/test_top.py",),
+    ),
+    Mutant(
+        "view-other-init",
+        "figures are the difference of answers of two jobs",
+        "hvdlite/launcher/figures.py",
+        'before.get("pid") == after["pid"] and before.get("job") == after["job"]',
+        "True",
+        ("tests/unit/test_top_figures.py",),
     ),
 )

@@ -1,0 +1,192 @@
+"""The figures of ``hvdlite top``: what happened on each rank between two answers of it. docs/top.md defines each figure.
+
+A figure that is not known is None. Nothing here asks a rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["STALL_SECONDS", "Answer", "JobFigures", "RankFigures", "figures_of_job", "figures_of_rank"]
+
+# What a rank has answered (hvdlite/live_view.py), and under "silent" whether it did not answer at all.
+Answer = Mapping[str, Any]
+
+# An operation that is older is a stall for this view. The log speaks of stalls much later (HVDLITE_STALL_CHECK_TIME_SECONDS).
+STALL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """One rank, in the time between two answers.
+
+    Attributes:
+        rank: its number.
+        host: where it runs.
+        pid: its process.
+        state: ``answers``; ``silent``: it did not answer in time; ``ended``.
+        seconds: the time between the answers, on the rank's clock.
+        steps: how many steps ended.
+        step_seconds: the mean time of a step; None if none ended.
+        computing, waiting, communicating: the shares of the time in which the program was not blocked, was blocked while no
+            data moved, and was blocked while data moved. None if the program takes results by callbacks, where hvdlite sees no
+            blocked thread, or if several threads were blocked at once for longer than the time.
+        blocked_on: by rank, how long this rank had to wait for it to ask for an operation, as a share of the time, at most 1. A
+            wait counts when it ends, even if it began before the first answer.
+        bytes_per_second: `bus_bytes` by the time in which data moved; None if none moved.
+        memory_bytes: of the process, in RAM.
+        oldest: the operation that has not ended for the longest time: ``operation``, ``seconds``, ``stage``; None if there is
+            none.
+        where: the Python stack of the main thread at the latest answer, the innermost call last. Calls of libraries are left
+            out, but for the innermost.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    state: str = "answers"
+    seconds: float | None = None
+    steps: int | None = None
+    step_seconds: float | None = None
+    computing: float | None = None
+    waiting: float | None = None
+    communicating: float | None = None
+    blocked_on: Mapping[int, float] | None = None
+    bytes_per_second: float | None = None
+    memory_bytes: int | None = None
+    oldest: Mapping[str, Any] | None = None
+    where: str | None = None
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """A job, in the time between two looks.
+
+    Attributes:
+        job: its name.
+        program: the script of the rank that answered first.
+        hvdlite: its version there.
+        size: the number of ranks.
+        ranks: those that were asked, in order.
+        not_asked: how many ranks each host has that was not asked.
+        waited_for: the rank that the others waited for most; None if they waited for none.
+        waited_for_share: the mean over the other ranks that answered of their `blocked_on` for it.
+        last_stall: the latest operation that was older than a second in a look at this job: ``rank``, ``operation``,
+            ``seconds`` and ``stage`` at that look, and ``looks_ago``. None if no look has seen one.
+    """
+
+    job: str
+    program: str
+    hvdlite: str
+    size: int
+    ranks: tuple[RankFigures, ...]
+    not_asked: Mapping[str, int]
+    waited_for: int | None
+    waited_for_share: float | None
+    last_stall: Mapping[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures by name, as JSON can take them."""
+        return asdict(self)
+
+
+def figures_of_rank(before: Answer, after: Answer) -> RankFigures:
+    """The figures between two answers of one rank; those that need two are None if the first is not of the same `init`."""
+    stats, earlier = after["stats"], before.get("stats") or {}
+    found: dict[str, Any] = {
+        "rank": stats["rank"],
+        "host": after["host"],
+        "pid": after["pid"],
+        "memory_bytes": after["memory_bytes"],
+        "oldest": after["oldest"],
+        "where": after["where"],
+    }
+    same = before.get("pid") == after["pid"] and before.get("job") == after["job"]
+    seconds = stats["seconds"] - earlier["seconds"] if same and earlier else 0.0
+    if seconds <= 0:
+        return RankFigures(**found)
+    steps = stats["steps"] - earlier["steps"]
+    moving = stats["moving_seconds"] - earlier["moving_seconds"]
+    bus_bytes = stats["bus_bytes"] - earlier["bus_bytes"]
+    waited = zip(stats["waited_for_seconds"], earlier["waited_for_seconds"], strict=True)
+    blocked = [min(1.0, (late - early) / seconds) for late, early in waited]
+    return RankFigures(
+        **found,
+        **_shares(stats, earlier, seconds),
+        seconds=seconds,
+        steps=steps,
+        step_seconds=seconds / steps if steps else None,
+        blocked_on={rank: share for rank, share in enumerate(blocked) if share > 0},
+        bytes_per_second=bus_bytes / moving if moving > 0 and bus_bytes else None,
+    )
+
+
+def _shares(stats: Mapping[str, Any], earlier: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    if stats["operations"] and not stats["exposed_seconds"]:
+        return {}  # operations have ended, and no thread was ever blocked: callbacks take the results
+    exposed = (stats["exposed_seconds"] - earlier["exposed_seconds"]) / seconds
+    moving = min(exposed, (stats["exposed_moving_seconds"] - earlier["exposed_moving_seconds"]) / seconds)
+    # A wait is counted when it, or a slice of a tenth of a second, ends: it may have begun before the first answer.
+    if exposed > 1 + 0.2 / seconds:
+        return {}
+    scale = 1 / exposed if exposed > 1 else 1.0
+    return {"computing": max(0.0, 1 - exposed), "waiting": (exposed - moving) * scale, "communicating": moving * scale}
+
+
+def figures_of_job(
+    before: Mapping[int, Answer], after: Sequence[Answer], last_stall: Mapping[str, Any] | None = None
+) -> JobFigures:
+    """The figures of a job between two looks.
+
+    Args:
+        before: the latest answer of each rank in an earlier look; there is at least one.
+        after: those of this look.
+        last_stall: `JobFigures.last_stall` of the look before.
+    """
+    first = next(answer for answer in (*after, *before.values()) if not answer.get("silent"))
+    ranks = []
+    for answer in after:
+        if answer.get("silent"):
+            ranks.append(RankFigures(answer["rank"], answer["host"], answer["pid"], "silent"))
+        else:
+            ranks.append(figures_of_rank(before.get(answer["rank"], {}), answer))
+    present = {each.rank for each in ranks}
+    gone = [answer for rank, answer in before.items() if rank not in present]
+    ranks += [RankFigures(answer["rank"], answer["host"], answer["pid"], "ended") for answer in gone]
+    asked: dict[str, int] = {}
+    for each in ranks:
+        asked[each.host] = asked.get(each.host, 0) + 1
+    rank, share = _most_waited_for(ranks)
+    return JobFigures(
+        job=first["job"],
+        program=first["program"],
+        hvdlite=first["hvdlite"],
+        size=first["stats"]["size"],
+        ranks=tuple(sorted(ranks, key=lambda each: each.rank)),
+        not_asked={host: count for host, count in first["hosts"].items() if host not in asked},
+        waited_for=rank,
+        waited_for_share=share,
+        last_stall=_last_stall(ranks, last_stall),
+    )
+
+
+def _most_waited_for(ranks: Sequence[RankFigures]) -> tuple[int | None, float | None]:
+    shares: dict[int, float] = {}
+    known = [each for each in ranks if each.blocked_on is not None]
+    for each in known:
+        for rank, share in (each.blocked_on or {}).items():
+            if rank != each.rank:
+                shares[rank] = shares.get(rank, 0.0) + share
+    if not shares:
+        return None, None
+    rank = max(shares, key=lambda each: shares[each])
+    others = sum(each.rank != rank for each in known)
+    return rank, shares[rank] / others
+
+
+def _last_stall(ranks: Sequence[RankFigures], before: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    stalled = [each for each in ranks if each.oldest is not None and each.oldest["seconds"] > STALL_SECONDS]
+    if stalled:
+        worst = max(stalled, key=lambda each: float((each.oldest or {})["seconds"]))
+        return {"rank": worst.rank, **(worst.oldest or {}), "looks_ago": 0}
+    return None if before is None else {**before, "looks_ago": before["looks_ago"] + 1}

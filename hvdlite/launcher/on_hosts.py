@@ -1,0 +1,145 @@
+"""Runs a small program on each of several hosts, started as ``hvdlite run`` starts ranks, and hands over what it prints."""
+
+import argparse
+import os
+import shlex
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from hvdlite.errors import SystemFailure
+from hvdlite.launcher import plan
+from hvdlite.launcher.command import Wishes
+from hvdlite.launcher.hosts import Host, format_hosts, parse_hosts
+from hvdlite.launcher.job import JobOutcome, LaunchedJob, told_to_end
+from hvdlite.launcher.output import RankOutput
+
+__all__ = ["add_flags", "names_of", "run_on_hosts"]
+
+_GRACE = 1.0  # seconds for the programs to end when they are told to
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that say how other hosts are reached."""
+    group = parser.add_argument_group("reaching other hosts", "as `hvdlite run` starts ranks there")
+    group.add_argument("--launcher", choices=plan.LAUNCHERS, default="auto", help="auto, mpirun or srun [auto]")
+    group.add_argument("--mpirun", default="", metavar="PATH", help="the mpirun to take")
+    group.add_argument("--mpi-args", default="", metavar="WORDS", help="further arguments for it, in one word of the shell")
+    group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="for logging in to other hosts")
+    group.add_argument("-i", "--ssh-identity-file", default="", metavar="FILE", help="the key for logging in to other hosts")
+
+
+def names_of(hosts: str) -> list[str]:
+    """The names in a list as ``-H`` has it.
+
+    Raises:
+        InvalidArgumentError: this is no such list.
+    """
+    return [host.name for host in parse_hosts(hosts)]
+
+
+def run_on_hosts(
+    arguments: argparse.Namespace,
+    command: Sequence[str],
+    take: Callable[[int, str], bool],
+    seconds: float | None = None,
+) -> None:
+    """Runs a program on each host of ``arguments.hosts`` until it ends there, or until it is told to.
+
+    Args:
+        arguments: with ``hosts``, and the flags of `add_flags`.
+        command: the program, the same on all hosts.
+        take: is called with each line that it prints, and the host's place in the list; false ends the programs.
+        seconds: how long they may take; None: as long as they want.
+
+    Raises:
+        InvalidArgumentError: the hosts are no list of hosts.
+        SystemFailure: the programs cannot be started, fail, or take too long; has their last words.
+        KeyboardInterrupt: as it came; the programs have been ended.
+    """
+    plan.refuse_nested("asking other hosts")
+    hosts = tuple(Host(name) for name in names_of(arguments.hosts))
+    wishes = Wishes(
+        np=0,
+        root=os.geteuid() == 0,
+        ssh_port=arguments.ssh_port,
+        ssh_identity_file=arguments.ssh_identity_file,
+        environ=plan.environment(),
+        mpi_args=tuple(shlex.split(arguments.mpi_args)),
+    )
+    chosen = plan.make(
+        wishes, len(hosts), format_hosts(hosts), launcher=arguments.launcher, mpirun=arguments.mpirun, bind="none"
+    )
+    line = chosen.line
+    if Path(line.words[0]).name == "srun" and "--overlap" not in line.words:  # the job that runs there keeps its resources
+        line = replace(line, words=(*line.words, "--overlap"))
+    late: list[bool] = []
+
+    def give_up() -> None:
+        late.append(True)
+        job.interrupt(signal.SIGTERM)
+
+    with open(os.devnull, "w") as nowhere:
+        output = _LinesOfHosts(len(hosts), take, nowhere)
+        job = LaunchedJob(line, command, len(hosts), wishes.environ, output, bind=False, grace=_GRACE)
+        output.stop = lambda: job.interrupt(signal.SIGTERM)
+        timer = threading.Timer(seconds or 0.0, give_up)
+        if seconds is not None:
+            timer.start()
+        try:
+            with told_to_end(job) as received:
+                outcome = job.run()
+        finally:
+            timer.cancel()
+    if received:
+        raise KeyboardInterrupt
+    if late:
+        raise SystemFailure(
+            f"the hosts {arguments.hosts} did not get ready within {seconds:.0f} seconds{_words(outcome, output)}"
+        )
+    if outcome.status and not output.stopped:
+        raise SystemFailure(f"the hosts {arguments.hosts} cannot be asked{_words(outcome, output)}")
+
+
+def _words(outcome: JobOutcome, output: "_LinesOfHosts") -> str:
+    """The last words of the program that failed first, or else those of the launcher."""
+    if outcome.failure is not None and outcome.words:
+        return f": on host {outcome.failure.host} the program {outcome.failure.how}: {outcome.words[-1]}"
+    said = [line.strip() for line in (*output.said, outcome.problem)]
+    return ": " + " ".join(line for line in said if line.strip("-")) if any(said) else ""
+
+
+class _LinesOfHosts(RankOutput):
+    """Hands over whole lines of stdout, and keeps all else for the last words.
+
+    Attributes:
+        said: the last lines of the launcher itself.
+        stop: ends the programs.
+        stopped: has `take` asked for that?
+    """
+
+    def __init__(self, hosts: int, take: Callable[[int, str], bool], nowhere: TextIO) -> None:
+        super().__init__(hosts, stdout=nowhere, stderr=nowhere)
+        self._take = take
+        self._rests: dict[int, str] = {}  # of lines that come in pieces
+        self.said: deque[str] = deque(maxlen=8)
+        self.stop: Callable[[], None] = lambda: None
+        self.stopped = False
+
+    def line(self, kind: str, rank: int, text: str, ending: str) -> None:
+        if kind != "o":
+            super().line(kind, rank, text, ending)
+            return
+        whole = self._rests.pop(rank, "") + text
+        if ending != "\n":
+            self._rests[rank] = whole
+        elif not self.stopped and not self._take(rank, whole):
+            self.stopped = True
+            self.stop()
+
+    def launcher(self, kind: str, text: str) -> None:
+        self.said.append(text)

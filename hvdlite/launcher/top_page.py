@@ -1,0 +1,130 @@
+"""The page of ``hvdlite top``, drawn with rich."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hvdlite.launcher.figures import JobFigures, RankFigures
+
+__all__ = ["draw", "page"]
+
+_UNKNOWN = "-"
+_BAR = 20  # letters
+_LAST_CALLS = 2  # of the Python stack
+_WIDE = 120  # letters: a page that has all columns
+_MUCH = 0.05  # of the time: a rank that is waited for so long stands out
+_STATES = {"silent": "silent", "ended": "ended"}
+
+
+@contextlib.contextmanager
+def page(live: bool) -> Iterator[Callable[[JobFigures], None]]:
+    """A function that shows figures: in place of those before, or below them if it is not live."""
+    console = Console()
+    if not live:
+        yield lambda figures: console.print(draw(figures, console.width))
+        return
+    with Live(Text("looking ..."), console=console, auto_refresh=False, screen=True) as screen:
+        # Beside the rows of ranks there are the head, a line of names, and at most four lines below.
+        yield lambda figures: screen.update(draw(figures, console.width, max(1, console.height - 6)), refresh=True)
+
+
+def draw(figures: JobFigures, width: int, rows: int | None = None) -> RenderableType:
+    """The page of one look.
+
+    Args:
+        figures: of the look.
+        width: of the page, in letters. A narrow one has fewer columns.
+        rows: how many ranks have room, or None for all. Those that matter most come first then.
+    """
+    hosts = {each.host for each in figures.ranks} | set(figures.not_asked)
+    head = (
+        f"{figures.program}, job {figures.job}: {figures.size} rank{'s' if figures.size > 1 else ''} on "
+        f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    )
+    shown = list(figures.ranks)
+    if rows is not None and len(shown) > rows:
+        shown = sorted(shown, key=lambda each: _urgency(figures, each))[:rows]
+        head += f"; {len(figures.ranks) - rows} that wait most are not shown"
+    lines: list[RenderableType] = [Text(head, style="bold"), _table(figures, shown, width >= _WIDE)]
+    lines += [Text(_waited_for(figures)), Text(_last_stall(figures))]
+    if figures.not_asked:
+        ranks = ", ".join(f"{count} on {host}" for host, count in figures.not_asked.items())
+        lines.append(Text(f"Ranks that were not asked: {ranks}. To ask them: hvdlite top -H {','.join(sorted(hosts))}"))
+    return Group(*lines)
+
+
+def _urgency(figures: JobFigures, each: RankFigures) -> tuple[bool, bool, float]:
+    return each.rank != figures.waited_for, each.state == "answers", each.waiting or 0.0
+
+
+def _table(figures: JobFigures, ranks: Sequence[RankFigures], wide: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
+    for name in ("rank", "host", *(("pid",) if wide else ())):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "computes", "waits", "moves", "bandwidth", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("computes, waits, moves", no_wrap=True)
+        table.add_column("oldest open operation, or where the program is", overflow="ellipsis", no_wrap=True, ratio=1)
+    for each in ranks:
+        style = "reverse" if each.rank == figures.waited_for and (figures.waited_for_share or 0) > _MUCH else ""
+        table.add_row(*_row(each, wide), style=style)
+    return table
+
+
+def _row(each: RankFigures, wide: bool) -> list[RenderableType]:
+    start = [str(each.rank), each.host, *((str(each.pid),) if wide else ())]
+    if each.state != "answers" and not wide:
+        return [*start, Text(_STATES[each.state])]
+    return [
+        *start,
+        _time(each.step_seconds),
+        _percent(each.computing),
+        _percent(each.waiting),
+        _percent(each.communicating),
+        _UNKNOWN if each.bytes_per_second is None else f"{each.bytes_per_second / 1e9:.3g} GB/s",
+        _UNKNOWN if each.memory_bytes is None else f"{each.memory_bytes / (1 << 30):.2f} GiB",
+        *((_bar(each), Text(_STATES.get(each.state) or _now(each))) if wide else ()),
+    ]
+
+
+def _now(each: RankFigures) -> str:
+    if each.oldest is not None and each.oldest["seconds"] >= 0.1:
+        return f"{each.oldest['seconds']:.1f} s {each.oldest['operation']}: {each.oldest['stage']}"
+    return " > ".join((each.where or _UNKNOWN).split(" > ")[-_LAST_CALLS:])
+
+
+def _bar(each: RankFigures) -> Text:
+    if each.computing is None or each.waiting is None or each.communicating is None:
+        return Text(_UNKNOWN)
+    moves, waits = round(_BAR * each.communicating), round(_BAR * each.waiting)
+    bar = Text("█" * max(0, _BAR - moves - waits), style="blue")
+    return bar.append("█" * waits, style="yellow").append("█" * moves, style="red")
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return _UNKNOWN
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _percent(share: float | None) -> str:
+    return _UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _waited_for(figures: JobFigures) -> str:
+    if figures.waited_for is None:
+        return "No rank waited for another one."
+    return f"The others waited most for rank {figures.waited_for}: {figures.waited_for_share:.1%} of the time each, on average."
+
+
+def _last_stall(figures: JobFigures) -> str:
+    stall = figures.last_stall
+    if stall is None:
+        return "No operation was open for more than a second in any look."
+    when = "now" if not stall["looks_ago"] else f"{stall['looks_ago']} looks ago"
+    return f"Last stall ({when}): {stall['operation']} on rank {stall['rank']}, for {stall['seconds']:.1f} s, {stall['stage']}."

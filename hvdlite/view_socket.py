@@ -1,0 +1,128 @@
+"""The unix sockets through which a viewer asks the ranks of this host for their numbers: names, the list of them, a question.
+
+A socket has a name in Linux's abstract space, so no file is left behind. The kernel says who is at the other end of a
+connection. Each side talks to its own user only, and a rank also to root.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SilentRankError", "ViewAddress", "addresses", "ask", "is_trusted", "job_name", "listen"]
+
+_PREFIX = "hvdlite-view"
+_WAITING = 16  # viewers
+_ACCEPTS = 0x10000  # a flag in /proc/net/unix: the socket listens
+_HOST_LETTERS = 32  # of a host's name; the whole name of a socket has at most 107 bytes
+_MOST_BYTES = 16 << 20  # of an answer
+
+
+class SilentRankError(Exception):
+    """A rank has not answered in time: its process is stopped, or native code holds Python's GIL."""
+
+
+@dataclass(frozen=True, order=True)
+class ViewAddress:
+    """The socket of one rank.
+
+    Attributes:
+        job: the name of its job.
+        rank: the rank.
+        pid: its process.
+        name: the whole name of the socket.
+    """
+
+    job: str
+    rank: int
+    pid: int
+    name: str
+
+
+def job_name(host: str, pid: int) -> str:
+    """The name of a job, from the host and the process id of its rank 0, such as ``20756@node7``."""
+    return f"{pid}@{host[:_HOST_LETTERS]}"
+
+
+def listen(job: str, rank: int) -> socket.socket:
+    """A socket that listens for viewers of this process. Nobody can take its name beforehand: it ends with random digits."""
+    name = ":".join((_PREFIX, str(os.getuid()), job, str(rank), str(os.getpid()), secrets.token_hex(4)))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(_WAITING)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def addresses(table: str = "/proc/net/unix") -> list[ViewAddress]:
+    """The sockets of this user's ranks on this host (in this network namespace), by job and rank."""
+    found = []
+    for line in Path(table).read_text(errors="replace").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) < 8 or not int(fields[3], 16) & _ACCEPTS or not fields[7].startswith(f"@{_PREFIX}:{os.getuid()}:"):
+            continue
+        parts = fields[7][1:].split(":")
+        if len(parts) == 6 and parts[3].isdigit() and parts[4].isdigit():
+            found.append(ViewAddress(parts[2], int(parts[3]), int(parts[4]), fields[7][1:]))
+    return sorted(found)
+
+
+def is_trusted(connection: socket.socket, root: bool = False) -> bool:
+    """Is the process at the other end this user's?
+
+    Args:
+        connection: to it.
+        root: is root trusted, too?
+    """
+    user = _peer(connection)[1]
+    return user == os.geteuid() or (root and user == 0)
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """The process id (0 if it is not visible here) and the user at the other end, as the kernel knows them."""
+    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, user
+
+
+def _resident_bytes(pid: int) -> int | None:
+    """The memory of a process that is in RAM; None if the process is not visible here."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def ask(address: ViewAddress, seconds: float) -> dict[str, Any] | None:
+    """The numbers of a rank as of now, with its ``memory_bytes``; None if it has ended.
+
+    Args:
+        address: of the rank.
+        seconds: how long to wait for it.
+
+    Raises:
+        SilentRankError: it does not answer in time.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with connection, contextlib.suppress(ConnectionError, FileNotFoundError):
+        connection.settimeout(seconds)
+        try:
+            connection.connect(f"\0{address.name}")
+            if not is_trusted(connection):
+                return None
+            data = b""
+            while piece := connection.recv(1 << 16):
+                data += piece
+                if len(data) > _MOST_BYTES:
+                    return None
+        except (TimeoutError, BlockingIOError):  # BlockingIOError: too many viewers wait
+            raise SilentRankError(address.name) from None
+        with contextlib.suppress(ValueError):  # it has ended in the middle of its answer
+            return {**json.loads(data), "memory_bytes": _resident_bytes(_peer(connection)[0])}
+    return None
