@@ -114,7 +114,7 @@ class Runtime:
         chosen = startup.choose_communicator(mpi, comm)
         config, problem = self._prepare(dynamic)
         if config.elastic_spares and self.pool is None:
-            self.pool = startup.make_pool(chosen, config)
+            self.pool, comm = startup.make_pool(chosen, config), None
         if self.pool is not None and comm is None and (self.recoveries or config.elastic_spares):
             chosen = self.pool.ranks
         if chosen == mpi.COMM_NULL:
@@ -246,7 +246,7 @@ class Runtime:
                     self._farewell()
             except LOST as error:
                 self._failed = True
-                _log_at_exit(f"at the end of the program: {error}")
+                logging.getLogger("hvdlite").error(f"at the end of the program: {error}")
         if self.spare is not None:
             self.spare.end()
         elif self.pool is not None:
@@ -395,10 +395,6 @@ def _after(record: str) -> str:
     """The last operation of a flight record, for the text of a cause."""
     last = record.rstrip().rpartition("\n")[2].strip()
     return f" (after {last.partition(': submitted ')[0].partition(' ')[2]})" if last else ""
-
-
-def _log_at_exit(text: str) -> None:
-    logging.getLogger("hvdlite").error(text)
 
 
 RUNTIME = Runtime()
