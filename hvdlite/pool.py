@@ -14,14 +14,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, SystemFailure
 from hvdlite.topology import Topology
 
-__all__ = ["Process", "ProcessPool", "Role", "Spare", "assign_roles", "topology_when_joined"]
+__all__ = [
+    "Process",
+    "ProcessPool",
+    "Role",
+    "Spare",
+    "assign_roles",
+    "shrink_at_exit",
+    "shrink_in_thread",
+    "topology_when_joined",
+]
 
 # Seconds for which ranks wait for each other before a rank logs it; and the time between two looks at signals meanwhile.
 _WARN_AFTER, _SLICE = 10.0, 0.1
@@ -135,7 +144,7 @@ class ProcessPool:
         """Is there a process with this role?"""
         return any(each.role is role for each in self.processes)
 
-    def regroup(self, role: Role, report: Any, patience: float = 0, interruptible: bool = False) -> list[Any]:
+    def regroup(self, role: Role, report: Any, shrink: Callable[[Any], Any] = lambda comm: comm.Shrink()) -> list[Any]:
         """Makes the pool that of the processes that live. Collective over them.
 
         Ranks come by themselves, and call the spares. If processes are lost meanwhile, this begins anew.
@@ -143,15 +152,13 @@ class ProcessPool:
         Args:
             role: of this process until now.
             report: what the other processes learn of it.
-            patience: seconds for which it waits for the others, if it is interruptible; 0: for ever.
-            interruptible: does MPI wait in a thread, so that this one can handle signals? Exit handlers cannot start one.
+            shrink: makes the communicator of the processes that live, and waits for them.
 
         Returns:
             The reports of those that are ranks now, in their order.
 
         Raises:
-            OperationTimeoutError: others have not come in time.
-            SystemFailure: MPI could not agree.
+            Whatever `shrink` raises.
         """
         from mpi4py import MPI
 
@@ -159,7 +166,7 @@ class ProcessPool:
         while True:
             if self.has_spares() and not self.comm.Is_revoked():
                 self.comm.Revoke()  # this is how spares are called: it reaches all if it reaches one
-            survivors = _shrink(self.comm, patience) if interruptible else self.comm.Shrink()
+            survivors = shrink(self.comm)
             before = survivors.group.Translate_ranks(list(range(survivors.size)), self.comm.group)
             self.processes = [self.processes[number] for number in before]
             self.comm = self.ranks = survivors
@@ -317,17 +324,49 @@ class Spare:
             self._over = call
 
 
-def _shrink(comm: Any, patience: float) -> Any:
+def shrink_in_thread(comm: Any, patience: float) -> Any:
     """The communicator of the processes that live, in their order. All of them must come.
 
-    MPI does not learn of a process that has ended itself with another exit code than 0, and its wait cannot be interrupted.
+    MPI's wait cannot be interrupted, so a thread waits there, and this one handles signals.
+
+    Args:
+        comm: of the job before.
+        patience: seconds to wait; 0: for ever.
+
+    Raises:
+        OperationTimeoutError: others have not come in time.
+        SystemFailure: MPI could not agree.
     """
     made: list[Any] = []
     thread = threading.Thread(target=lambda: made.append(comm.Shrink()), name="hvdlite-shrink", daemon=True)
     thread.start()
+    for wait in _waits(patience):
+        thread.join(wait)
+        if not thread.is_alive():
+            break
+    if not made:
+        raise SystemFailure("MPI could not agree on the processes that live (MPIX_Comm_shrink failed)")
+    return made[0]
+
+
+def shrink_at_exit(comm: Any, patience: float) -> Any:
+    """As `shrink_in_thread`, in exit handlers, where Python starts no thread: waits until MPI knows of a loss first."""
+    for wait in _waits(patience):
+        if comm.Get_failed().size:
+            break
+        time.sleep(wait)
+    return comm.Shrink()
+
+
+def _waits(patience: float) -> Iterator[float]:
+    """Short waits, until this much time is over; the log has a line now and then.
+
+    Raises:
+        OperationTimeoutError: it is over.
+    """
     began, warn_at = time.monotonic(), _WARN_AFTER
-    while thread.is_alive():
-        thread.join(_SLICE)
+    while True:
+        yield _SLICE
         waited = time.monotonic() - began
         text = (
             f"a rank was lost, and this one has waited {waited:.3g} s for the others to notice it. They compute, or a process "
@@ -338,6 +377,3 @@ def _shrink(comm: Any, patience: float) -> Any:
             logging.getLogger("hvdlite").warning(text)
         if 0 < patience < waited:
             raise OperationTimeoutError(f"{text} (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS={patience:g})")
-    if not made:
-        raise SystemFailure("MPI could not agree on the processes that live (MPIX_Comm_shrink failed)")
-    return made[0]

@@ -19,7 +19,7 @@ from hvdlite.errors import HvdliteError, PeerLostError, SystemFailure, Unsupport
 from hvdlite.failures import RAISED
 from hvdlite.objects import broadcast_object
 from hvdlite.ops import barrier
-from hvdlite.pool import ProcessPool, Role
+from hvdlite.pool import ProcessPool, Role, shrink_at_exit, shrink_in_thread
 from hvdlite.runtime import RUNTIME
 
 __all__ = ["Call", "Passed", "awaits_spare", "spare_has_news", "why_not"]
@@ -185,9 +185,17 @@ def _help_at_exit(loss: HvdliteError) -> bool:
     """In the exit handler: helps ranks that have not passed the end of their function yet. False: the job cannot go on."""
     if not isinstance(loss, PeerLostError) or why_not(loss):
         return False
-    _enter_next(loss, 0)
+    try:
+        _enter_next(loss, 0)
+    except HvdliteError as error:
+        logging.getLogger("hvdlite").error("at the end of the program: %s", error)
+        return False
     RUNTIME.stop()
     return True
+
+
+def _shrink(comm: Any) -> Any:
+    return (shrink_at_exit if RUNTIME.exiting else shrink_in_thread)(comm, startup.patience_of(RUNTIME.config))
 
 
 def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:
@@ -207,7 +215,7 @@ def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any]
     while True:
         if reports is None:
             ranks = pool.ranks.size
-            reports = pool.regroup(Role.RANK, (_passed, step), startup.patience_of(RUNTIME.config), not RUNTIME.exiting)
+            reports = pool.regroup(Role.RANK, (_passed, step), _shrink)
             if loss is not None and not pool.lost:
                 raise loss  # no process has ended: a host is silent, say, and would be in the next job as well
             if loss is not None and pool.ranks.rank == 0:

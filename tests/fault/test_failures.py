@@ -1,4 +1,4 @@
-"""A rank fails in every way under both launchers: the others say why, with the last operations, and nothing stays behind.
+"""A rank fails in every way, under both launchers and in elastic training: the others say why, or go on, and nothing stays.
 
 How soon, and all that does not depend on processes and launchers, is shown in virtual time (tests/sim, endings).
 docs/failures.md shows the same cases as they came out in one run (`make failures`).
@@ -37,7 +37,7 @@ def outcomes(request) -> dict[Case, Outcome]:
     wanted = [
         item.callspec.params["case"] for item in request.session.items if item.path == request.path and "case" in _params(item)
     ]
-    modes = MODES if any(case.mode == "ulfm" for case in wanted) and launcher_has_ulfm() else ("mpirun",)
+    modes = MODES if any(case.mode != "mpirun" for case in wanted) and launcher_has_ulfm() else ("mpirun",)
     with nothing_left_behind():
         return run_cases(case for case in wanted if case.mode in modes and _runs(case))
 
@@ -61,6 +61,13 @@ def test_the_others_say_why_and_nothing_stays(case: Case, outcomes: dict[Case, O
     outcome = outcomes[case]
     assert not outcome.job.timed_out, outcome.report()
     assert not outcome.orphans, outcome.report()
+    if case.goes_on:
+        sizes = {rank: ranks for rank, (_, ranks) in outcome.went_on.items()}
+        assert sizes == dict.fromkeys(case.survivors, len(case.survivors)), outcome.report()
+        assert outcome.job.returncode == 0, outcome.report()
+        return
+    if case.mode == "elastic" and case.place == "shutdown":
+        return  # all had done their part, and a loss is no failure any more
     check_code(outcome)
     if (case.ending, case.place) in (("exit 0", "shutdown"), ("exit 3", "shutdown")):
         return  # all had done their part
@@ -75,7 +82,7 @@ def test_the_others_say_why_and_nothing_stays(case: Case, outcomes: dict[Case, O
         assert known, outcome.report()
         if case.place in RECORDED:
             assert rank in outcome.records, outcome.report()
-        if case.mode == "ulfm" and case.place in ("init", *RECORDED) and not ended_all_the_same(case):
+        if case.mode != "mpirun" and case.place in ("init", *RECORDED) and not ended_all_the_same(case):
             assert rank in outcome.raised, outcome.report()
     assert spoke or (the_launcher_ends_all(case) and case.hosts), outcome.report()
 
