@@ -1,8 +1,9 @@
+#include "engine/execution/execution.h"
+
 #include <numeric>
 #include <utility>
 
 #include "collectives/allreduce_inline.h"
-#include "engine/execution/execution.h"
 #include "engine/negotiation/ledger.h"
 #include "transport/host_window.h"
 

@@ -1,8 +1,9 @@
+#include "engine/execution/transfers.h"
+
 #include <cstring>
 #include <utility>
 
 #include "engine/execution/operation.h"
-#include "engine/execution/transfers.h"
 #include "transport/host_window.h"
 
 namespace hvdlite::engine {

@@ -1,3 +1,5 @@
+#include "engine/intake/check_request.h"
+
 #include <algorithm>
 #include <bit>
 #include <cinttypes>
@@ -6,7 +8,6 @@
 #include <cstdio>
 #include <numeric>
 
-#include "engine/intake/check_request.h"
 #include "engine/model/text.h"
 #include "kernels/kernels.h"
 

@@ -1,9 +1,10 @@
+#include "engine/point_to_point/point_to_point.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "engine/model/hashing.h"
 #include "engine/model/text.h"
-#include "engine/point_to_point/point_to_point.h"
 
 namespace hvdlite::engine {
 

@@ -1,6 +1,7 @@
+#include "engine/execution/gpu/message_staging.h"
+
 #include <utility>
 
-#include "engine/execution/gpu/message_staging.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {

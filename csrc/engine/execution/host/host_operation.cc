@@ -1,8 +1,9 @@
+#include "engine/execution/host/host_operation.h"
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
-#include "engine/execution/host/host_operation.h"
 #include "kernels/stream.h"
 
 namespace hvdlite::engine {

@@ -1,12 +1,13 @@
 // What ranks send one another, in every order. Over 400 lines, because the machine, its jobs and its rules belong together. Small
 // jobs of the machines alone are stepped in all possible orders of what their
 // ranks ask for, what arrives and how ranks end, as long as that leads to states not seen before.
+#include "engine/point_to_point/point_to_point.h"
+
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <unordered_set>
 
-#include "engine/point_to_point/point_to_point.h"
 #include "harness.h"
 
 namespace hvdlite::engine::point_to_point_test {
