@@ -1,9 +1,11 @@
 """What `shard=True` saves and costs: `mpirun -n 2 python -m hvdlite.bench.sharding`, with `--framework keras` for Keras.
 
-Memory: the growth of the ranks' proportional set sizes (what a process shares with others counts by its part) from before the
-model is made until it has made some steps, for each parameter: parameters, gradients and Adam's state. A small model has been
-trained before, so libraries and thread pools are there already. Time: of a step with and without sharding, in turn; with torch
-of `optimizer.step()` alone.
+Without more it measures the time of a step with and without sharding, in turn; with torch of `optimizer.step()` alone. With
+`--memory sharded` or `--memory whole` it measures memory, of one of both in a run, because memory that a first model leaves
+behind would count for the second: the growth of the ranks' proportional set sizes (what a process shares with others counts by
+its part) from before the model is made until it has made some steps, for each parameter. That is parameters, gradients and
+Adam's state, and what the framework keeps for the next step. A small model has been trained before, so libraries and thread
+pools are there already.
 """
 
 import argparse
@@ -106,6 +108,7 @@ def main() -> None:
     """Measures on the ranks of this job, and prints on the first."""
     parser = argparse.ArgumentParser(prog="python -m hvdlite.bench.sharding")
     parser.add_argument("--framework", choices=_FRAMEWORKS, default="torch")
+    parser.add_argument("--memory", choices=("sharded", "whole"), help="measure memory instead of time")
     parser.add_argument("--layers", type=int, default=24, help="of about a million parameters each")
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -117,16 +120,16 @@ def main() -> None:
     import hvdlite as hvd
 
     hvd.init()
-    make = _FRAMEWORKS[arguments.framework]
-    for shard in (True, False):
+    make, layers = _FRAMEWORKS[arguments.framework], arguments.layers
+    if arguments.memory is not None:
+        shard = arguments.memory == "sharded"
         make(1, shard)()
-    for shard in (True, False):
-        grown = hvd.allreduce(np.array([_growth(make, arguments.layers, shard, hvd.barrier)]), name="grown")
-        if hvd.rank() == 0:
-            print(f"shard={shard}: {grown[0]:.2f} bytes a parameter on each of {hvd.size()} ranks")
-    ratio = _ratio(make, arguments.layers, hvd.barrier)
+        grown = hvd.allreduce(np.array([_growth(make, layers, shard, hvd.barrier)]), name="grown")
+        said = f"shard={shard}: {grown[0]:.2f} bytes a parameter on each of {hvd.size()} ranks"
+    else:
+        said = f"a step with sharding takes {_ratio(make, layers, hvd.barrier):.2f} of one without"
     if hvd.rank() == 0:
-        print(f"a step with sharding: {ratio:.2f} of one without")
+        print(said)
 
 
 if __name__ == "__main__":

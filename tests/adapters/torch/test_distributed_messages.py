@@ -157,8 +157,12 @@ def test_a_pipeline_has_the_losses_and_gradients_of_one_process(schedule):
 @pytest.mark.skipif(SIZE != 4, reason="two pipelines of two stages each")
 @pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
 def test_pipelines_with_different_data(schedule):
-    """DDP averages the gradients of a stage's ranks, once after all microbatches."""
+    """DDP averages the gradients of a stage's ranks, once after all microbatches.
+
+    With find_unused_parameters, because without it DDP makes its buckets anew after the first backward pass, and fails in torch
+    when there were several (reducer.cpp, `rebuild_buckets`).
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "stages"))
     part, number = mesh.get_coordinate()
-    mine = DistributedDataParallel(layers(2)[number], process_group=mesh["data"].get_group())
+    mine = DistributedDataParallel(layers(2)[number], process_group=mesh["data"].get_group(), find_unused_parameters=True)
     train_as_one_process(schedule, mine, number, 2, mesh["stages"].get_group(), part, 2)
