@@ -238,9 +238,18 @@ class Engine:
     ) -> Any:
         """As allreduce."""
     def message(
-        self, kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet
+        self,
+        kind: int,
+        tensor: Any,
+        peer: int | None,
+        tag: int | None,
+        name: str | None,
+        process_set: ProcessSet,
+        blocking: bool,
     ) -> Any:
-        """The tensor, once it has been sent to that rank or received from it; None as for allreduce."""
+        """The tensor, once it has been sent to that rank or received from it, or the work in flight; None as for allreduce."""
+    def messages(self, kinds: list[int], operations: Sequence[Any], process_set: ProcessSet) -> Any:
+        """Posts messages together, each a tuple like `P2POp`: the work in flight; None as for allreduce."""
     def new_output(self, nbytes: int) -> memoryview:
         """Memory for a result, as writable bytes; large blocks are recycled when they are no longer used."""
     def new_gpu_output(self, gpu: int, stream: int, nbytes: int) -> GpuMemory:

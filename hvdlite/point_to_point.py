@@ -10,12 +10,17 @@ A small message (up to 8 KiB) is sent at once, whether the other rank has asked 
 such messages wait there. Any other send ends when the message has been received: two ranks that both send before they receive
 wait for each other, and both get an error within two seconds. Post the receives first (`irecv`), or both in one `batch`.
 
+A tensor on a GPU goes through page-locked host memory, and its send ends when it has been received, whatever its size. One
+rank's tensor may be on a GPU and the other's in host memory. As with collectives, the host waits for no GPU in a receive: later
+work of the current stream sees the message.
+
 Both tensors have one dtype and one number of elements; their shapes may differ. Otherwise receiver and sender raise
 `MismatchError`; who has sent a small message, and has gone on, raises it from its next call of these.
 
 `hvdlite.torch` has `send` and `recv` with gradients.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,17 +28,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hvdlite.backends import TensorBackend, backend_of
-from hvdlite.backends.base import CPU
+from hvdlite.backends.base import CPU, SOME_GPU
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.handles import Finish, Handle
+from hvdlite.handles import Finish, Handle, OnGpu
 from hvdlite.objects import new_payload, packed, unpacked
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import KIND_NAMES, Kind, Sum, tensor_name
 from hvdlite.runtime import RUNTIME
-from hvdlite.submission import enter, written
+from hvdlite.submission import enter, made_elsewhere, on_its_gpu, written
 
 if TYPE_CHECKING:
-    from hvdlite._engine import Result
+    from hvdlite._engine import Engine, Result
 
 __all__ = [
     "P2POp",
@@ -89,7 +94,7 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
     """Sends a tensor to one rank, which may be this one.
 
     Args:
-        tensor: any shape and dtype, in host memory. Not modified.
+        tensor: any shape and dtype, in host memory or on a GPU. Not modified.
         dst: the receiver's rank in the whole job.
         tag: tells messages between the two ranks apart; from 0 on.
         name: for texts about it. The other rank does not see it.
@@ -97,12 +102,12 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: the tensor is on a GPU.
+        UnsupportedError: the tensor is on a device that hvdlite cannot reach.
         MismatchError: the receiver asks for another dtype or number of elements.
         HorovodInternalError: the other rank has left or failed, or both wait for each other; the text says so.
     """
     known = RUNTIME.engine
-    if known is None or known.message(Kind.SEND, tensor, dst, tag, name, process_set) is None:
+    if known is None or known.message(Kind.SEND, tensor, dst, tag, name, process_set, True) is None:
         _run(Kind.SEND, tensor, dst, tag, name, process_set)
 
 
@@ -134,7 +139,7 @@ def recv(
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `send`.
     """
     known = RUNTIME.engine
-    if known is not None and known.message(Kind.RECV, tensor, src, tag, name, process_set) is not None:
+    if known is not None and known.message(Kind.RECV, tensor, src, tag, name, process_set, True) is not None:
         return tensor
     return _run(Kind.RECV, tensor, src, tag, name, process_set)
 
@@ -164,14 +169,20 @@ def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_
         InvalidArgumentError, UnsupportedError: an operation is none of `isend` and `irecv`, or an argument of one is wrong, as
             for `send` and `recv`; nothing is posted then. Errors of the messages are raised when the handle is synchronised.
     """
+    kinds = [_kind_of(operation[0]) for operation in operations]
+    known = RUNTIME.engine
+    if known is not None:
+        started: Handle | None = known.messages(kinds, operations, process_set)
+        if started is not None:
+            return started
     engine, set_id = enter(Kind.SEND, process_set)
-    described = []
-    for op, tensor, peer, tag, name in operations:
-        if op is not isend and op is not irecv:
-            raise InvalidArgumentError(f"P2POp: op={op!r} is neither isend nor irecv of hvdlite")
-        described.append(_describe(Kind.SEND if op is isend else Kind.RECV, tensor, peer, tag, name, set_id))
-    handle = Handle([finish for _, finish in described], True)
-    engine.submit([request for request, _ in described], None, True, handle)
+    described = [
+        _describe(engine, kind, tensor, peer, tag, name, set_id)
+        for kind, (_, tensor, peer, tag, name) in zip(kinds, operations, strict=True)
+    ]
+    on_gpu = [place for _, _, place in described]
+    handle = Handle([finish for _, finish, _ in described], True, on_gpu if any(on_gpu) else ())
+    engine.submit([request for request, _, _ in described], None, True, handle)
     return handle
 
 
@@ -255,51 +266,70 @@ def recv_object_list(
     return source
 
 
-# The engine's request, and the last step.
-_Described = tuple[tuple[Any, ...], Finish]
+# The engine's request, the last step, and where the tensor is if it is on a GPU.
+_Described = tuple[tuple[Any, ...], Finish, OnGpu]
 
 
 def _run(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Any:
     """Submits one operation and waits for it."""
     engine, set_id = enter(kind, process_set)
-    request, finish = _describe(kind, tensor, peer, tag, name, set_id)
-    return finish(engine.submit((request,), finish, False).result())
+    request, finish, on_gpu = _describe(engine, kind, tensor, peer, tag, name, set_id)
+    work = engine.submit((request,), finish, False)
+    return finish(work.result(math.inf, () if on_gpu is None else (on_gpu[1].stream,)))
 
 
 def _start(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Handle:
     """Submits one operation without waiting for it."""
+    known = RUNTIME.engine
+    if known is not None:
+        started: Handle | None = known.message(kind, tensor, peer, tag, name, process_set, False)
+        if started is not None:
+            return started
     engine, set_id = enter(kind, process_set)
-    request, finish = _describe(kind, tensor, peer, tag, name, set_id)
-    handle = Handle(finish, False)
+    request, finish, on_gpu = _describe(engine, kind, tensor, peer, tag, name, set_id)
+    handle = Handle(finish, False, () if on_gpu is None else (on_gpu,))
     engine.submit((request,), None, True, handle)
     return handle
 
 
-def _describe(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, set_id: int) -> _Described:
+def _describe(
+    engine: "Engine", kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, set_id: int
+) -> _Described:
     sends = kind == Kind.SEND
     try:
         rank, number = _number("rank", peer, not sends), _number("tag", tag, not sends)
         backend = backend_of(tensor)
         adopted = backend.adopt(tensor) if sends else backend.adopt_writable(tensor)
-        pointer, shape, dtype, device, layout, owner, _ = backend.export(adopted, False, True)
-        if device != CPU:
-            raise UnsupportedError(
-                "it is on a GPU, and hvdlite sends from one rank to another in host memory only: copy it there"
-            )
+        source = backend.export(adopted, False, True)
+        if source.device == SOME_GPU:
+            source = on_its_gpu(engine, source)
     except (InvalidArgumentError, UnsupportedError) as error:
         what = "an unnamed tensor" if name is None else repr(name)
         raise type(error)(f"{KIND_NAMES[kind]} of {what} in process set {set_id}: {error}") from None
+    pointer, shape, dtype, device, layout, owner, stream = source
     if name is not None:
         name = tensor_name(kind, name)
+    ends = (pointer, 0) if sends else (0, pointer)
+    finish: Finish
     if sends:
-        source, target, finish = pointer, 0, partial(_sent, owner)
+        finish = partial(_sent, owner)
     else:
-        source, target = 0, pointer
-        finish = partial(_received, backend, tensor, adopted, owner, rank == _ANY or number == _ANY)
+        tells = rank == _ANY or number == _ANY
+        finish = partial(_received, backend, tensor, adopted, owner, tells)
+        if device != CPU and owner is not adopted:
+            finish = partial(made_elsewhere, backend, source, owner, finish)
     request = (
-        kind, name, dtype, shape, source, target, Sum, rank, set_id, 1.0, 1.0, "", 0, 0, (), device, layout, 0, 0, 0, number
+        kind, name, dtype, shape, *ends, Sum, rank, set_id, 1.0, 1.0, "", 0, 0, (), device, layout, 0, 0, stream, number
     )  # fmt: skip
-    return request, finish
+    return request, finish, None if device == CPU else (backend, source)
+
+
+def _kind_of(op: Callable[..., Handle]) -> int:
+    if op is isend:
+        return Kind.SEND
+    if op is irecv:
+        return Kind.RECV
+    raise InvalidArgumentError(f"P2POp: op={op!r} is neither isend nor irecv of hvdlite")
 
 
 def _number(argument: str, value: int | None, may_be_any: bool) -> int:

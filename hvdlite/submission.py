@@ -8,6 +8,7 @@ describes plain tensors (csrc/bindings/python/plain_calls.cc). (Over 400 lines, 
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ __all__ = [
     "enter",
     "gather",
     "gather_group",
+    "made_elsewhere",
+    "on_its_gpu",
     "output_of",
     "reduce",
     "reduce_group",
@@ -203,10 +206,17 @@ def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: boo
     return _submit(engine, Kind.ALLGATHER, name, part, (Sum, int(without_joined), set_id, 1.0, 1.0), blocking)
 
 
-def gather_group(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
-    """Submits a group of allgathers."""
+def gather_group(
+    tensors: Sequence[Any],
+    name: str | None,
+    process_set: ProcessSet,
+    blocking: bool,
+    outputs: Sequence[Any] | None = None,
+) -> Any:
+    """Submits a group of allgathers. outputs: for each tensor where its result goes, as `_new_shape` says."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
-    parts = [_new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor) for tensor in tensors]
+    call = (Kind.ALLGATHER, name, set_id)
+    parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
     return _submit_group(engine, Kind.ALLGATHER, name, parts, (Sum, 0, set_id, 1.0, 1.0), blocking)
 
 
@@ -227,10 +237,12 @@ def reduce_scatter_group(
     postscale: float,
     process_set: ProcessSet,
     blocking: bool,
+    outputs: Sequence[Any] | None = None,
 ) -> Any:
-    """Submits a group of reducescatters."""
+    """Submits a group of reducescatters. outputs: as of `gather_group`."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    parts = [_new_shape(engine, (Kind.REDUCESCATTER, name, set_id), tensor) for tensor in tensors]
+    call = (Kind.REDUCESCATTER, name, set_id)
+    parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
     common = (op, 0, set_id, float(prescale), float(postscale))
     return _submit_group(engine, Kind.REDUCESCATTER, name, parts, common, blocking)
 
@@ -277,7 +289,7 @@ def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _
         source = backend.export(adopted, True, call[0] in _ANY_DTYPE)
         pointer, _, _, device, _, owner, _ = source
         if device == SOME_GPU:
-            source = _on_its_gpu(engine, source)
+            source = on_its_gpu(engine, source)
             device = source.device
     except (InvalidArgumentError, UnsupportedError) as error:
         raise type(error)(f"{_describe(call)}: {error}") from None
@@ -285,7 +297,7 @@ def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _
     if in_place:
         step: Finish = partial(written, backend, tensor, adopted, owner if private else None)
         if private and device != CPU:
-            step = partial(_made_elsewhere, backend, source, owner, step)
+            step = partial(made_elsewhere, backend, source, owner, step)
         return backend, source, pointer, step
     if private:
         output, output_ptr = owner, pointer
@@ -294,24 +306,33 @@ def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _
         output, output_ptr = backend.empty_like(owner, new_memory)
     step = partial(_made, output, owner)
     if device != CPU:
-        step = partial(_made_elsewhere, backend, source, output, step)
+        step = partial(made_elsewhere, backend, source, output, step)
     return backend, source, output_ptr, step
 
 
-def _on_its_gpu(engine: "Engine", source: Exported) -> Exported:
+def on_its_gpu(engine: "Engine", source: Exported) -> Exported:
+    """The description of a tensor on `SOME_GPU` with the number of its GPU.
+
+    Raises:
+        InvalidArgumentError: the memory is the host's.
+    """
     gpu = engine.gpu_of_address(source.pointer)
     if gpu == CPU:
         raise InvalidArgumentError("an object says that it is in CUDA memory, but its address is one of host memory")
     return source._replace(device=gpu)
 
 
-def _new_shape(engine: "Engine", call: _Call, tensor: Any) -> _Part:
-    """An output that the engine allocates, for allgather, alltoall and reducescatter."""
+def _new_shape(engine: "Engine", call: _Call, tensor: Any, output: Any = None) -> _Part:
+    """An output that the engine allocates, for allgather, alltoall and reducescatter.
+
+    output: a dense tensor in host memory for the result, with room for equal parts of all ranks. It overlaps the input only
+        where the result has the same values. If the ranks' parts differ, the engine allocates the result all the same.
+    """
     backend = backend_of(tensor)
     try:
         source = backend.export(backend.adopt(tensor), False, call[0] in _ANY_DTYPE)
         if source.device == SOME_GPU:
-            source = _on_its_gpu(engine, source)
+            source = on_its_gpu(engine, source)
     except (InvalidArgumentError, UnsupportedError) as error:
         raise type(error)(f"{_describe(call)}: {error}") from None
     if not source.shape:
@@ -320,7 +341,14 @@ def _new_shape(engine: "Engine", call: _Call, tensor: Any) -> _Part:
             f"{_describe(call)}: {operation} does not support scalar inputs: the tensor needs a first dimension; reshape it "
             "to [1]"
         )
-    return backend, source, 0, partial(output_of, backend, source, engine)
+    step: Finish = partial(output_of, backend, source, engine)
+    if output is None or source.device != CPU:
+        return backend, source, 0, step
+    adopted = backend.adopt_writable(output)
+    room = backend.export(adopted, False, True)
+    if room.owner is not adopted:
+        return backend, source, 0, step
+    return backend, source, room.pointer, partial(_placed, backend, output, adopted, step)
 
 
 # The tensor of a barrier.
@@ -335,7 +363,15 @@ def _made(output: Any, _input: Any, _result: "Result") -> Any:
     return output
 
 
-def _made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: Finish, result: "Result") -> Any:
+def _placed(backend: TensorBackend, output: Any, adopted: Any, step: Finish, result: "Result") -> Any:
+    """The given output, or what the engine has made instead because the ranks' parts differ."""
+    if result.shape:
+        return step(result)
+    backend.mark_written(adopted)
+    return output
+
+
+def made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: Finish, result: "Result") -> Any:
     """The step; it also tells the framework if a tensor made in the submission's stream is used in another stream."""
     if backend.stream_now(source) != source.stream:
         backend.use_in_current_stream(made)

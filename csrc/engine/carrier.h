@@ -67,6 +67,12 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   void start_receive(Entry entry, int from) override {
     execution_.start_receive(std::move(entry), from);
   }
+  void take(Entry receive, const void* payload) override {
+    execution_.take(std::move(receive), payload);
+  }
+  void take_own(Entry receive, Entry send) override {
+    execution_.take_own(std::move(receive), std::move(send));
+  }
 
  private:
   transport::Transport& transport_;

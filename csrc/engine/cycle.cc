@@ -14,8 +14,6 @@ using base::Status;
 
 namespace {
 
-// A message between two ranks of at most so many bytes goes with what tells of it: to ask for it would take longer.
-constexpr std::size_t kWholeBytes = 8192;
 // What such messages may take of the memory of a rank that does not receive them, for each that sends.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 

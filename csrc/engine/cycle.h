@@ -4,6 +4,7 @@
 // a bug in hvdlite fails the whole engine with its text (SharedState::failure).
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@
 #include "transport/transport.h"
 
 namespace hvdlite::engine {
+
+// A message between two ranks of at most so many bytes goes with what tells of it: to ask for it would take longer.
+inline constexpr std::size_t kWholeBytes = 8192;
 
 class Cycle {
  public:

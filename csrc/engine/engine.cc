@@ -83,10 +83,12 @@ void Engine::require_usable() const {
 
 // --- a caller waits, and drives progress meanwhile -------------------------------------------------------------------
 
-bool Engine::poll(std::int64_t handle) const {
+bool Engine::poll(std::int64_t handle) {
   const CompletionArray batch = shared_.handles.find(handle);
   for (std::size_t i = 0; i < batch.size; ++i) {
-    if (!batch[i].is_done()) return false;
+    if (batch[i].is_done()) continue;
+    kick_.bump();  // a caller that asks again and again does not drive
+    return false;
   }
   return true;
 }
@@ -164,10 +166,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   shared_.waits.leave(completion->is_done(), *ended);
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
   // The engine thread handles what is left.
-  const Counters& counters = shared_.counters;
-  const bool work_left =
-      counters.submitted.load(std::memory_order_relaxed) != counters.completed + counters.failed;
-  if (!others_wait && work_left) kick_.bump();
+  if (!others_wait && has_work()) kick_.bump();
   if (!completion->is_done() && closed_.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kAborted, kShutDownHere);
   }

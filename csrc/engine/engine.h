@@ -74,7 +74,7 @@ class Engine {
   // its memory is the tensor's place there. A later submission whose tensor lies elsewhere names no arena.
   std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
-  bool poll(std::int64_t handle) const;
+  bool poll(std::int64_t handle);
   // Returns true when all operations behind these handles are done. Then *failed is the first one that failed, or null. The
   // caller drives the cycle meanwhile.
   bool wait(std::span<const std::int64_t> handles, base::microseconds limit, CompletionPtr* failed);
@@ -146,6 +146,13 @@ class Engine {
   void submit_group(const Submission& what, Launch launching);
   void launch(std::span<Entry> entries, Launch launching);
   void enqueue(std::span<Entry> entries, bool wake);
+  bool pass_at_once(bool whole);
+  // Has any operation been submitted that has not ended?
+  bool has_work() const {
+    const Counters& counters = shared_.counters;
+    return counters.submitted.load(std::memory_order_relaxed) !=
+           counters.completed + counters.failed;
+  }
   bool wait_for_all(const CompletionArray& batch, base::Clock::time_point deadline,
                     base::Clock::time_point* ended);
   // Waits until the deadline, which lies in the future. *ended: when the operation ended, if it is done.

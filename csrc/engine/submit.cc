@@ -261,12 +261,29 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   // A thread that gave a callback need never wait. So its not waiting says nothing about deadlocks.
   const bool told = entries.front().completion->watcher != nullptr;
   if (!told) shared_.waits.may_submit();
+  const bool message = base::is_point_to_point(entries.front().request->kind);
+  const bool alone = message && !has_work() && shared_.watched == 0;
+  const bool whole = std::ranges::all_of(entries, [](const Entry& entry) {
+    return !entry.request->on_gpu() && entry.request->bytes() <= kWholeBytes;
+  });
   const bool was_empty = shared_.queue.push(entries);
   shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
-  if (wake && was_empty) {
-    transport_->ring(transport_->rank());
-    kick_.bump();
-  }
+  if (!wake || !was_empty || (alone && pass_at_once(whole))) return;
+  transport_->ring(transport_->rank());
+  kick_.bump();
+}
+
+// Makes a pass for messages that were just submitted while nothing else was in flight. A small message leaves in it, and a receive gets
+// what is there. To wake the engine thread would take longer, and it would hold the token when the caller wants to wait. Returns
+// false if the engine thread has to make the pass. whole: no other rank waits for this one to answer, so the engine thread may stand
+// aside until its next look; poll() ends that.
+bool Engine::pass_at_once(bool whole) {
+  if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
+  cycle_.pass(true, false);
+  give_token_back();
+  // The other rank's bell wakes the engine thread for the rest, unless that stands aside.
+  if (!whole && has_work()) kick_.bump();
+  return true;
 }
 
 // --- prepared groups ------------------------------------------------------------------------------------------------

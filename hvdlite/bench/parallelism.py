@@ -1,8 +1,10 @@
 """What torch's parallelisms cost on backend "hvdlite", beside gloo: `mpirun -n 2 python -m hvdlite.bench.parallelism`.
 
 FSDP2: a transformer of 4 layers, width 512; the step on each backend, and the same step without sharding on every rank. The
-difference is communication that nothing hides. 1F1B: stages that sleep instead of computing, so that no core is shared; the
-part of the time in which a rank has no microbatch, beside the schedule's own (p-1)/(m+p-1).
+difference is communication that nothing hides, and what FSDP2 itself adds, which a backend that moves nothing (torch's "fake")
+shows. The processor's time is printed as well: on a busy machine it tells more. 1F1B: stages that sleep instead of computing,
+so that no core is shared; the part of the time in which a rank has no microbatch, beside the schedule's own (p-1)/(m+p-1). What
+one microbatch takes is measured without a pipeline, in turn with it: more than the stage sleeps.
 """
 
 import time
@@ -52,24 +54,27 @@ def _stepper(group: Any) -> Callable[[], None]:
 def _sharded() -> None:
     """Prints the times of a step, in turn with the others, so that all see the same machine."""
     import torch.distributed as dist
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
-    ways = {"alone": None, "hvdlite": dist.new_group(backend="hvdlite"), "gloo": dist.new_group(backend="gloo")}
+    ways: dict[str, Any] = {"alone": None}
+    ways.update((backend, dist.new_group(backend=backend)) for backend in ("hvdlite", "gloo", "fake"))
     steps = {name: _stepper(group) for name, group in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for round_number in range(_ROUNDS + 1):
-        for name, step in steps.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(_STEPS):
-                step()
-            if round_number:
-                times[name].append((time.perf_counter() - begin) / _STEPS)
-    found = {name: median(each) for name, each in times.items()}
-    exposed = {name: found[name] - found["alone"] for name in ("hvdlite", "gloo")}
-    if dist.get_rank() == 0:
-        print("FSDP2, a step: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items()))
-        ratio = exposed["hvdlite"] / exposed["gloo"]
-        print(f"exposed: hvdlite {exposed['hvdlite'] * 1e3:.1f} ms, gloo {exposed['gloo'] * 1e3:.1f} ms, {ratio:.2f} x")
+    for what, clock in (("a step", time.perf_counter), ("the processor's time of a step", time.process_time)):
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for round_number in range(_ROUNDS + 1):
+            for name, step in steps.items():
+                dist.barrier()
+                begin = clock()
+                for _ in range(_STEPS):
+                    step()
+                if round_number:
+                    times[name].append((clock() - begin) / _STEPS)
+        found = {name: median(each) for name, each in times.items()}
+        exposed = {name: seconds - found["alone"] for name, seconds in found.items()}
+        if dist.get_rank() == 0:
+            print(f"FSDP2, {what}: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items()))
+            ratios = (f"{name} {exposed[name] / exposed['gloo']:.2f}" for name in ("hvdlite", "fake"))
+            print(f"more than alone, beside gloo: {', '.join(ratios)}")
 
 
 def _sleeping() -> Any:
@@ -109,17 +114,22 @@ def _pipelined(backend: str) -> None:
     pipeline = Schedule1F1B(stage, _MICROBATCHES, loss_fn=lambda output, _: output.mean())
     data = torch.randn(_MICROBATCHES, _MESSAGE)
     given: dict[str, Any] = {"target": data} if rank == ranks - 1 else {}
-    times = []
+    alone = _sleeping()
+    times, works = [], []
     for _ in range(_ROUNDS + 1):
         dist.barrier()
         begin = time.perf_counter()
         pipeline.step(*([data] if rank == 0 else []), **given)
         dist.barrier()
-        times.append(time.perf_counter() - begin)
-    took = median(times[1:])
-    bubble, own = 1 - _MICROBATCHES * 2 * _SLEEP / took, (ranks - 1) / (_MICROBATCHES + ranks - 1)
+        ended = time.perf_counter()
+        alone(data[:1].clone().requires_grad_()).mean().backward()
+        times.append(ended - begin)
+        works.append(time.perf_counter() - ended)
+    took, work = median(times[1:]), median(works[1:])
+    bubble, own = 1 - _MICROBATCHES * work / took, (ranks - 1) / (_MICROBATCHES + ranks - 1)
     if rank == 0:
-        print(f"1F1B on {backend}: a step {took * 1e3:.1f} ms, bubble {bubble:.4f}, of the schedule {own:.4f}")
+        said = f"a step {took * 1e3:.1f} ms, a microbatch alone {work * 1e3:.1f} ms"
+        print(f"1F1B on {backend}: {said}, bubble {bubble:.4f}, of the schedule {own:.4f}")
 
 
 def main() -> None:

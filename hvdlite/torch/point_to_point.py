@@ -34,14 +34,14 @@ class _SendFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, message: _Envelope, tensor: torch.Tensor) -> torch.Tensor:
         ctx.message = message
-        ctx.like = torch.empty_like(tensor, device="meta")
+        ctx.like, ctx.device = torch.empty_like(tensor, device="meta"), tensor.device
         point_to_point.send(tensor, message.peer, message.tag, message.name, message.process_set)
         return tensor.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[Any, ...]:
         message: _Envelope = ctx.message
-        grad = torch.empty_like(ctx.like, device="cpu")
+        grad = torch.empty_like(ctx.like, device=ctx.device)
         point_to_point.recv(grad, message.peer, message.tag, message.grad_name, message.process_set)
         return (None, *only_once([grad], _ONCE))
 

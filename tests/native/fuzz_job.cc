@@ -66,7 +66,9 @@ void Rank::submit(Request request) {
   operation.output = std::make_unique<float[]>(operation.count);
   Entry entry;
   entry.input = request.absent || operation.count == 0 ? nullptr : operation.input.data();
-  entry.output = operation.count == 0 ? nullptr : operation.output.get();
+  const bool gives_output =
+      !base::rows_may_differ(request.kind) && request.kind != OpKind::kReducescatter;
+  entry.output = operation.count == 0 || !gives_output ? nullptr : operation.output.get();
   entry.completion = operation.completion;
   entry.weight = number() + 1;
   entry.request = std::make_shared<const Request>(std::move(request));

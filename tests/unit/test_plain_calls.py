@@ -20,7 +20,6 @@ from support.thread_ranks import AVERAGE, SUM, engines, in_threads, run_ranks
 from hvdlite.backends import plain_of
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes, numpy_dtype
 from hvdlite.errors import InvalidArgumentError, MismatchError, PeerLostError
-from hvdlite.requests import Kind
 
 torch = pytest.importorskip("torch")
 
@@ -343,35 +342,3 @@ def test_what_describes_no_type_is_refused(wrong):
         rank.engine.connect(lambda value: (1, 2) if wrong is None else plain._replace(**wrong))
         with pytest.raises((ValueError, TypeError, SystemError)):
             rank.engine.allreduce(torch.ones(1), None, "x", SUM, 1.0, 1.0, WORLD_OF_TWO, True, True)
-
-
-def message(engine, kind, tensor, peer=0, tag=3, name=None, process_set=WORLD_OF_TWO):
-    engine.connect(plain_of)
-    return engine.message(kind, tensor, peer, tag, name, process_set)
-
-
-def test_a_message_is_sent_and_received_in_place():
-    with engines(2) as ranks:
-        sent, received = np.arange(5.0), np.zeros(5)
-        ends = ((Kind.SEND, sent, 1), (Kind.RECV, received, 0))
-        results = in_threads(ranks, lambda rank: message(rank.engine, *ends[rank.rank]))
-        assert results[0] is sent
-        assert results[1] is received
-        assert received.tolist() == sent.tolist() == [0, 1, 2, 3, 4]
-
-
-UNUSUAL_MESSAGES = (
-    *({"peer": peer} for peer in (None, -1, True)),
-    *({"tag": tag} for tag in (None, -1, 1 << 31, 1.0)),
-    *({"tensor": make()} for make in (read_only, misaligned, list)),
-    {"name": 7},
-    {"process_set": None},
-)
-
-
-@pytest.mark.parametrize("unusual", UNUSUAL_MESSAGES, ids=str)
-@pytest.mark.parametrize("kind", [Kind.SEND, Kind.RECV])
-def test_unusual_messages_are_left_to_the_general_way(kind, unusual):
-    with engines(1) as (rank,):
-        assert message(rank.engine, kind, **{"tensor": np.ones(3), **unusual}) is None
-        assert rank.engine.counters()["submitted"] == 0

@@ -71,7 +71,9 @@ class Engine {
   nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle name, nb::handle process_set,
                        bool in_place, bool blocking);
   nb::object message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag, nb::handle name,
-                     nb::handle process_set);
+                     nb::handle process_set, bool blocking);
+  // Posts several together. operations: tuples of five, as hvdlite.point_to_point.P2POp.
+  nb::object messages(const std::vector<int>& kinds, nb::handle operations, nb::handle process_set);
 
   // For Work. Waits in slices until all operations of these works have ended. Between slices Python handles signals; throws what
   // their handlers raise, and TimeoutError after `limit` seconds.
@@ -119,6 +121,13 @@ class Engine {
     std::optional<PlainMemory> from, to;
   };
   bool read_memory(hvdlite_request& request, Operands& operands, nb::handle input, bool in_place);
+  // The same for a message's request, which has its kind.
+  struct MessageOperands {
+    std::string name;
+    Operands memory;
+  };
+  bool read_message(hvdlite_request& request, MessageOperands& message, nb::handle tensor,
+                    nb::handle peer, nb::handle tag, nb::handle name, nb::handle process_set);
   // Null for values that are not plain.
   const PlainType* plain_type_of(nb::handle array);
 

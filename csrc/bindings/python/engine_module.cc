@@ -262,8 +262,12 @@ void register_engine(nb::module_& module) {
       .def("broadcast", &Engine::broadcast, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "blocking"_a, "As allreduce.")
       .def("message", &Engine::message, "kind"_a, "tensor"_a.none(), "peer"_a.none(),
-           "tag"_a.none(), "name"_a.none(), "process_set"_a.none(),
-           "The tensor once it has been sent or received; None as allreduce.")
+           "tag"_a.none(), "name"_a.none(), "process_set"_a.none(), "blocking"_a,
+           "The tensor once it has been sent or received, or the work in flight; None as "
+           "allreduce.")
+      .def("messages", &Engine::messages, "kinds"_a, "operations"_a, "process_set"_a.none(),
+           "Posts messages together, each a tuple like P2POp: the work in flight, or None as "
+           "allreduce.")
       .def("new_output", &Engine::new_output, "nbytes"_a,
            "Memory for a result, as writable bytes; large blocks are recycled when they are "
            "no longer used.")

@@ -80,6 +80,11 @@ nb::object step_of(const PlainType& type, nb::handle output, nb::handle input, b
   return new_step(output, input, in_place ? type.mark_written() : nb::handle(Py_None));
 }
 
+// A message that was sent gives None, one that was received its tensor.
+nb::object step_of_message(bool sends, const PlainType& type, nb::handle tensor) {
+  return sends ? new_step(Py_None, tensor, Py_None) : new_step(tensor, tensor, type.mark_written());
+}
+
 }  // namespace
 
 void Engine::connect(nb::handle plain_of, nb::handle work_type) {
@@ -169,29 +174,77 @@ nb::object Engine::broadcast(nb::handle tensor, nb::handle root, nb::handle name
   return usual ? run_plain(request, "broadcast.", name, tensor, in_place, blocking) : nb::none();
 }
 
-// The tensor, once it has been sent or received.
-nb::object Engine::message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag,
-                           nb::handle name, nb::handle process_set) {
-  const bool sends = kind == HVDLITE_SEND;
-  hvdlite_request request{};
-  request.kind = kind;
+bool Engine::read_message(hvdlite_request& request, MessageOperands& message, nb::handle tensor,
+                          nb::handle peer, nb::handle tag, nb::handle name,
+                          nb::handle process_set) {
+  const bool sends = request.kind == HVDLITE_SEND;
   request.op = HVDLITE_SUM;
   request.prescale = request.postscale = 1.0;
-  std::string full_name;
-  Operands operands;
   if (!read_int(peer, request.root) || request.root < 0 || !read_int(tag, request.tag) ||
       request.tag < 0 || !read_set(process_set, request.process_set) ||
-      !read_name(name, sends ? "send." : "recv.", full_name) ||
-      !read_memory(request, operands, tensor, true)) {
+      !read_name(name, sends ? "send." : "recv.", message.name) ||
+      !read_memory(request, message.memory, tensor, true)) {
+    return false;
+  }
+  request.name = message.name.c_str();
+  return true;
+}
+
+nb::object Engine::message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag,
+                           nb::handle name, nb::handle process_set, bool blocking) {
+  hvdlite_request request{};
+  request.kind = kind;
+  MessageOperands message;
+  if ((!blocking && !work_type_.is_valid()) ||
+      !read_message(request, message, tensor, peer, tag, name, process_set)) {
     return nb::none();
   }
-  request.name = full_name.c_str();
+  const bool sends = kind == HVDLITE_SEND;
+  const PlainType& type = *message.memory.type;
   hvdlite_submission what{};
   what.requests = &request;
   what.count = 1;
+  what.wake = blocking ? 0 : 1;
+  if (!blocking) {
+    return start_work(what, new_work(work_type_, step_of_message(sends, type, tensor), false), {});
+  }
   run_to_the_end(what, tensor, tensor);
-  if (!sends) operands.type->tell_written(tensor);
+  if (!sends) type.tell_written(tensor);
   return nb::borrow(tensor);
+}
+
+nb::object Engine::messages(const std::vector<int>& kinds, nb::handle operations,
+                            nb::handle process_set) {
+  const nb::object all = checked(PySequence_Tuple(operations.ptr()));
+  const std::size_t count = kinds.size();
+  if (count == 0 || !work_type_.is_valid()) return nb::none();
+  if (static_cast<std::size_t>(PyTuple_GET_SIZE(all.ptr())) != count) {
+    throw nb::value_error("there is one kind for each operation");
+  }
+  std::vector<hvdlite_request> requests(count);
+  std::deque<MessageOperands> messages(count);
+  nb::object steps = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto place = static_cast<Py_ssize_t>(i);
+    const nb::handle operation = PyTuple_GET_ITEM(all.ptr(), place);
+    if (PyTuple_Check(operation.ptr()) == 0 || PyTuple_GET_SIZE(operation.ptr()) != 5) {
+      return nb::none();
+    }
+    const auto item = [&](Py_ssize_t which) {  // op, tensor, peer, tag, name
+      return nb::handle(PyTuple_GET_ITEM(operation.ptr(), which));
+    };
+    requests[i].kind = kinds[i];
+    if (!read_message(requests[i], messages[i], item(1), item(2), item(3), item(4), process_set)) {
+      return nb::none();
+    }
+    nb::object step = step_of_message(kinds[i] == HVDLITE_SEND, *messages[i].memory.type, item(1));
+    PyTuple_SET_ITEM(steps.ptr(), place, step.release().ptr());
+  }
+  hvdlite_submission what{};
+  what.requests = requests.data();
+  what.count = count;
+  what.wake = 1;
+  return start_work(what, new_work(work_type_, std::move(steps), true), {});
 }
 
 nb::object Engine::allreduce_group(nb::handle tensors, nb::handle name, nb::handle op,

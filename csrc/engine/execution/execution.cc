@@ -63,7 +63,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
           shared_,
           pool_,
           watcher_},
-      transfers_(transport, shared) {}
+      transfers_(transport, shared, watcher_) {}
 
 // --- process sets -----------------------------------------------------------------------------------------------------
 
@@ -180,9 +180,9 @@ bool Execution::idle(SetId set) const {
 }
 
 bool Execution::settled() const {
-  return ending_.empty() && std::ranges::all_of(device_lanes_, [](const auto& lane) {
-           return lane.second->settled();
-         });
+  return ending_.empty() && transfers_.settled() &&
+         std::ranges::all_of(device_lanes_,
+                             [](const auto& lane) { return lane.second->settled(); });
 }
 
 bool Execution::advance() {
@@ -194,7 +194,7 @@ bool Execution::advance() {
     lane = empty ? lanes_.erase(lane) : std::next(lane);
   }
   if (!device_lanes_.empty() || !ending_.empty()) moved = advance_devices() || moved;
-  if (!transfers_.idle()) moved = transfers_.advance() || moved;
+  if (!transfers_.idle() || !transfers_.settled()) moved = transfers_.advance() || moved;
   return moved;
 }
 
@@ -274,6 +274,7 @@ Execution::~Execution() { close(false); }
 
 void Execution::close(bool memory_is_free) {
   watcher_.stop();
+  transfers_.close(memory_is_free);
   for (auto& [id, lane] : device_lanes_) lane->finish();
   device_lanes_.clear();
   ending_.clear();

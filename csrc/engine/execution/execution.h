@@ -53,6 +53,10 @@ class Execution {
   // Transfers to and from another rank; see Transfers.
   void start_send(Entry entry, int to) { transfers_.send(std::move(entry), to); }
   void start_receive(Entry entry, int from) { transfers_.receive(std::move(entry), from); }
+  void take(Entry receive, const void* payload) { transfers_.take(std::move(receive), payload); }
+  void take_own(Entry receive, Entry send) {
+    transfers_.take_own(std::move(receive), std::move(send));
+  }
 
   // Starts and advances operations. Returns true if any started or finished.
   bool advance();

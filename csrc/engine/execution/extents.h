@@ -2,6 +2,7 @@
 // Thread: pure. Owns: its lists. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,10 @@ struct Extents {
   std::size_t row_elements = 0;
   std::size_t element_bytes = 0;
 
+  // Do all members give or get equally many rows?
+  bool are_even() const {
+    return std::ranges::all_of(rows, [&](std::int64_t count) { return count == rows.front(); });
+  }
   std::size_t row_bytes() const { return row_elements * element_bytes; }
   std::size_t out_bytes() const { return static_cast<std::size_t>(out_rows) * row_bytes(); }
   std::size_t out_elements() const { return static_cast<std::size_t>(out_rows) * row_elements; }

@@ -1,5 +1,6 @@
 #include "engine/execution/transfers.h"
 
+#include <cstring>
 #include <utility>
 
 #include "engine/execution/operation.h"
@@ -9,93 +10,196 @@ namespace hvdlite::engine {
 
 using transport::Progress;
 
+namespace {
+
+// A tensor without bytes needs no copy from or to its GPU.
+bool is_staged(const Entry& entry) { return entry.request->on_gpu() && entry.request->bytes() > 0; }
+
+}  // namespace
+
 // --- how they go ------------------------------------------------------------------------------------------------------
 
-Transfers::Streams* Transfers::streams_with(int peer) {
+Transfers::Queues& Transfers::queues_with(int peer) {
+  const auto [found, is_new] = queues_.try_emplace(peer);
+  Queues& queues = found->second;
   const transport::HostWindow* window = transport_.window();
   const int rank = transport_.rank();
-  if (window == nullptr || transport_.host_of(peer) != transport_.host_of(rank)) return nullptr;
+  if (!is_new || window == nullptr || transport_.host_of(peer) != transport_.host_of(rank))
+    return queues;
   const int here = window->local_rank(), there = transport_.local_rank_of(peer);
   const bool known = transport_.process_of(peer) != 0;
-  return &streams_
-              .try_emplace(peer, transport::PayloadWriter(window->payloads(here, there), known),
-                           transport::PayloadReader(window->payloads(there, here),
-                                                    transport_.process_of(peer)))
-              .first->second;
+  queues.streams.emplace(
+      transport::PayloadWriter(window->payloads(here, there), known),
+      transport::PayloadReader(window->payloads(there, here), transport_.process_of(peer)));
+  return queues;
 }
 
 template <typename Post>
-void Transfers::start(Entry entry, Post post) {
-  Moving& moving = moving_.emplace_back(Moving{std::move(entry), {}});
-  naming(*moving.entry.request, [&] { moving.ticket = post(moving.entry); });
+void Transfers::start(Moving transfer, Post post) {
+  Moving& moving = moving_.emplace_back(std::move(transfer));
+  naming(*moving.entry.request, [&] { moving.ticket = post(moving); });
 }
 
 void Transfers::send(Entry entry, int to) {
   shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
-  if (Streams* streams = streams_with(to)) {
-    streams->sends.push_back(std::move(entry));
-    ++streamed_;
-    return;
+  Queues& queues = queues_with(to);
+  queues.sends.push_back({std::move(entry)});
+  ++queued_;
+  if (!queues.streams) post_sends(queues, to);
+}
+
+// The transport matches payloads in the order in which both ranks post them.
+bool Transfers::post_sends(Queues& queues, int to) {
+  bool any = false;
+  while (!queues.sends.empty() && is_here(queues.sends.front())) {
+    Moving first = std::move(queues.sends.front());
+    queues.sends.pop_front();
+    --queued_;
+    start(std::move(first), [&](const Moving& each) {
+      return transport_.post_send(to, point_to_point_tag(transport_), source_of(each),
+                                  each.entry.request->bytes());
+    });
+    any = true;
   }
-  start(std::move(entry), [&](const Entry& each) {
-    return transport_.post_send(to, point_to_point_tag(transport_), each.input,
-                                each.request->bytes());
-  });
+  return any;
 }
 
 void Transfers::receive(Entry entry, int from) {
   shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
-  if (Streams* streams = streams_with(from)) {
-    streams->receives.push_back(std::move(entry));
-    ++streamed_;
+  Queues& queues = queues_with(from);
+  if (queues.streams) {
+    queues.receives.push_back({std::move(entry)});
+    ++queued_;
+    make_room(queues.receives.back());
     return;
   }
-  start(std::move(entry), [&](const Entry& each) {
-    return transport_.post_recv(from, point_to_point_tag(transport_), each.output,
-                                each.request->bytes());
+  start({std::move(entry)}, [&](Moving& each) {
+    make_room(each);
+    return transport_.post_recv(from, point_to_point_tag(transport_), target_of(each),
+                                each.entry.request->bytes());
   });
+}
+
+void Transfers::take(Entry receive, const void* payload) {
+  moving_.push_back({std::move(receive)});  // if anything throws, it is here to be retained
+  Moving& taken = moving_.back();
+  make_room(taken);
+  const std::size_t bytes = taken.entry.request->bytes();
+  if (bytes > 0) std::memcpy(target_of(taken), payload, bytes);
+  finish(taken);
+  moving_.pop_back();
+}
+
+void Transfers::take_own(Entry receive, Entry send) {
+  own_.emplace_back(std::move(receive), Moving{std::move(send)});
+  advance_own();
+}
+
+void Transfers::make_room(Moving& receive) {
+  if (!is_staged(receive.entry)) return;
+  naming(*receive.entry.request, [&] { receive.staged = staging_.room_for(receive.entry); });
+}
+
+bool Transfers::is_here(Moving& send) {
+  bool here = true;
+  if (is_staged(send.entry)) {
+    naming(*send.entry.request, [&] { here = staging_.fetch(send.entry, &send.staged); });
+  }
+  return here;
+}
+
+const void* Transfers::source_of(const Moving& send) {
+  return send.staged.host ? send.staged.host.data() : send.entry.input;
+}
+
+void* Transfers::target_of(const Moving& receive) {
+  return receive.staged.host ? receive.staged.host.data() : receive.entry.output;
+}
+
+// The payload has been sent, or has come.
+void Transfers::finish(Moving& transfer) {
+  const Entry& entry = transfer.entry;
+  if (is_staged(entry)) {
+    ++shared_.counters.staged_ops;
+    if (entry.request->kind == base::OpKind::kRecv) {
+      naming(*entry.request, [&] { staging_.bring(entry, &transfer.staged); });
+    }
+  }
+  shared_.finish({&entry, 1}, base::Status{});
 }
 
 // --- progress ---------------------------------------------------------------------------------------------------------
 
 template <typename Advance>
-bool Transfers::advance(std::deque<Entry>& entries, int peer, Advance first) {
+bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) {
   bool any = false;
-  while (!entries.empty()) {
+  while (!transfers.empty()) {
     Progress progress = Progress::kNone;
-    naming(*entries.front().request, [&] { progress = first(entries.front()); });
+    naming(*transfers.front().entry.request, [&] { progress = first(transfers.front()); });
     if (progress == Progress::kNone) break;
     any = true;
     transport_.note_progress();
     transport_.ring(peer);
     if (progress == Progress::kSome) break;
-    const Entry done = std::move(entries.front());
-    entries.pop_front();
-    --streamed_;
-    shared_.finish({&done, 1}, base::Status{});
+    finish(transfers.front());
+    transfers.pop_front();
+    --queued_;
+  }
+  return any;
+}
+
+bool Transfers::advance_own() {
+  bool any = false;
+  for (auto at = own_.begin(); at != own_.end();) {
+    if (!is_here(at->second)) {
+      ++at;
+      continue;
+    }
+    Entry receive = std::move(at->first);
+    const std::size_t place = moving_.size();
+    moving_.push_back(std::move(at->second));
+    at = own_.erase(at);
+    take(std::move(receive), source_of(moving_[place]));
+    finish(moving_[place]);
+    moving_.pop_back();
+    any = true;
   }
   return any;
 }
 
 bool Transfers::advance() {
-  bool any = std::erase_if(moving_, [&](Moving& each) {
-               bool done = false;
-               naming(*each.entry.request, [&] { done = transport_.test(each.ticket); });
-               if (done) shared_.finish({&each.entry, 1}, base::Status{});
-               return done;
-             }) > 0;
-  if (streamed_ == 0) return any;
-  for (auto& [peer, streams] : streams_) {
-    any = advance(streams.sends, peer,
-                  [&streams](const Entry& each) {
-                    return streams.out.advance(
-                        {static_cast<const std::byte*>(each.input), each.request->bytes()});
-                  }) ||
+  bool any = staging_.look_after();
+  for (std::size_t place = 0; place < moving_.size();) {
+    Moving& each = moving_[place];
+    bool done = false;
+    naming(*each.entry.request, [&] { done = transport_.test(each.ticket); });
+    if (!done) {
+      ++place;
+      continue;
+    }
+    finish(each);
+    moving_.erase(moving_.begin() + static_cast<std::ptrdiff_t>(place));
+    any = true;
+  }
+  any = advance_own() || any;
+  if (queued_ == 0) return any;
+  for (auto& [peer, queues] : queues_) {
+    if (!queues.streams) {
+      any = post_sends(queues, peer) || any;
+      continue;
+    }
+    any = advance(
+              queues.sends, peer,
+              [&](Moving& each) {
+                if (!is_here(each)) return Progress::kNone;
+                return queues.streams->out.advance(
+                    {static_cast<const std::byte*>(source_of(each)), each.entry.request->bytes()});
+              }) ||
           any;
-    any = advance(streams.receives, peer,
-                  [&streams](const Entry& each) {
-                    return streams.in.advance(
-                        {static_cast<std::byte*>(each.output), each.request->bytes()});
+    any = advance(queues.receives, peer,
+                  [&](Moving& each) {
+                    return queues.streams->in.advance(
+                        {static_cast<std::byte*>(target_of(each)), each.entry.request->bytes()});
                   }) ||
           any;
   }
@@ -109,13 +213,28 @@ bool Transfers::idle(SetId set) const {
 }
 
 void Transfers::retain_all(const base::Status& why) {
-  const auto fail = [&](const Entry& each) { shared_.finish({&each, 1}, why); };
-  for (const Moving& each : std::exchange(moving_, {})) fail(each.entry);
-  for (auto& [peer, streams] : streams_) {
-    std::ranges::for_each(std::exchange(streams.sends, {}), fail);
-    std::ranges::for_each(std::exchange(streams.receives, {}), fail);
+  const auto retain = [&](Moving& each) {
+    shared_.finish({&each.entry, 1}, why);
+    retained_.push_back(std::move(each.staged));
+  };
+  const auto retain_each = [&](auto transfers) { std::ranges::for_each(transfers, retain); };
+  retain_each(std::exchange(moving_, {}));
+  for (auto& [receive, send] : std::exchange(own_, {})) {
+    shared_.finish({&receive, 1}, why);
+    retain(send);
   }
-  streamed_ = 0;
+  for (auto& [peer, queues] : queues_) {
+    retain_each(std::exchange(queues.sends, {}));
+    retain_each(std::exchange(queues.receives, {}));
+  }
+  queued_ = 0;
+}
+
+void Transfers::close(bool memory_is_free) {
+  for (StagedMemory& each : retained_) {
+    if (!memory_is_free || each.is_copying) each.host.abandon();
+  }
+  retained_.clear();
 }
 
 }  // namespace hvdlite::engine

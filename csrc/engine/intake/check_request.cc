@@ -158,7 +158,7 @@ void check_codec(const Request& request) {
 // Checks that the GPU exists and has what reductions need. So a missing driver or compiler is reported here, and not by an
 // operation in flight.
 void check_device(const Request& request, device::Devices& devices) {
-  if (!moves_data(request.kind)) {
+  if (!moves_data(request.kind) && !base::is_point_to_point(request.kind)) {
     refuse(request, "it has no memory, so its device is that of the CPU, -1");
   }
   naming(request, [&] {
@@ -228,12 +228,6 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
   if (request.tag < (sends ? 0 : kAny)) {
     refuse(request, "a tag is a number from 0 on");
   }
-  if (request.on_gpu()) {
-    refuse(request,
-           "GPU memory cannot be sent to one rank or received from one yet; copy it to host memory "
-           "first",
-           ErrorCode::kUnsupported);
-  }
 }
 
 // A kernel that reads a misaligned number breaks the GPU's context for good, and NCCL does not check. A complex number needs the
@@ -260,6 +254,9 @@ void check_memory(const Request& request, const void* input, const void* output,
                   request.kind == OpKind::kSend;
   const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast ||
                    request.kind == OpKind::kRecv;
+  if (output != nullptr && (request.kind == OpKind::kAlltoall || (request.on_gpu() && !out))) {
+    refuse(request, "the engine makes the output of this operation; give no memory for it");
+  }
   if (request.bytes() == 0) return;
   if (in && input == nullptr && !request.absent) {
     refuse(request, "no input memory was given");
@@ -322,9 +319,8 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
   Request request = view.copy(set.id);
   if (base::is_point_to_point(request.kind)) {
     check_peer(request, set);
-  } else if (request.on_gpu()) {
-    check_device(request, devices);
   }
+  if (request.on_gpu()) check_device(request, devices);
   if (request.kind == OpKind::kJoin) request.name = kJoinName;
   if (request.name.empty()) refuse(request, "a prepared operation needs a name");
   check_shape(request);

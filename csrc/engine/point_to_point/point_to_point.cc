@@ -1,7 +1,6 @@
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "engine/model/hashing.h"
@@ -17,10 +16,6 @@ namespace {
 bool fits(const Request& receive, int source, const Offer& offer) {
   return (receive.root == kAny || receive.root == source) &&
          (receive.tag == kAny || receive.tag == offer.tag);
-}
-
-void copy(const Entry& to, const void* from, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(to.output, from, bytes);
 }
 
 std::string describe_content(base::DType dtype, std::int64_t elements) {
@@ -96,7 +91,9 @@ void PointToPoint::send(Entry entry) {
 bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   const std::size_t bytes = entry.request->bytes();
   std::size_t& unreceived = unreceived_[static_cast<std::size_t>(to)];
-  if (bytes > settings_.whole_bytes || unreceived + weight_of(bytes) > settings_.unreceived_bytes) {
+  const bool on_gpu = entry.request->on_gpu() && bytes > 0;
+  if (on_gpu || bytes > settings_.whole_bytes ||
+      unreceived + weight_of(bytes) > settings_.unreceived_bytes) {
     return false;
   }
   unreceived += weight_of(bytes);
@@ -193,8 +190,7 @@ void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
   receive.completion->contributors = offer.tag;
   effects_.reached({&receive, 1}, Stage::kAgreed);
   if (offer.whole) {
-    copy(receive, offer.payload.data(), offer.bytes());
-    effects_.finish({&receive, 1}, Status{});
+    effects_.take(std::move(receive), offer.payload.data());
   } else if (source == settings_.rank) {
     take_own(std::move(receive), offer.number);
   } else {
@@ -206,11 +202,9 @@ void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
 void PointToPoint::take_own(Entry receive, std::uint64_t number) {
   const auto found = offered_.find(number);
   HVD_CHECK(found != offered_.end());
-  const Entry send = std::move(found->second.entry);
+  Entry send = std::move(found->second.entry);
   offered_.erase(found);
-  copy(receive, send.input, send.request->bytes());
-  effects_.finish({&receive, 1}, Status{});
-  effects_.finish({&send, 1}, Status{});
+  effects_.take_own(std::move(receive), std::move(send));
 }
 
 std::string PointToPoint::why_unequal(const Entry& receive, int source, const Offer& offer) const {

@@ -20,7 +20,7 @@
 //      start_send  ============>
 //
 // Either may end before: who sends says so by a Withdrawal instead of Coming. So memory is given to the transport only where both
-// ranks are sure, and nothing ever has to be taken back from it.
+// ranks are sure, and nothing ever has to be taken back from it. What lies on a GPU never travels whole.
 //
 // A receive of another dtype or size answers with a Rejection instead of a Clearance. It fails when Coming says that the send was still
 // there. If a Withdrawal comes, the receive waits for the next message: a send that has failed must not fail a later receive.
@@ -58,6 +58,10 @@ class PointToPoint {
     // which both start them.
     virtual void start_send(Entry entry, int to) = 0;
     virtual void start_receive(Entry entry, int from) = 0;
+    // The payload of a receive is here: that of a message which travelled whole, or of a send of this rank. Who takes it ends the
+    // entries.
+    virtual void take(Entry receive, const void* payload) = 0;
+    virtual void take_own(Entry receive, Entry send) = 0;
     // For the books: the other rank can learn of it; it has come to a stage.
     virtual void posted(const Entry& entry) = 0;
     virtual void reached(std::span<const Entry> entries, Stage stage) = 0;

@@ -123,7 +123,9 @@ typedef struct hvdlite_request {
   const int64_t* shape;
   const void* input; /* may be null with HVDLITE_FLAG_ABSENT or for zero bytes */
   void*
-      output; /* allreduce, broadcast: same bytes as input, may be input. Otherwise null: the engine allocates */
+      output; /* allreduce, broadcast, recv: same bytes as input, which it may be. allgather, reducescatter of host memory: null, or room
+                 for equal parts of all ranks, which gets the result if the parts are equal; it may overlap the input only where the
+                 result has the same bytes. Otherwise null. Where it is null or the parts differ, the engine allocates */
   double prescale, postscale;
   const char*
       group; /* "" or a label: members are negotiated and fused together, in the order of group_index */

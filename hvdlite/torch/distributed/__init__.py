@@ -9,7 +9,7 @@ and on NVIDIA GPUs.
 Rank, size and store come from hvdlite, which is initialised if it is not yet (`hvdlite.torch.distributed.rendezvous`).
 Where the four variables or an `init_method` are given torch does as ever; the ranks must be MPI's then. The collectives
 and the messages from rank to rank (`hvdlite.torch.distributed.group`) are hvdlite's, with its error texts; a group is a
-process set of its own. Not there: messages of GPU tensors, which say so.
+process set of its own.
 
 On a GPU `Work.wait` does not wait for it but puts the current stream after the operation, as torch's NCCL backend does.
 """

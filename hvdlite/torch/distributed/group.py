@@ -28,7 +28,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, process_set_amo
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.distributed.callbacks import Place, current_place, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of, writing
+from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of, takes_result, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -102,7 +102,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._key = key  # its name and generation
         self._program = Place(key)
-        self._closed = False
+        self._end = ""  # how this rank has ended the group
 
     # --- what torch asks of every group -----------------------------------------------------------------------------
 
@@ -127,10 +127,15 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     set_timeout = _set_default_timeout
 
     def shutdown(self) -> None:
-        """No more operations; hvdlite stays initialised."""
-        self._closed = True
+        """No more operations; those in flight go on. hvdlite stays initialised."""
+        self._end = self._end or "destroyed"
 
-    abort = shutdown
+    def abort(self) -> None:
+        """As `shutdown`, and whoever waits for an operation of the group on this rank gets an `AbortedError`."""
+        self._end = "aborted"
+
+    def _is_aborted(self) -> bool:
+        return self._end == "aborted"
 
     def __repr__(self) -> str:
         return f"<HvdliteProcessGroup {self._name!r}: rank {self._place} of {self._size}, {self._process_set}>"
@@ -242,15 +247,18 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return self._combine(label, combine, rows, outputs, own, opts)
         op, factor = self._reduction(label, opts.reduceOp)
         scattered = op in (ops.Sum, ops.Average)
+        rooms = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
 
         def start(name: str) -> Handle:
             if scattered:
-                return ops.grouped_reducescatter_async(rows, name, op, self._process_set, factor)
+                handle: Handle = submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, False, rooms)
+                return handle
             return ops.grouped_allreduce_async(rows, None, name, op, factor, 1.0, self._process_set)
 
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
-                deal_out(label, result if scattered else result[self._place], [output])
+                if result is not output:
+                    deal_out(label, result if scattered else result[self._place], [output])
 
         return self._start(label, start, outputs, finish, opts)
 
@@ -299,13 +307,29 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     f"all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} ranks send "
                     f"{source.numel()} each"
                 )
-        return self._allgather("all_gather_into_tensor", [[output] for output in outputs], inputs, opts)
+        rooms = [
+            output if takes_result(output, source, self._place * source.numel()) else None
+            for output, source in zip(outputs, inputs, strict=True)
+        ]
+        flat = [source.detach().reshape(-1) for source in inputs]
+
+        def finish(results: list[Tensor]) -> None:
+            for output, result in zip(outputs, results, strict=True):
+                if result is not output:
+                    deal_out("all_gather_into_tensor", result, [output])
+
+        return self._start(
+            "all_gather_into_tensor",
+            lambda name: submission.gather_group(flat, name, self._process_set, False, rooms),
+            outputs,
+            finish,
+            opts,
+        )
 
     def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for parts, source in zip(outputs, inputs, strict=True):
-            if len(parts) > 1 or label != "all_gather_into_tensor":
-                self._check_count(label, parts)
-                check_same_size(label, source, parts[self._place])
+            self._check_count(label, parts)
+            check_same_size(label, source, parts[self._place])
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
@@ -395,7 +419,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         peer = self._in_job(rank)
         self._require_open(what := self._describe("send", f" to rank {peer} (tag {tag})"))
         handle = isend(tensor, peer, tag, None, self._process_set)
-        return HvdliteWork(what, handle, tensors, None, self._timeout, unnumbered)
+        return HvdliteWork(what, handle, tensors, None, self._timeout, self._is_aborted, unnumbered)
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int) -> HvdliteWork:
         """Receives a tensor from one rank of the group."""
@@ -415,7 +439,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             rank = received.source if source is None else source
             work.source = (self._process_set.ranks or []).index(rank)
 
-        work = HvdliteWork(what, handle, tensors, finish, self._timeout, unnumbered)
+        work = HvdliteWork(what, handle, tensors, finish, self._timeout, self._is_aborted, unnumbered)
         return work
 
     # --- common to all ----------------------------------------------------------------------------------------------
@@ -438,7 +462,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         timeout = getattr(opts, "timeout", None)
         # torch's options say -1 ms where the caller said nothing.
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
-        return HvdliteWork(what, handle, outputs, finish, chosen, lambda future: origin(future, self._key, number))
+        numbered = functools.partial(origin, group=self._key, path=number)
+        return HvdliteWork(what, handle, outputs, finish, chosen, self._is_aborted, numbered)
 
     def _in_job(self, rank: int) -> int:
         """The rank in the whole job of one of this group."""
@@ -448,8 +473,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return f"torch.distributed.{label}{whom} in group {self._name!r} (ranks {self._process_set.ranks})"
 
     def _require_open(self, what: str) -> None:
-        if self._closed:
-            raise InvalidArgumentError(f"{what}: the group was destroyed")
+        if self._end:
+            raise InvalidArgumentError(f"{what}: the group was {self._end}")
 
     def _bitwise(self, label: str, op: Any, tensors: list[Tensor]) -> Callable[[Tensor, Tensor], Tensor] | None:
         """What combines two tensors, for an operator of bits.

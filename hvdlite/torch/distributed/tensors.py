@@ -6,7 +6,7 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["check_same_size", "deal_out", "flat_of", "writing"]
+__all__ = ["check_same_size", "deal_out", "flat_of", "takes_result", "writing"]
 
 Tensor = torch.Tensor
 
@@ -32,6 +32,21 @@ def flat_of(tensors: Sequence[Tensor]) -> Tensor:
 def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
     """The mode in which any thread may write to these: tensors of inference mode can be written to in that only."""
     return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
+
+
+def takes_result(output: Tensor, source: Tensor, offset: int | None) -> bool:
+    """May the engine write a result into this output while it reads the source?
+
+    Args:
+        output: where the result goes.
+        source: the input.
+        offset: where the result has the source's own values, in elements; None: nowhere.
+    """
+    if not output.is_contiguous() or output.dtype != source.dtype or not output.is_cpu:
+        return False
+    begin, room = source.data_ptr(), output.data_ptr()
+    apart = begin + source.nbytes <= room or room + output.nbytes <= begin
+    return apart or (offset is not None and begin == room + offset * output.element_size())
 
 
 def deal_out(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from hvdlite.errors import OperationTimeoutError
+from hvdlite.errors import AbortedError, OperationTimeoutError
 from hvdlite.handles import Handle
 from hvdlite.torch.gpu import Mark, mark
 
@@ -35,6 +35,9 @@ _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 # What torch passes for "as long as the group says".
 _NO_TIMEOUT = timedelta(0)
 
+# How often a thread that waits looks whether its group was aborted.
+_LOOK_SECONDS = 0.1
+
 
 class HvdliteWork(Work):
     """One operation in flight.
@@ -48,6 +51,7 @@ class HvdliteWork(Work):
         outputs: the caller's tensors that hold the result in the end.
         finish: puts what the handle gives into them, if they do not hold it already.
         timeout: the group's.
+        is_aborted: has this rank aborted the group?
         numbered: told the future, so that what its callbacks start has numbers (callbacks.py).
     """
 
@@ -58,6 +62,7 @@ class HvdliteWork(Work):
         outputs: list[torch.Tensor],
         finish: Callable[[Any], None] | None,
         timeout: timedelta,
+        is_aborted: Callable[[], bool],
         numbered: Callable[[_Future], None],
     ) -> None:
         super().__init__()
@@ -66,6 +71,7 @@ class HvdliteWork(Work):
         self._outputs = outputs
         self._finish = finish
         self._timeout = timeout
+        self._is_aborted = is_aborted
         self._numbered = numbered
         self.source = -1
         self._lock = threading.Lock()  # of the thread that waits
@@ -89,6 +95,7 @@ class HvdliteWork(Work):
         Raises:
             HorovodInternalError: the operation failed; the text says why.
             OperationTimeoutError: the time is over. The operation stays in flight.
+            AbortedError: this rank has aborted the group. The operation stays in flight, and may still write to its tensors.
             InvalidArgumentError: the result does not fit the tensors given for it.
         """
         limit = (timeout or self._timeout).total_seconds()
@@ -109,7 +116,7 @@ class HvdliteWork(Work):
 
     def _end(self, left: float, limit: float) -> None:
         try:
-            result = self._handle.synchronize(left)
+            result = self._result_within(left)
             if self._finish is not None:
                 self._finish(result)
             self._marks = mark(self._outputs)
@@ -119,6 +126,18 @@ class HvdliteWork(Work):
             self._error = error
         self._done = True
         self._finish = None  # with the tensors that it holds
+
+    def _result_within(self, left: float) -> Any:
+        deadline = time.monotonic() + left
+        while True:
+            try:
+                return self._handle.synchronize(min(left, _LOOK_SECONDS))
+            except TimeoutError:
+                if self._is_aborted():
+                    raise AbortedError(f"{self._what}: this rank has aborted the group, and waits no longer") from None
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
 
     def _timed_out(self, seconds: float) -> OperationTimeoutError:
         return OperationTimeoutError(

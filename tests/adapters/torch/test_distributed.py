@@ -156,6 +156,30 @@ def test_all_gather_into_tensor():
         output.zero_()
 
 
+@pytest.mark.parametrize("place", ["own", "another"])
+def test_a_tensor_inside_the_output_is_gathered(place):
+    """As FSDP2 does it, and from where it would be overwritten too early."""
+    output = torch.full((SIZE, 5000), -1.0, dtype=torch.float64)
+    mine = output[RANK if place == "own" else (RANK + 1) % SIZE]
+    mine.copy_(value(RANK, (5000,)))
+    before = output._version
+    dist.all_gather_into_tensor(output, mine)
+    assert torch.equal(output, values(shape=(5000,)))
+    assert output._version > before
+
+
+def test_a_slice_of_the_input_takes_the_reduced_part():
+    data = torch.stack([value(RANK, (5000,), salt=rank) for rank in EVERYONE])
+    expected = torch.stack([value(rank, (5000,), salt=RANK) for rank in EVERYONE]).sum(0)
+    dist.reduce_scatter_tensor(data[-1], data)
+    check([data[-1]], [expected])
+
+
+def test_sizes_that_differ_where_one_tensor_takes_all():
+    with pytest.raises(ValueError, match=r"all_gather_into_tensor: the ranks sent \d+ elements, but the outputs have"):
+        dist.all_gather_into_tensor(torch.zeros(SIZE * (RANK + 1)), torch.ones(RANK + 1))
+
+
 @pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])
 def test_reduce_scatter(op):
     everyone = [values(salt=rank) for rank in EVERYONE]  # what each rank puts in
@@ -221,34 +245,6 @@ def test_functional_collectives(world):  # noqa: F811
     check([functional.all_reduce(value(RANK), "sum", world)], [values().sum(0)])
     check([functional.all_gather_tensor(value(RANK), 0, world)], [values().reshape(-1, 2)])
     check([functional.reduce_scatter_tensor(values(), "sum", 0, world)], [values()[RANK][None] * SIZE])
-
-
-# --- groups ---------------------------------------------------------------------------------------------------------------
-
-
-def test_groups():
-    """Many at once; torch tells only the members of each."""
-    groups = [(members, dist.new_group(members)) for members in ([0], EVERYONE, EVERYONE[1:], [0, SIZE - 1])]
-    works = []
-    for members, group in groups:
-        if RANK in members:
-            assert dist.get_process_group_ranks(group) == members
-            tensor = value(RANK)
-            works.append((members, tensor, dist.all_reduce(tensor, group=group, async_op=True)))
-            root = value(RANK)
-            dist.broadcast(root, src=members[-1], group=group)
-            check([root], [value(members[-1])])
-    for members, tensor, work in reversed(works):
-        work.wait()
-        check([tensor], [values()[members].sum(0)])
-    again = dist.new_group(EVERYONE[1:])  # of the same ranks as another
-    if RANK in EVERYONE[1:]:
-        dist.all_reduce(tensor := value(RANK), group=again)
-        check([tensor], [values()[1:].sum(0)])
-        dist.destroy_process_group(again)
-        with pytest.raises(ValueError, match="the group was destroyed"):
-            again.allreduce([tensor])
-    dist.barrier()
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from groups import RANK, SIZE, check, value, world  # noqa: F401
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
 
+MORE_RANKS = (3, 4)
 RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 SHAPES = [(3, 2), (40, 500)]  # what travels whole, and what does not
 
@@ -106,9 +109,9 @@ def test_errors_name_operation_and_group():
 WIDTH, BATCH, MICROBATCHES = 24, 16, 8
 
 
-def layers():
+def layers(stages):
     generator = torch.Generator().manual_seed(5)
-    made = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(SIZE)]
+    made = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(stages)]
     for layer in made:
         for parameter in layer.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator) / WIDTH**0.5
@@ -119,28 +122,47 @@ def loss_of(output, target):
     return torch.nn.functional.mse_loss(output, target)
 
 
-@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
-def test_a_pipeline_has_the_losses_and_gradients_of_one_process(schedule):
-    whole = layers()
-    mine = layers()[RANK]
-    stage = PipelineStage(mine, RANK, SIZE, torch.device("cpu"))
+def train_as_one_process(schedule, mine, number, stages, group=None, part=0, parts=1):
+    """Steps of this rank's stage on its part of the batch; losses and gradients are those of one process with all parts."""
+    whole = layers(stages)
+    stage = PipelineStage(mine, number, stages, torch.device("cpu"), group=group)
     pipeline = schedule(stage, MICROBATCHES, loss_fn=loss_of)
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
-        data, target = torch.randn(2, BATCH, WIDTH, generator=generator)
+        data, target = torch.randn(2, parts, BATCH, WIDTH, generator=generator)
         losses: list[torch.Tensor] = []
-        if RANK == 0:
-            pipeline.step(data)
-        elif RANK == SIZE - 1:
-            pipeline.step(target=target, losses=losses)
+        if number == 0:
+            pipeline.step(data[part])
+        elif number == stages - 1:
+            pipeline.step(target=target[part], losses=losses)
         else:
             pipeline.step()
-        expected = loss_of(torch.nn.Sequential(*whole)(data), target)
+        output = torch.nn.Sequential(*whole)(data)
+        expected = loss_of(output, target)
         expected.backward()
         if losses:
-            torch.testing.assert_close(torch.stack(losses).mean(), expected.detach())
-        for parameter, reference in zip(mine.parameters(), whole[RANK].parameters(), strict=True):
+            torch.testing.assert_close(torch.stack(losses).mean(), loss_of(output[part], target[part]).detach())
+        for parameter, reference in zip(mine.parameters(), whole[number].parameters(), strict=True):
             torch.testing.assert_close(parameter.grad, reference.grad)
         for parameter in (*mine.parameters(), *torch.nn.Sequential(*whole).parameters()):
             parameter.data -= 0.1 * parameter.grad
             parameter.grad = None
+
+
+@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
+def test_a_pipeline_has_the_losses_and_gradients_of_one_process(schedule):
+    train_as_one_process(schedule, layers(SIZE)[RANK], RANK, SIZE)
+
+
+@pytest.mark.skipif(SIZE != 4, reason="two pipelines of two stages each")
+@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
+def test_pipelines_with_different_data(schedule):
+    """DDP averages the gradients of a stage's ranks, once after all microbatches.
+
+    With find_unused_parameters, because without it DDP makes its buckets anew after the first backward pass, and fails in torch
+    when there were several (reducer.cpp, `rebuild_buckets`).
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "stages"))
+    part, number = mesh.get_coordinate()
+    mine = DistributedDataParallel(layers(2)[number], process_group=mesh["data"].get_group(), find_unused_parameters=True)
+    train_as_one_process(schedule, mine, number, 2, mesh["stages"].get_group(), part, 2)

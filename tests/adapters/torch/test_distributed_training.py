@@ -7,6 +7,8 @@ from groups import RANK, SIZE, WORLD, check, gloo, value, world  # noqa: F401
 from reference import assert_close, assert_same_bits, mse, network, part_of, whole_batch
 from torch.nn.parallel import DistributedDataParallel
 
+MORE_RANKS = (3, 4)
+
 # --- DDP ------------------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +150,16 @@ def test_ddp_with_unequal_numbers_of_batches(gloo):  # noqa: F811
 
     assert_close(ours := trained(None), trained(gloo))
     assert_same_bits(ours)
+    # One process: the mean over the ranks that the job began with, of those that still have a batch.
+    twin = network()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for step in range(1 + SIZE):
+        optimizer.zero_grad()
+        for rank in range(SIZE):
+            if step < 2 + rank:
+                (mse(twin, *part_of(whole_batch(step, SIZE), rank)) / SIZE).backward()
+        optimizer.step()
+    assert_close(ours, list(twin.parameters()))
 
 
 # --- what torch builds on the collectives ---------------------------------------------------------------------------------
@@ -171,6 +183,17 @@ def test_fully_sharded_parameters():
     twin = network()
     stepped(twin, torch.optim.SGD(twin.parameters(), lr=0.1), *whole_batch(0, SIZE))
     check([param.full_tensor() for param in model.parameters()], list(twin.parameters()))
+
+
+def test_fully_sharded_parameters_of_the_first_kind():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    model = network()
+    model = fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    stepped(model, torch.optim.SGD(model.parameters(), lr=0.1), *part_of(whole_batch(0, SIZE), RANK))
+    twin = network()
+    stepped(twin, torch.optim.SGD(twin.parameters(), lr=0.1), *whole_batch(0, SIZE))
+    with fsdp.FullyShardedDataParallel.summon_full_params(model):
+        check([param.detach().clone() for param in model.parameters()], list(twin.parameters()))
 
 
 def test_sharded_optimizer():

@@ -111,7 +111,9 @@ Operation& Rank::start(Request request) {
   operation.output.resize(count);
   Entry entry;
   entry.input = count == 0 ? nullptr : operation.input.data();
-  entry.output = count == 0 ? nullptr : operation.output.data();
+  const bool gives_output =
+      !base::rows_may_differ(request.kind) && request.kind != OpKind::kReducescatter;
+  entry.output = count == 0 || !gives_output ? nullptr : operation.output.data();
   entry.completion = operation.completion;
   entry.request = std::make_shared<const Request>(std::move(request));
   if (shared_.failure.happened() || closed_) {  // as Engine::require_accepting

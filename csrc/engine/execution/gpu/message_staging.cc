@@ -1,0 +1,64 @@
+#include "engine/execution/gpu/message_staging.h"
+
+#include <utility>
+
+#include "engine/model/text.h"
+
+namespace hvdlite::engine {
+
+MessageStaging::OwnStreams& MessageStaging::streams_of(const Entry& entry) {
+  const int gpu = entry.request->device;
+  return streams_.try_emplace(gpu, devices_.device(gpu).gpu).first->second;
+}
+
+bool MessageStaging::fetch(const Entry& entry, StagedMemory* memory) {
+  if (memory->arrived) return memory->arrived->finished();
+  if (!memory->host) {
+    *memory = room_for(entry);
+    watcher_.watch(entry.ready);
+  }
+  if (!entry.ready->finished()) return false;
+  device::Device& device = devices_.device(entry.request->device);
+  const device::cuda::Stream stream = streams_of(entry).fetches.get();
+  device.gpu->copy(memory->host.data(), entry.input, entry.request->bytes(), stream);
+  memory->is_copying = true;
+  memory->arrived = device.gpu->record(stream);
+  memory->is_copying = false;
+  memory->host.free_after(memory->arrived);
+  device.memory->used(entry.input, memory->arrived);
+  watcher_.watch(memory->arrived);
+  return memory->arrived->finished();
+}
+
+StagedMemory MessageStaging::room_for(const Entry& entry) {
+  device::Device& device = devices_.device(entry.request->device);
+  return {device.pinned->get(entry.request->bytes(), streams_of(entry).returns.get())};
+}
+
+void MessageStaging::bring(const Entry& entry, StagedMemory* memory) {
+  device::Device& device = devices_.device(entry.request->device);
+  const device::cuda::Stream stream = streams_of(entry).returns.get();
+  entry.ready->order(stream);
+  device.gpu->copy(entry.output, memory->host.data(), entry.request->bytes(), stream);
+  memory->is_copying = true;
+  const device::EventPtr done = device.gpu->record(stream);
+  memory->is_copying = false;
+  memory->host.free_after(done);
+  device.memory->used(entry.output, done);
+  entry.completion->event = done;
+  returned_.push_back({done, entry.request});
+}
+
+bool MessageStaging::look_after() {
+  bool any = false;
+  while (!returned_.empty()) {
+    bool done = false;
+    naming(*returned_.front().request, [&] { done = returned_.front().event->finished(); });
+    if (!done) break;
+    returned_.pop_front();
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace hvdlite::engine

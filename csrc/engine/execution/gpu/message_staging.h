@@ -1,0 +1,62 @@
+// The way of a message between two ranks through host memory, if its tensor lies on a GPU: the copies between the tensor and
+// page-locked memory.
+// Thread: the holder of the progress token. Owns: two streams for each GPU, and the events of copies that the GPU has not done.
+// Blocks: never. Throws: what the GPU's driver throws.
+//
+//   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
+//   receive   the message arrives in page-locked memory -> copy to the tensor when that is ready, record the completion's event
+//
+// A send waits until the tensor is ready before it enqueues the copy. So the stream never holds a copy that waits, and no message
+// waits behind another one. A receive ends when its copy is enqueued, as all operations on GPU memory do.
+#pragma once
+
+#include <deque>
+#include <map>
+
+#include "device/devices.h"
+#include "engine/execution/gpu/device_watcher.h"
+#include "engine/model/entry.h"
+
+namespace hvdlite::engine {
+
+// The page-locked memory of one message. Empty: the tensor is in host memory.
+struct StagedMemory {
+  device::Buffer host;
+  device::EventPtr arrived;  // of a send: the tensor has come there after it
+  bool is_copying = false;   // a copy has begun that no event ends, because the driver has failed
+};
+
+class MessageStaging {
+ public:
+  MessageStaging(device::Devices& devices, DeviceWatcher& watcher)
+      : devices_(devices), watcher_(watcher) {}
+
+  // For a send: moves the copy to page-locked memory on. Returns true when the tensor has come there.
+  bool fetch(const Entry& entry, StagedMemory* memory);
+  // For a receive: page-locked memory as large as the tensor.
+  StagedMemory room_for(const Entry& entry);
+  // Enqueues the copy from there to the tensor, and gives the completion its event.
+  void bring(const Entry& entry, StagedMemory* memory);
+  // Forgets the copies that the GPU has done. Returns true if there were any.
+  bool look_after();
+  // Has the GPU done all copies?
+  bool settled() const { return returned_.empty(); }
+
+ private:
+  struct OwnStreams {
+    explicit OwnStreams(const device::GpuPtr& gpu) : fetches(gpu), returns(gpu) {}
+    device::OwnStream fetches, returns;
+  };
+  struct Returned {
+    device::EventPtr event;
+    RequestPtr request;
+  };
+  OwnStreams& streams_of(const Entry& entry);
+
+  device::Devices& devices_;
+  DeviceWatcher& watcher_;
+  std::map<int, OwnStreams> streams_;  // by GPU
+  std::deque<Returned> returned_;
+};
+
+}  // namespace hvdlite::engine
