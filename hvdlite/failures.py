@@ -13,10 +13,12 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
-__all__ = ["RAISED", "Announcer", "end_process", "install_excepthook"]
+__all__ = ["RAISED", "SILENT", "Announcer", "end_process", "install_excepthook"]
 
 # Every cause that says so begins with it: the program has ended itself.
 RAISED = "raised "
+# And this is in each that blames the silence of a host, whose processes may still live.
+SILENT = "has heard nothing for "
 
 
 class Announcer(Protocol):

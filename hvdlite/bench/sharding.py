@@ -11,11 +11,12 @@ pools are there already.
 import argparse
 import ctypes
 import gc
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+
+from hvdlite.config import set_unless_set
 
 __all__ = ["main"]
 
@@ -111,9 +112,8 @@ def main() -> None:
     parser.add_argument("--memory", choices=("sharded", "whole"), help="measure memory instead of time")
     parser.add_argument("--layers", type=int, default=24, help="of about a million parameters each")
     arguments = parser.parse_args()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        os.environ.setdefault(variable, "1")
+        set_unless_set(variable, "1")
 
     import numpy as np
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hvdlite import basics, startup
 from hvdlite.config import launcher_spares_others
 from hvdlite.errors import HvdliteError, PeerLostError, SystemFailure, UnsupportedError
-from hvdlite.failures import RAISED
+from hvdlite.failures import RAISED, SILENT
 from hvdlite.objects import broadcast_object
 from hvdlite.ops import barrier
 from hvdlite.pool import ProcessPool, Role, shrink_at_exit, shrink_in_thread
@@ -40,6 +40,8 @@ def why_not(loss: BaseException | None) -> str:
         )
     if RAISED in str(loss):
         return "the program of that rank has raised an exception, which would come again on other ranks"
+    if SILENT in str(loss):
+        return "a host that is silent may still be at work, and MPI goes on only without processes that have ended"
     if not launcher_spares_others():
         return (
             "this job's MPI does not go on without a process: start it with `hvdlite run --elastic`, or with `mpirun --with-ft "

@@ -80,9 +80,8 @@ def test_where_the_main_thread_is():
         return watchdog.where_is_main()
 
     text = somewhere()
-    assert re.match(
-        r"its main thread is at .* > unit/test_stall\.py:\d+ somewhere > hvdlite/watchdog\.py:\d+ where_is_main$", text
-    )
+    inside = r"hvdlite/watchdog\.py:\d+ where_is_main > hvdlite/watchdog\.py:\d+ main_frame"
+    assert re.match(rf"its main thread is at .* > unit/test_stall\.py:\d+ somewhere > {inside}$", text)
 
     def deep(depth):
         return deep(depth - 1) if depth else watchdog.where_is_main()
