@@ -112,8 +112,7 @@ def main() -> None:
     parser.add_argument("--memory", choices=("sharded", "whole"), help="measure memory instead of time")
     parser.add_argument("--layers", type=int, default=24, help="of about a million parameters each")
     arguments = parser.parse_args()
-    for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        set_unless_set(variable, "1")
+    set_unless_set(dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"))
 
     import numpy as np
 
