@@ -83,29 +83,35 @@ NOT_NEEDED = """
 
     @elastic.run
     def second(state):
+        return hvd.allreduce(np.float64(hvd.rank()), name="b")
+
+    @elastic.run
+    def third(state):
         if WORLD == 1:
             end(signal.SIGKILL)
-        hvd.allreduce(np.ones(2), name="b")
+        hvd.allreduce(np.ones(2), name="c")
         if hvd.size() == 1:
             RUNTIME.pool.comm.Probe()  # waits until the called spare is ready: it will be a rank at the commit
         state.commit()
 
     @elastic.run
-    def third(state):
-        return hvd.allreduce(np.float64(WORLD), name="c", op=hvd.Sum)
+    def fourth(state):
+        return hvd.allreduce(np.float64(WORLD), name="d", op=hvd.Sum)
 
     state = elastic.ObjectState(hvd.broadcast_object, hvd.rank)
     say("first", first(state))
     say("second", second(state))
     say("third", third(state))
+    say("fourth", fourth(state))
 """
 
 
 def test_a_spare_that_is_called_late_passes_what_the_ranks_have_ended():
     result = run_job(BEGINNING + NOT_NEEDED, 4, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "2"})
     assert result.returncode == 0, result.report()
-    assert said(result, 0)[1:] == ["first 2 0 2 0", "second None 0 2 0", "third 2.0 0 2 0"], result.report()
-    assert said(result, 2) == ["init 1 2 1", "first None 1 2 1", "second None 1 2 1", "third 2.0 1 2 1"], result.report()
+    assert said(result, 0)[1:] == ["first 2 0 2 0", "second 0.5 0 2 0", "third None 0 2 0", "fourth 2.0 0 2 0"], result.report()
+    passed = ["init 1 2 1", "first None 1 2 1", "second None 1 2 1"]
+    assert said(result, 2) == [*passed, "third None 1 2 1", "fourth 2.0 1 2 1"], result.report()
     assert said(result, 3) == [], result.report()  # never called, and ends with the job
 
 

@@ -102,7 +102,7 @@ ROWS = (
     ),
     Mutant(
         "elastic-spare-late",
-        "a spare that joins in the second elastic function of a program does not pass the first",
+        "a spare that joins in the third elastic function of a program passes only the first of those that have ended",
         "hvdlite/elastic/recovery.py",
         "        elif _passed < _passed_by_others:",
         "        elif False:",
