@@ -171,8 +171,8 @@ class ProcessPool:
             self.processes = [self.processes[number] for number in before]
             self.comm = self.ranks = survivors
             try:
-                everyone = survivors.allgather((role, report))
-                self.processes = [replace(each, role=told) for each, (told, _) in zip(self.processes, everyone, strict=True)]
+                everyone = survivors.allgather((replace(self.own, role=role), report))
+                self.processes = [each for each, _ in everyone]
                 self.lost = ranks - self._count_ranks()
                 self.processes = assign_roles(self.processes, self._wanted)
                 if self.has_spares():
@@ -180,7 +180,8 @@ class ProcessPool:
             except MPI.Exception:
                 survivors.Revoke()  # others may wait in there for a process that is lost
             else:
-                return [report for each, (_, report) in zip(self.processes, everyone, strict=True) if each.role is Role.RANK]
+                reports = zip(self.processes, (report for _, report in everyone), strict=True)
+                return [report for each, report in reports if each.role is Role.RANK]
 
     def _count_ranks(self) -> int:
         return sum(each.role is Role.RANK for each in self.processes)
@@ -260,10 +261,13 @@ class Spare:
 
     Attributes:
         pool: as it is at present.
+        topology: the numbers that it will have, once it is called.
     """
 
     def __init__(self, pool: ProcessPool) -> None:
         self.pool = pool
+        self.topology: Topology | None = None
+        self._role = Role.WAITING  # as this process knows it: in the pool it may change while processes regroup
         self._reports: list[Any] = []
         self._is_ready = False
         self._failed: BaseException | None = None
@@ -283,7 +287,7 @@ class Spare:
         """
         if role is Role.RANK:
             self._is_ready = True
-        while self.pool.own.role is not role and self._over is SpareCall.NONE:
+        while self._role is not role and self._over is SpareCall.NONE:
             self._changed.wait(_SLICE)  # in slices, so that Python can handle signals
             self._changed.clear()
         if self._failed is not None:
@@ -303,7 +307,7 @@ class Spare:
 
     def _attend(self) -> None:
         try:
-            while self.pool.own.role is not Role.RANK and self._over is SpareCall.NONE:
+            while self._role is not Role.RANK and self._over is SpareCall.NONE:
                 self._take_next_call()
         except BaseException as error:
             self._failed, self._over = error, SpareCall.END
@@ -317,8 +321,10 @@ class Spare:
         if call is SpareCall.NONE:
             time.sleep(_LISTEN_EVERY)
         elif call is SpareCall.REGROUP:
-            role = Role.READY if self._is_ready else self.pool.own.role
-            self._reports = self.pool.regroup(role, None)
+            self._reports = self.pool.regroup(Role.READY if self._is_ready else self._role, None)
+            self._role = self.pool.own.role
+            if self._role is Role.CALLED:
+                self.topology = topology_when_joined(self.pool.processes, self.pool.comm.rank)
             self._changed.set()
         else:
             self._over = call

@@ -20,7 +20,7 @@ from hvdlite.errors import (
     NotInitializedError,
 )
 from hvdlite.job import LOST, Job
-from hvdlite.pool import ProcessPool, Role, Spare, topology_when_joined
+from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.topology import Topology
 
 if TYPE_CHECKING:
@@ -147,9 +147,10 @@ class Runtime:
     def _wait_as_spare(self, config: Config) -> None:
         assert self.pool is not None
         self.config, self.at_loss = config, lambda _: False
+        startup.configure_logging(config, self.pool.comm.rank, self.pool.comm.size)
         self.spare = Spare(self.pool)
         self.spare.wait_until(Role.CALLED)
-        self.topology = topology_when_joined(self.pool.processes, self.pool.comm.rank)
+        self.topology = self.spare.topology
 
     def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, config: Config, problem: HvdliteError | None) -> None:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
