@@ -117,9 +117,8 @@ class Runtime:
             self.pool, comm = startup.make_pool(chosen, config), None
         if self.pool is not None and comm is None and (self.recoveries or config.elastic_spares):
             chosen = self.pool.ranks
-        if chosen == mpi.COMM_NULL:
-            self._wait_as_spare(config)
-            return
+        if self.pool is not None and chosen == mpi.COMM_NULL:
+            return self._wait_as_spare(self.pool, config)
         shim = _native.shim_path()
         if chosen.size > 1:
             _native.load_native().speak_at_sigterm(chosen.rank, chosen.size)
@@ -144,11 +143,10 @@ class Runtime:
         self._other_jobs = [job for job in earlier if job not in same]
         return self._job
 
-    def _wait_as_spare(self, config: Config) -> None:
-        assert self.pool is not None
+    def _wait_as_spare(self, pool: ProcessPool, config: Config) -> None:
         self.config, self.at_loss = config, lambda _: False
-        startup.configure_logging(config, self.pool.comm.rank, self.pool.comm.size)
-        self.spare = Spare(self.pool)
+        startup.configure_logging(config, pool.comm.rank, pool.comm.size)
+        self.spare = Spare(pool)
         self.spare.wait_until(Role.CALLED)
         self.topology = self.spare.topology
 
