@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.world import WORLD, on_all_ranks
 
-import hvdlite
-from hvdlite import MismatchError, UnsupportedError
+from hvdlite import MismatchError
 from hvdlite.dtypes import code_of_name
 from hvdlite.requests import Request
 from hvdlite.runtime import RUNTIME
@@ -85,12 +84,3 @@ def test_a_strided_array(kind):
         return
     out = kind.door.allreduce(kind.tensor(np.arange(8.0) + RANK)[::2], op=kind.door.Sum)
     np.testing.assert_array_equal(kind.host(out), SIZE * np.arange(0.0, 8.0, 2.0) + sum(range(SIZE)))
-
-
-def test_a_message_to_one_rank_is_refused(hvd, kind):
-    """Only host memory can be sent to one rank, and only this rank knows of it."""
-    for call in (hvdlite.isend, hvdlite.irecv):
-        with pytest.raises(
-            UnsupportedError, match="is on a GPU, and hvdlite sends from one rank to another in host memory only"
-        ):
-            call(kind.tensor(np.ones(3)), 0)

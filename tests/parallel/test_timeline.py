@@ -75,8 +75,9 @@ def test_the_report_says_where_a_late_rank_was(hvd, folder):
     assert bool(here) == (WORLD.rank == last)
     if WORLD.rank == 0 and WORLD.size > 1:
         found = analyse([files.read(path) for path in files.files_of_job(trace)])
-        longest = max(found.late[last].spans, key=lambda span: span[1] - span[0])
-        assert "read_slowly" in busiest_calls(found, last, [longest])[0]
+        # On a busy machine it is late in other steps, too.
+        places = [busiest_calls(found, last, [span]) for span in found.late[last].spans]
+        assert any("read_slowly" in calls for calls, *_ in filter(None, places)), places
     hvd.barrier()
 
 
