@@ -83,7 +83,7 @@ def test_the_others_say_why_and_nothing_stays(case: Case, outcomes: dict[Case, O
         if case.place in RECORDED:
             assert rank in outcome.records, outcome.report()
         if case.mode != "mpirun" and case.place in ("init", *RECORDED) and not ended_all_the_same(case):
-            assert rank in outcome.raised, outcome.report()
+            assert rank in outcome.raised or rank in outcome.went_on, outcome.report()
     assert spoke or (the_launcher_ends_all(case) and case.hosts), outcome.report()
 
 
