@@ -2,8 +2,8 @@
 
 Ranks apply steps one after the other. No rank can apply a step to which some rank has not contributed its gradients. So when
 a rank is lost, the others differ by one step at most, and a rank that is behind copies the state of one that is not: a step
-counts if any rank that lives has applied it. A spare that has become a rank copies
-everything. Pure functions, without a framework or the engine. Tests explore small jobs of them, with deaths at any moment.
+counts if any rank that lives has applied it. A spare that has become a rank copies everything. Pure functions, without a
+framework or the engine. Tests explore small jobs of them, with deaths at any moment.
 """
 
 from collections.abc import Sequence

@@ -236,7 +236,7 @@ class ElasticJob:
         ]
         samples = SeededSamples(cast(Any, dataset), self.seed, epoch)
         made: Any = torch.utils.data.DataLoader(samples, batch_sampler=[indices for indices, _ in shares], **loader)
-        pools = self._jobs
+        jobs = self._jobs
         for (_, count), batch in zip(shares, made, strict=True):
             position = self.position
             cast(Any, self.optimizer).weight = count
@@ -245,7 +245,7 @@ class ElasticJob:
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
             self._admit_spare()
-            if self._jobs != pools or self.position != position + 1:
+            if self._jobs != jobs or self.position != position + 1:
                 return
 
     def _has_ended(self, last: int) -> bool:
