@@ -1,9 +1,12 @@
 """Compression of gradients: before they are reduced and back afterwards, or on their way between ranks.
 
-An argument `compression` is one of two things: a class with the two static methods of `Compressor`, which gets tensors of the
-caller's framework; or a `Codec`, with which the engine itself codes what ranks send each other.
+An argument `compression` is one of three things: a class with the two static methods of `Compressor`, which gets tensors of
+the caller's framework; a `Codec`, with which the engine itself codes what ranks send each other; or a compression with state
+from step to step (`PowerSGD`, a `Codec` with error feedback, a `BucketCodec`), which only
+`hvdlite.torch.DistributedOptimizer` can keep.
 """
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +15,18 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
     "BF16Compressor",
+    "BucketCodec",
     "Codec",
     "Compression",
     "Compressor",
     "FP16Compressor",
     "NoneCompressor",
+    "PowerSGD",
     "check_compression",
     "codec_of",
     "describe_compression",
     "is_none",
+    "keeps_state",
     "refuse_codec",
     "split",
 ]
@@ -121,6 +127,8 @@ class Codec:
         block: elements that share a scale: a multiple of 64, up to 4096. Blocks end with tensors.
         between: ``"hosts"``: ranks of one host add up in full precision, and only what hosts send each other is coded.
             ``"ranks"``: what any two ranks send each other is coded.
+        error_feedback: is what a rank's gradient loses when it is coded added to the rank's next gradient? Only
+            `hvdlite.torch.DistributedOptimizer` can keep the loss until then; all else refuses such a codec by name.
 
     Raises:
         InvalidArgumentError: an attribute has another value.
@@ -129,6 +137,7 @@ class Codec:
     kind: str
     block: int = 256
     between: str = "hosts"
+    error_feedback: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -140,6 +149,8 @@ class Codec:
             )
         if self.between not in _BETWEEN:
             raise InvalidArgumentError(f'between={self.between!r}: pass "hosts" or "ranks"')
+        if not isinstance(self.error_feedback, bool):
+            raise InvalidArgumentError(f"error_feedback={self.error_feedback!r}: pass True or False")
 
     @property
     def fields(self) -> dict[str, int]:
@@ -147,10 +158,87 @@ class Codec:
         return {"codec": _KINDS[self.kind], "codec_between": _BETWEEN[self.between], "codec_block": self.block}
 
 
+@dataclass(frozen=True)
+class PowerSGD:
+    """Sends two thin factors of each gradient matrix instead of the matrix. `Compression.powersgd` makes it.
+
+    A gradient of shape [n, ...] counts as a matrix of n rows and m columns. It is approximated by P Q^T, where P has n rows and
+    Q has m, and both have `rank` columns. P and Q of all matrices are each reduced in one allreduce; so are, with Q, the
+    gradients that are not approximated. What the approximation of a rank's gradient loses is added to the rank's next gradient
+    (error feedback), and a step begins with the Q of the step before (warm start). All ranks get the same bits.
+
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
+    NeurIPS 2019.
+
+    Attributes:
+        rank: columns of P and Q, from 1 on. More columns are more accurate and send more.
+        start_step: the first so many reductions of a gradient are sent whole: gradients change most at the beginning.
+        min_compression: a matrix is sent whole unless it has more than so many times the elements of its P and Q.
+
+    Raises:
+        InvalidArgumentError: an attribute has another value.
+    """
+
+    rank: int = 2
+    start_step: int = 100
+    min_compression: float = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("start_step", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidArgumentError(f"powersgd: {name}={value!r}: pass a whole number from {least} on")
+        least_ratio = self.min_compression
+        if isinstance(least_ratio, bool) or not isinstance(least_ratio, int | float) or not least_ratio >= 1:
+            raise InvalidArgumentError(f"powersgd: min_compression={least_ratio!r}: pass a number from 1 on")
+
+    def compresses(self, rows: int, columns: int) -> bool:
+        """Is a matrix of this shape approximated?"""
+        rank = min(self.rank, rows, columns)
+        return rows * columns > self.min_compression * rank * (rows + columns)
+
+
+class BucketCodec:
+    """The interface of a codec that keeps state from step to step, for `hvdlite.torch.DistributedOptimizer`.
+
+    A codec sees all gradients of a bucket at once, and reduces them in one or more rounds, each of which is one fused
+    allreduce. It is one object for the whole optimizer. What it must remember it puts into the ``state`` of each gradient,
+    which ``optimizer.state_dict()`` saves.
+
+    Attributes:
+        codec: codes what the rounds send, as `Compression.int8` does; None: they send what they are given.
+        one_bucket: do all gradients of the optimizer make one bucket? Otherwise they are cut into buckets by size.
+    """
+
+    codec: Codec | None = None
+    one_bucket: bool = False
+
+    def reduce(self, gradients: Sequence[Any], loss_scale: float) -> Generator[Sequence[Any], None, Sequence[Any]]:
+        """Reduces the gradients of one bucket: a generator function.
+
+        Each ``yield tensors`` is a round: it reduces these torch tensors in their own memory, as the optimizer reduces
+        gradients (with its op, factors and weights). Their number, shapes and dtypes are the same on all ranks. All ranks then
+        compute the same bits from the reduced tensors. The state may change only after the last round, and not if a reduced
+        tensor has an inf or a nan.
+
+        Args:
+            gradients: the members of the bucket (`hvdlite.torch.coded_bucket.CodedGradient`), the same on all ranks.
+            loss_scale: what the loss and so the gradients were multiplied with. State is kept divided by it.
+
+        Returns:
+            For each gradient the reduced one, of its shape; it may be in the memory of ``value``.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """A text with all settings, which must be equal on all ranks."""
+        return type(self).__qualname__
+
+
 class Compression:
     """The compressions that come with hvdlite.
 
-    Arguments of `int8`, `int4` and `fp8` are those of `Codec`.
+    Arguments of `int8`, `int4` and `fp8` are those of `Codec`, and those of `powersgd` are those of `PowerSGD`.
     """
 
     none = NoneCompressor
@@ -158,19 +246,24 @@ class Compression:
     bf16 = BF16Compressor
 
     @staticmethod
-    def int8(block: int = 256, between: str = "hosts") -> Codec:
+    def int8(block: int = 256, between: str = "hosts", error_feedback: bool = False) -> Codec:
         """Codes elements as integers of 8 bits: a quarter of float32's bytes, errors up to 1/254 of a block's largest value."""
-        return Codec("int8", block, between)
+        return Codec("int8", block, between, error_feedback)
 
     @staticmethod
-    def int4(block: int = 256, between: str = "hosts") -> Codec:
+    def int4(block: int = 256, between: str = "hosts", error_feedback: bool = False) -> Codec:
         """Codes elements as integers of 4 bits: an eighth of float32's bytes, errors up to 1/14 of a block's largest value."""
-        return Codec("int4", block, between)
+        return Codec("int4", block, between, error_feedback)
 
     @staticmethod
-    def fp8(block: int = 256, between: str = "hosts") -> Codec:
+    def fp8(block: int = 256, between: str = "hosts", error_feedback: bool = False) -> Codec:
         """Codes elements as floats of 8 bits (E4M3): as many bytes as `int8`, errors up to 1/16 of each element."""
-        return Codec("fp8", block, between)
+        return Codec("fp8", block, between, error_feedback)
+
+    @staticmethod
+    def powersgd(rank: int = 2, start_step: int = 100, min_compression: float = 2) -> PowerSGD:
+        """Sends gradients as products of two thin matrices: a few hundredths or thousandths of their bytes. PyTorch only."""
+        return PowerSGD(rank, start_step, min_compression)
 
 
 def is_none(compression: Any) -> bool:
@@ -178,9 +271,25 @@ def is_none(compression: Any) -> bool:
     return compression is None or compression is NoneCompressor
 
 
+def keeps_state(compression: Any) -> bool:
+    """Does this compression argument keep state from step to step?"""
+    return isinstance(compression, PowerSGD | BucketCodec) or (isinstance(compression, Codec) and compression.error_feedback)
+
+
 def check_compression(compression: Any) -> None:
-    """Raises InvalidArgumentError unless it is None, is a codec or has the methods of `Compressor`."""
-    if is_none(compression) or codec_of(compression) is not None:
+    """Checks a compression argument of anything but `hvdlite.torch.DistributedOptimizer`.
+
+    Raises:
+        InvalidArgumentError: it is not None, is no codec, and lacks the methods of `Compressor`.
+        UnsupportedError: it keeps state from step to step.
+    """
+    if keeps_state(compression):
+        raise UnsupportedError(
+            f"compression is {describe_compression(compression)}, which keeps state from step to step, and only "
+            "hvdlite.torch.DistributedOptimizer (with op=Average or op=Sum) can keep it: pass a codec without error feedback, "
+            "such as hvdlite.Compression.int8(), or hvdlite.Compression.bf16"
+        )
+    if is_none(compression) or isinstance(compression, Codec):
         return
     if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
         raise InvalidArgumentError(
@@ -202,20 +311,34 @@ def split(compression: Any) -> "tuple[Any, dict[str, int]]":
 
 
 def codec_of(compression: Any) -> Codec | None:
-    """The codec that this compression argument is; None if it is a class with the methods of `Compressor`, or none."""
+    """The codec that this compression argument is; None if it is a class with the methods of `Compressor`, or none.
+
+    Raises:
+        UnsupportedError: it keeps state from step to step.
+    """
+    if keeps_state(compression):
+        check_compression(compression)
     return compression if isinstance(compression, Codec) else None
 
 
 def describe_compression(compression: Any) -> str:
     """A text for this compression argument, for comparisons between ranks."""
     if isinstance(compression, Codec):
-        return f"{compression.kind} in blocks of {compression.block} between {compression.between}"
+        feedback = " with error feedback" if compression.error_feedback else ""
+        return f"{compression.kind} in blocks of {compression.block} between {compression.between}{feedback}"
+    if isinstance(compression, PowerSGD):
+        return (
+            f"powersgd of rank {compression.rank} from step {compression.start_step} on with min_compression "
+            f"{compression.min_compression}"
+        )
+    if isinstance(compression, BucketCodec):
+        return compression.describe()
     return str(getattr(compression, "__qualname__", type(compression).__qualname__))
 
 
 def refuse_codec(compression: Any, what: str) -> None:
     """Raises UnsupportedError if this compression argument is a codec. what: the operation that has none."""
-    if isinstance(compression, Codec):
+    if isinstance(compression, Codec) or keeps_state(compression):
         raise UnsupportedError(
             f"{what} cannot be coded, and compression is {describe_compression(compression)}: leave the compression out, or "
             "use hvdlite.Compression.fp16 or bf16"

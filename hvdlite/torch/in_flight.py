@@ -13,11 +13,11 @@ import torch
 from hvdlite import submission
 from hvdlite._engine import Gatherer, PassDriver, Sent, launch
 from hvdlite.backends import Exported, backend_of, plain_of
-from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
+from hvdlite.errors import HvdliteError, UnsupportedError
 from hvdlite.requests import Flag, Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
-from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype, is_there, store_dense
 from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
@@ -243,22 +243,7 @@ class DenseBucket:
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The outcome is the number of ranks that had a gradient, at least one."""
         gradient, grad, wire, context = item
-        gradient.filled = True
-        form = self._forms[gradient]
-        if grad is None:
-            return gradient.receive(form.decode(wire, form.context_of_blank()))
-        if _is_there(gradient, grad, strict):
-            if gradient.sparse_dim is not None:
-                gradient.replace(grad, form.decode(wire, context).to_sparse(gradient.sparse_dim))
-            elif wire is not grad:
-                value = form.decode(wire, context)
-                if grad.layout is torch.strided and grad.dtype is value.dtype:
-                    grad.copy_(value)
-                else:
-                    gradient.replace(grad, value)
-            if gradient.reduced_part is not None and not gradient.dirty:
-                gradient.merge()
-        return None
+        return store_dense(gradient, grad, self._forms[gradient], wire, context, strict)
 
     def close(self, engine: "Engine") -> None:
         """Lets the engine forget the prepared groups."""
@@ -283,18 +268,6 @@ def _use_in_current_stream(items: Items) -> None:
     for _, grad, wire, _ in items:
         if wire is not grad:
             backend_of(wire).use_in_current_stream(wire)
-
-
-def _is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
-    """Is the tensor that was sent still the parameter's gradient, or its reduced part?"""
-    if gradient.param.grad is grad or gradient.reduced_part is grad:
-        return True
-    if strict:
-        raise InvalidArgumentError(
-            f"the gradient of parameter {gradient.name!r} was replaced while it was being reduced: something that runs inside "
-            "backward() assigned to .grad. Do that after backward() has returned."
-        )
-    return False
 
 
 class SparseBucket:
@@ -389,7 +362,7 @@ class SparseBucket:
                 return None
             gradient.filled = True
             return gradient.receive(join_rows(self._indices, rows, gradient.param, self._divisor))
-        if _is_there(gradient, grad, strict):
+        if is_there(gradient, grad, strict):
             gradient.filled = True
             gradient.replace(grad, join_rows(self._indices, rows, gradient.param, self._divisor))
             if gradient.reduced_part is not None and not gradient.dirty:

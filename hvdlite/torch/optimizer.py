@@ -18,7 +18,7 @@ import torch
 
 from hvdlite import ops
 from hvdlite.checks import check_passes, check_process_set
-from hvdlite.compression import Compression, check_compression, refuse_codec
+from hvdlite.compression import Compression, keeps_state, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
@@ -28,6 +28,7 @@ from hvdlite.submission import check_weight
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
+from hvdlite.torch.coded_methods import CodedMethods, check_state, refuse_unknown_scale
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
@@ -91,7 +92,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: of the model, for messages and for the order of the plan; more than the optimizer has is fine.
             Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; or a codec such as
-            ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`).
+            ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`). With
+            `Compression.powersgd`, error feedback or a `BucketCodec` the optimizer keeps state of the compression: its
+            ``state_dict()`` has it, and with a ``GradScaler`` set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
             by this number: divide the loss, or pass `average_aggregated_gradients`.
         op: `Average`, `Sum`, or `Adasum` of the steps (any power of two of ranks; `groups` and `sparse_as_dense` have no
@@ -138,9 +141,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_process_set(process_set)
     op = checked_op(op, gradient_predivide_factor, average_aggregated_gradients, process_set)
     check_passes(backward_passes_per_step)
-    check_compression(compression)
     if op == Adasum:
         refuse_codec(compression, "a reduction with op=Adasum")
+    check_state(compression, op, groups if groups is not None else num_groups or None)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     check_shard(shard, op, type(optimizer))
@@ -168,7 +171,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     base = type(optimizer)
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     shards = shard and process_set.included()
-    bases = (ShardedMethods, _DistributedOptimizer) if shards else (_DistributedOptimizer,)
+    coded = (CodedMethods,) if keeps_state(compression) and process_set.included() else ()
+    bases = (*coded, *((ShardedMethods,) if shards else ()), _DistributedOptimizer)
     optimizer.__class__ = type(base.__name__, (*bases, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
     if process_set.included():
@@ -228,6 +232,8 @@ class _Wrapping:
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
         self.reducer.add([(f"{prefix}.{name}", param) for name, param in named], groups)
         self._undo.append(optimizer.register_step_pre_hook(self.before_step).remove)
+        if isinstance(optimizer, CodedMethods):
+            self._undo.append(optimizer.register_step_pre_hook(refuse_unknown_scale).remove)
         self._finalizer = weakref.finalize(optimizer, self.reducer.close)
         self._finalizer.atexit = False
 

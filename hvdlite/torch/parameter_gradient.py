@@ -13,7 +13,7 @@ from hvdlite.errors import InternalError, InvalidArgumentError
 from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
-__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "require_hooks"]
+__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "is_there", "require_hooks", "store_dense"]
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -58,6 +58,7 @@ class WireForm:
         is_contiguous: are they contiguous? Otherwise they have the strides of their parameter.
         dtype: code of the element type that is sent.
         shape: extents of the memory that is sent.
+        wire_dtype: torch's dtype of it.
         nbytes: its size.
     """
 
@@ -66,7 +67,6 @@ class WireForm:
         "_dtype",
         "_pairs",
         "_param",
-        "_wire_dtype",
         "codec",
         "device",
         "dtype",
@@ -76,6 +76,7 @@ class WireForm:
         "memory",
         "nbytes",
         "shape",
+        "wire_dtype",
     )
 
     def __init__(self, param: torch.Tensor, dtype: torch.dtype, compression: Any) -> None:
@@ -97,15 +98,15 @@ class WireForm:
         in_place = plain and stays and is_dense(param.shape, param.stride())
         self.dtype_in_place = dtype if in_place else None
         self._pairs = False
-        self._wire_dtype, self.shape = dtype, tuple(param.shape)
+        self.wire_dtype, self.shape = dtype, tuple(param.shape)
         if not plain:  # the compression decides what is sent, so ask it
             sample, _ = self._compress(torch.zeros(param.shape, dtype=dtype, device=self.memory))
             self._pairs = sample.is_complex()
-            self._wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
+            self.wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
             if self._pairs:
-                self._wire_dtype, self.shape = sample.real.dtype, (*self.shape, 2)
-        self.dtype = int(code_of_name(str(self._wire_dtype).removeprefix("torch."), "gradient"))
-        self.nbytes = math.prod(self.shape) * self._wire_dtype.itemsize
+                self.wire_dtype, self.shape = sample.real.dtype, (*self.shape, 2)
+        self.dtype = int(code_of_name(str(self.wire_dtype).removeprefix("torch."), "gradient"))
+        self.nbytes = math.prod(self.shape) * self.wire_dtype.itemsize
 
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """A dense copy to reduce, for a gradient that cannot be reduced in place, and the context for `decode`."""
@@ -116,10 +117,10 @@ class WireForm:
         wire, context = self._compress(grad.to(device=self.memory, dtype=self._dtype))
         if self._pairs:
             wire = torch.view_as_real(wire.resolve_conj())
-        if wire.dtype is not self._wire_dtype or wire.shape != self.shape:
+        if wire.dtype is not self.wire_dtype or wire.shape != self.shape:
             raise InvalidArgumentError(
                 f"{self._compression!r} made {wire.dtype} {list(wire.shape)} of a gradient {list(grad.shape)}, and "
-                f"{self._wire_dtype} {list(self.shape)} of zeros like it: what it makes may not depend on the values"
+                f"{self.wire_dtype} {list(self.shape)} of zeros like it: what it makes may not depend on the values"
             )
         return wire.contiguous(), context
 
@@ -132,8 +133,8 @@ class WireForm:
     def blank(self) -> torch.Tensor:
         """Memory of the right form for a result, without content."""
         if self.dtype_in_place is not None and not self.is_contiguous:
-            return torch.empty_strided(self.shape, self._param.stride(), dtype=self._wire_dtype, device=self.memory)
-        return torch.empty(self.shape, dtype=self._wire_dtype, device=self.memory)
+            return torch.empty_strided(self.shape, self._param.stride(), dtype=self.wire_dtype, device=self.memory)
+        return torch.empty(self.shape, dtype=self.wire_dtype, device=self.memory)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
         """The reduced gradient with the parameter's shape and the gradient's dtype, in the memory where it was reduced."""
@@ -169,23 +170,25 @@ class ParameterGradient(GradientState):
         place: in the arena, if there is one for this gradient.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not offered its place yet?
 
+        coding: what a compression keeps from step to step (`hvdlite.compression.BucketCodec`).
         dtype: of the gradient on all ranks, once there is a plan.
         implementation: torch's object behind the parameter when this was made; the hooks are on it.
 
-    The native class has all members but name, dtype and implementation, and its hooks read them. `forget`: the user has reset
-    the gradient, so ``param.grad`` is None or all zeros. Zeros in place of an unreduced gradient are reduced like it: other
-    ranks may have none, and all ranks must end alike, with zeros or None. `is_zero`: is ``param.grad`` unchanged since the
-    reset? `move_in`: offers a fresh gradient its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
+    The native class has all members but name, coding, dtype and implementation, and its hooks read them. `forget`: the user has
+    reset the gradient, so ``param.grad`` is None or all zeros. Zeros in place of an unreduced gradient are reduced like it:
+    other ranks may have none, and all ranks must end alike, with zeros or None. `is_zero`: is ``param.grad`` unchanged since
+    the reset? `move_in`: offers a fresh gradient its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
     for any origin.
     """
 
-    __slots__ = ("dtype", "implementation", "name")
+    __slots__ = ("coding", "dtype", "implementation", "name")
     param: torch.Tensor
     reduced_part: torch.Tensor | None
 
     def __init__(self, name: str, param: torch.Tensor) -> None:
         super().__init__()
         self.name = name
+        self.coding: dict[str, Any] = {}
         self.param = param
         self.implementation = param._cdata
         self.dtype = declared_dtype(param) or param.dtype
@@ -251,6 +254,48 @@ class ParameterGradient(GradientState):
         if self.sparse_dim is not None and value.layout is torch.strided:
             return value.to_sparse(self.sparse_dim)
         return value.to(self.param.device)
+
+
+def is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
+    """Is the tensor that was sent still the parameter's gradient, or its reduced part?"""
+    if gradient.param.grad is grad or gradient.reduced_part is grad:
+        return True
+    if strict:
+        raise InvalidArgumentError(
+            f"the gradient of parameter {gradient.name!r} was replaced while it was being reduced: something that runs inside "
+            "backward() assigned to .grad. Do that after backward() has returned."
+        )
+    return False
+
+
+def store_dense(
+    gradient: ParameterGradient, grad: torch.Tensor | None, form: WireForm, wire: torch.Tensor, context: Any, strict: bool
+) -> torch.Tensor | None:
+    """Stores a reduced dense gradient; arguments and result as of `hvdlite.torch.in_flight.Bucket.store`.
+
+    Args:
+        gradient: of the parameter.
+        grad: what was ``param.grad`` when it was sent; None if this rank had none.
+        form: of the gradient.
+        wire: the reduced memory.
+        context: for `WireForm.decode`.
+        strict: as of `Bucket.store`.
+    """
+    gradient.filled = True
+    if grad is None:
+        return gradient.receive(form.decode(wire, form.context_of_blank()))
+    if is_there(gradient, grad, strict):
+        if gradient.sparse_dim is not None:
+            gradient.replace(grad, form.decode(wire, context).to_sparse(gradient.sparse_dim))
+        elif wire is not grad:
+            value = form.decode(wire, context)
+            if grad.layout is torch.strided and grad.dtype is value.dtype:
+                grad.copy_(value)
+            else:
+                gradient.replace(grad, value)
+        if gradient.reduced_part is not None and not gradient.dirty:
+            gradient.merge()
+    return None
 
 
 def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:

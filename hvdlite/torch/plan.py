@@ -1,13 +1,15 @@
 """Makes the fixed fusion plan of an optimizer: every rank cuts the same parameters into the same buckets."""
 
+import sys
 from collections.abc import Mapping, Sequence
 
-from hvdlite.compression import refuse_codec
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.compression import BucketCodec, Compression, describe_compression, refuse_codec
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Average, Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets, split_evenly
+from hvdlite.torch.coded_bucket import CodedBucket
 from hvdlite.torch.in_flight import Bucket, DenseBucket, SparseBucket
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
 
@@ -17,7 +19,11 @@ Groups = Sequence[Sequence[str]] | int | None  # lists of parameters' names, a n
 
 
 def make_buckets(
-    settings: ReducerSettings, gradients: Sequence[ParameterGradient], groups: Groups, generation: int
+    settings: ReducerSettings,
+    gradients: Sequence[ParameterGradient],
+    groups: Groups,
+    generation: int,
+    codec: BucketCodec | None = None,
 ) -> list[Bucket]:
     """Cuts the parameters into buckets, each with its form on the wire.
 
@@ -28,14 +34,17 @@ def make_buckets(
         gradients: the parameters in the order of the model; gradients are expected in the opposite order.
         groups: the user's choice of parameters to reduce together.
         generation: number of the plan; the buckets' labels differ from those of earlier plans.
+        codec: reduces the gradients and keeps state; None if the compression keeps none.
 
     Raises:
-        UnsupportedError: a gradient is sparse, and the compression is a codec.
+        UnsupportedError: a gradient is sparse, and the compression is a codec; or one is not in host memory, and the
+            compression keeps state.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
 
     """
     set_id = settings.process_set.require_member(Kind.ALLREDUCE)
     buckets: list[Bucket] = []
+    compression = settings.compression if codec is None else Compression.none
     forms: dict[ParameterGradient, WireForm] = {}
     for gradient in reversed(gradients):
         if gradient.sparse_dim is not None and not settings.sparse_as_dense:
@@ -45,20 +54,29 @@ def make_buckets(
             ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
             buckets.append(SparseBucket(gradient, ranks * settings.divisor, set_id))
         else:
+            if codec is not None and gradient.param.device.type != "cpu":
+                raise UnsupportedError(
+                    f"parameter {gradient.name!r} is on {gradient.param.device}, and compression is "
+                    f"{describe_compression(settings.compression)}, which works in host memory only: pass "
+                    "hvdlite.Compression.bf16, or keep the model on the CPU"
+                )
             try:
-                forms[gradient] = WireForm(gradient.param, gradient.dtype, settings.compression)
+                forms[gradient] = WireForm(gradient.param, gradient.dtype, compression)
             except InvalidArgumentError:
                 if gradient.param.requires_grad:
                     raise
     prescale, postscale = 1.0 / settings.predivide, settings.predivide / settings.divisor
-    for number, members in enumerate(_cut(forms, groups)):
+    for number, members in enumerate(_cut(forms, groups, codec is not None and codec.one_bucket)):
         label = f"{settings.prefix}.plan{generation}.bucket{number}"
         pairs = [(gradient, forms[gradient]) for gradient in members]
-        buckets.append(DenseBucket(label, pairs, settings.op, set_id, prescale, postscale))
+        if codec is None:
+            buckets.append(DenseBucket(label, pairs, settings.op, set_id, prescale, postscale))
+        else:
+            buckets.append(CodedBucket(label, pairs, codec, settings))
     return buckets
 
 
-def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups) -> list[list[ParameterGradient]]:
+def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: bool) -> list[list[ParameterGradient]]:
     config = RUNTIME.config
     gradients = list(forms)
     # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
@@ -75,10 +93,10 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups) -> list[li
             chosen.setdefault((wanted[gradient.name], *kinds[gradient]), []).append(gradient)
         else:
             rest.append(gradient)
+    limits = (sys.maxsize, sys.maxsize) if together else (config.bucket_bytes, config.first_bucket_bytes)
     cut = cut_buckets(
-        [kinds[gradient] for gradient in rest],
+        [kinds[gradient][-1:] if together else kinds[gradient] for gradient in rest],
         [forms[gradient].nbytes for gradient in rest],
-        config.bucket_bytes,
-        config.first_bucket_bytes,
+        *limits,
     )
     return [*chosen.values(), *([rest[place] for place in places] for places in cut)]

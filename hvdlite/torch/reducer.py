@@ -29,6 +29,7 @@ from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
+from hvdlite.torch.coded_methods import bucket_codec_of
 from hvdlite.torch.derivatives import require_no_tangents
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.in_flight import Bucket, DenseBucket, InFlightBucket, has_moved
@@ -65,6 +66,8 @@ class Reducer(PassDriver):
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
         self.weight: float | None = None  # how much this rank's gradients count; None: as much as every other rank's
+        self.loss_scale: Any = None  # what the loss is multiplied with: a GradScaler, a number, or None for 1
+        self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
         self._gradients: dict[int, ParameterGradient] = {}
         gradients = self._gradients.values()
@@ -214,7 +217,7 @@ class Reducer(PassDriver):
             gradients[place].sparse_dim = dimensions
         for place, gradient in enumerate(gradients):
             gradient.dtype = declared_dtype(gradient.param) or agreed.dtypes.get(place, gradient.param.dtype)
-        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation))
+        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation, self._codec))
         wanted = self.settings.gradient_as_bucket_view
         if wanted or (wanted is None and agreed.kept):
             self._make_places()
@@ -260,6 +263,9 @@ class Reducer(PassDriver):
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
+        if self._codec is not None and len(self._in_flight) > 1:  # their later rounds start when they are waited for
+            place_of = {id(bucket): place for place, bucket in enumerate(self.buckets)}
+            self._in_flight = deque(sorted(self._in_flight, key=lambda launched: place_of[id(launched.bucket)]))
         with torch.no_grad():
             while self._in_flight:
                 launched = self._in_flight[0]
@@ -345,6 +351,15 @@ class Reducer(PassDriver):
             before = reducer.weight if together and reducer.weight is not None else 0.0
             reducer.weight = None if weight is None else before + weight
             reducer._weighed = True
+
+    def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
+        """What the compression keeps of a parameter's gradient from step to step."""
+        return next(reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param))
+
+    def set_loss_scale(self, loss_scale: Any) -> None:
+        """Sets what the loss is multiplied with, for all reducers of the optimizer."""
+        for reducer in self._family():
+            reducer.loss_scale = loss_scale
 
     def note_step(self, *_: Any) -> None:
         """The optimizer has taken a step."""

@@ -12,6 +12,7 @@ from hvdlite.objects import allgather_object, broadcast_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.arguments import require_initialized
+from hvdlite.torch.coded_methods import KEY, load_coding
 from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -230,6 +231,7 @@ def _load(optimizer: torch.optim.Optimizer, received: dict[str, Any], tensors: l
         optimizer.state[key if param is None else param] = _with_tensors(
             value, tensors, host if param is None else param.device
         )
+    load_coding(optimizer, _with_tensors(received.get(KEY), tensors, host))
 
 
 def _set_option(group: dict[str, Any], key: str, value: Any) -> None:

@@ -1,0 +1,210 @@
+"""Buckets whose gradients are reduced by a codec with state (`hvdlite.compression.BucketCodec`), in one or more rounds."""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvdlite import submission
+from hvdlite.compression import BucketCodec
+from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
+from hvdlite.requests import Sum
+from hvdlite.torch.agreement import ReducerSettings
+from hvdlite.torch.gpu import CPU
+from hvdlite.torch.in_flight import InFlightBucket, Item
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, store_dense
+
+if TYPE_CHECKING:
+    from hvdlite._engine import Engine
+    from hvdlite.handles import Handle
+
+__all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
+
+
+@dataclass(eq=False)
+class CodedGradient:
+    """One gradient as a `BucketCodec` sees it.
+
+    Attributes:
+        name: unique, the same on all ranks.
+        shape: of the gradient; complex ones have a last dimension of 2, for pairs of reals.
+        dtype: of the gradient, or of the pairs' parts.
+        value: this rank's gradient, in host memory, which the codec may overwrite; None if this rank has none.
+        state: what the codec keeps from step to step: numbers and tensors, which ``optimizer.state_dict()`` saves.
+        present: after the first round: has any rank a gradient? If none has, the result is not used, and the state has to
+            stay as it is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    value: torch.Tensor | None
+    state: dict[str, Any]
+    present: bool = True
+
+    def whole(self) -> torch.Tensor:
+        """The value, or zeros."""
+        return torch.zeros(self.shape, dtype=self.dtype) if self.value is None else self.value
+
+
+def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Has none of these tensors an inf or a nan?"""
+    return all(
+        not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+        for tensor in tensors
+        if tensor.is_floating_point()
+    )
+
+
+def scale_of(loss_scale: Any) -> float:
+    """The number that a loss is multiplied with now: of a ``GradScaler``, or a number itself; 1.0 for None."""
+    if loss_scale is None:
+        return 1.0
+    return float(loss_scale.get_scale() if hasattr(loss_scale, "get_scale") else loss_scale)
+
+
+class CodedBucket:
+    """Dense gradients in host memory that a `BucketCodec` reduces. One launch is under way at a time."""
+
+    device = CPU
+
+    def __init__(
+        self,
+        label: str,
+        members: Sequence[tuple[ParameterGradient, WireForm]],
+        codec: BucketCodec,
+        settings: ReducerSettings,
+    ) -> None:
+        self.gradients: list[ParameterGradient] = [gradient for gradient, _ in members]
+        self._label = label
+        self._members = members
+        self._forms = dict(members)
+        self._codec = codec
+        self._settings = settings
+        self._coded: list[CodedGradient] = []
+        self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None  # None: a result or an error is known
+        self._reduced: list[Handle] = []  # the operations of the round
+        self._suffix = ""
+        self._round = 0
+        self._weight: float | None = None
+
+    def see_stream(self) -> None:
+        """Called on a GPU only."""
+
+    def launch(
+        self,
+        engine: "Engine",
+        reducer: Any,
+        number: int,
+        turn: int,
+        wake: bool,
+        weight: float | None,
+        begin: Callable[[InFlightBucket], None],
+    ) -> None:
+        """Submits the first round, and in the same moment how many ranks have which gradient. See `Bucket.launch`."""
+        self._suffix = f"@{turn + 1}" if turn else ""
+        self._weight = weight
+        self._round = 0
+        items: list[Item] = []
+        self._coded = []
+        with torch.no_grad():
+            for gradient, form in self._members:
+                grad = gradient.param.grad if gradient.dirty else None
+                if gradient.dirty and grad is None:
+                    gradient.forget()  # the user has reset it
+                value = None if grad is None else _value_of(gradient, form, grad)
+                coded = CodedGradient(gradient.name, tuple(form.shape), form.wire_dtype, value, gradient.coding)
+                self._coded.append(coded)
+                items.append((gradient, grad, torch.empty(0) if value is None else value, None))
+            self._steps = self._codec.reduce(self._coded, scale_of(reducer.loss_scale))
+            tensors = next(self._steps, None)
+            if tensors is None:
+                raise InvalidArgumentError(f"{self._codec.describe()}.reduce yields no tensors, and must reduce some")
+            begin(InFlightBucket(self, items))
+            self._send(tensors)
+            for gradient in self.gradients:
+                gradient.dirty = False
+            reducer.launched(number)
+            present = torch.tensor([coded.value is not None for coded in self._coded], dtype=torch.int32)
+            self._reduced.append(
+                submission.start_reduce(
+                    present, None, f"{self._label}.present{self._suffix}", Sum, 1.0, 1.0, self._settings.process_set, True
+                )
+            )
+
+    def _send(self, tensors: Sequence[torch.Tensor]) -> None:
+        settings = self._settings
+        postscale = settings.predivide / settings.divisor
+        name = f"{self._label}.round{self._round}{self._suffix}"
+        self._round += 1
+        self._reduced = [
+            submission.reduce_group(
+                tensors,
+                name,
+                settings.op,
+                1.0 / settings.predivide,
+                postscale,
+                settings.process_set,
+                True,
+                False,
+                self._weight,
+                self._codec.codec,
+            )
+        ]
+
+    def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
+        """Waits for all rounds. All ranks wait for their buckets in the order of the plan, as later rounds start here."""
+        if launched.outcomes or not self._reduced:
+            return
+        try:
+            launched.outcomes = self._finish()
+        except HvdliteError as error:
+            launched.outcomes = [error] * len(self._coded)
+        except Exception as error:  # raised by a user's codec, and raised again by `store`, once
+            launched.outcomes = [error, *[None] * (len(self._coded) - 1)]
+
+    def _finish(self) -> list[Any]:
+        while True:
+            for handle in self._reduced:
+                output = handle.synchronize()
+                if isinstance(output, torch.Tensor):
+                    for coded, ranks in zip(self._coded, output.tolist(), strict=True):
+                        coded.present = ranks > 0
+            if self._steps is None:
+                raise InternalError(
+                    f"Ctrl-C came while gradients of {self._label} were decoded, so that this step has none: all ranks call "
+                    "zero_grad() and begin the step anew"
+                )
+            steps, self._steps = self._steps, None  # if Ctrl-C comes in the codec, it cannot go on
+            try:
+                tensors = next(steps)
+            except StopIteration as end:
+                values = list(end.value)
+                return [value if coded.present else None for value, coded in zip(values, self._coded, strict=True)]
+            self._steps = steps
+            self._send(tensors)
+
+    def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
+        """The outcome is the reduced gradient; None if no rank had one."""
+        if outcome is None:
+            return None
+        if isinstance(outcome, Exception):
+            raise outcome
+        gradient, grad, value, _ = item
+        form = self._forms[gradient]
+        outcome = outcome.reshape(form.shape)
+        # In the gradient's own memory: where the value was no copy, and the codec has overwritten it.
+        there = grad is not None and value is grad and outcome.data_ptr() == grad.data_ptr()
+        return store_dense(gradient, grad, form, grad if there and grad is not None else outcome, None, strict)
+
+    def close(self, engine: "Engine") -> None:
+        """Has prepared nothing."""
+
+
+def _value_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor) -> torch.Tensor:
+    """A gradient that the codec may overwrite: its own memory, or a copy of the form's shape."""
+    gradient.require_dtype(grad)
+    if form.dtype_in_place is grad.dtype and grad.layout is torch.strided and grad.is_contiguous() and not grad.is_neg():
+        return grad
+    return form.encode(grad)[0].contiguous()

@@ -1,0 +1,191 @@
+"""What an optimizer whose compression keeps state (`hvdlite.compression.BucketCodec`) does otherwise than others."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hvdlite.compression import BucketCodec, Codec, PowerSGD, check_compression, describe_compression, keeps_state
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.requests import Adasum
+from hvdlite.runtime import RUNTIME
+from hvdlite.torch.coded_bucket import scale_of
+from hvdlite.torch.error_feedback import ErrorFeedback
+from hvdlite.torch.power_sgd import PowerSGDCodec
+
+if TYPE_CHECKING:
+    _Optimizer = torch.optim.Optimizer
+else:
+    _Optimizer = object  # it is mixed into subclasses of torch.optim.Optimizer
+
+__all__ = ["KEY", "CodedMethods", "bucket_codec_of", "check_state", "load_coding", "refuse_unknown_scale"]
+
+KEY = "hvdlite_compression"  # of the state in a state dict
+_OWN = "residual"  # what differs from rank to rank
+
+
+def bucket_codec_of(compression: Any) -> BucketCodec | None:
+    """The codec that keeps state for this compression argument; None if it keeps none."""
+    if isinstance(compression, PowerSGD):
+        return PowerSGDCodec(compression)
+    if isinstance(compression, Codec):
+        return ErrorFeedback(compression) if compression.error_feedback else None
+    return compression if isinstance(compression, BucketCodec) else None
+
+
+def check_state(compression: Any, op: int, groups: Any) -> None:
+    """Checks a compression argument of `DistributedOptimizer`, beside the other arguments.
+
+    Raises:
+        InvalidArgumentError: it is none; or it needs one bucket, and groups are given.
+        UnsupportedError: it keeps state, and that does not go with the other arguments or with the places of the ranks.
+    """
+    if not keeps_state(compression) or op == Adasum:
+        check_compression(compression)
+        return
+    text = describe_compression(compression)
+    codec = bucket_codec_of(compression)
+    if codec is not None and codec.one_bucket and groups is not None:
+        raise InvalidArgumentError(f"groups do not go with {text}, which reduces all gradients together: leave groups out")
+    if isinstance(compression, Codec) and compression.between == "hosts" and RUNTIME.require_topology().local_size > 1:
+        raise UnsupportedError(
+            f'compression is {text}: with between="hosts" the sum of the ranks of a host is coded, and no rank sees what that '
+            'loses. Pass between="ranks", run one rank on each host, or leave error_feedback out'
+        )
+
+
+def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | None) -> None:
+    """Takes what `CodedMethods.state_dict` has saved, if the optimizer's compression keeps state.
+
+    What other ranks of the job have lost is dropped: it is theirs.
+
+    Args:
+        optimizer: wrapped or not.
+        saved: the value under `KEY`; None if there was none: then the state begins anew.
+
+    Raises:
+        InvalidArgumentError: it is of another compression.
+    """
+    if not isinstance(optimizer, CodedMethods):
+        return
+    codings = optimizer._codings()
+    settings = optimizer._hvdlite.settings
+    text = describe_compression(settings.compression)
+    if saved is not None and saved["compression"] != text:
+        raise InvalidArgumentError(
+            f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the key "
+            f"{KEY!r} from it, and the compression begins anew"
+        )
+    place = [settings.process_set.rank(), settings.process_set.size()]
+    is_own = saved is not None and saved["place"] == place
+    states = saved["state"] if saved is not None else {}
+    for number, coding in enumerate(codings):
+        coding.clear()
+        for key, value in states.get(number, {}).items():
+            if is_own or key != _OWN:
+                coding[key] = value.clone() if isinstance(value, torch.Tensor) else value
+    if saved is not None and not is_own:
+        logging.getLogger("hvdlite").info(
+            "compression %s: rank %s of %s begins without a residual, as the loaded one is of rank %s of %s",
+            text,
+            *place,
+            *saved["place"],
+        )
+
+
+class CodedMethods(_Optimizer):
+    """Methods that stand before those of other wrapped optimizers."""
+
+    _hvdlite: Any
+
+    @property
+    def loss_scale(self) -> Any:
+        """What the loss is multiplied with before ``backward()``: a ``GradScaler``, a number, or None for 1.
+
+        Set it before the first ``backward()``. Gradients are reduced while they are still multiplied, and what one of them
+        loses is added to a later one; so hvdlite has to know by how much they differ.
+
+        Raises:
+            InvalidArgumentError: it is set to something else, or to a number that is not above 0.
+        """
+        reducer = self._hvdlite.reducer
+        return None if reducer is None else reducer.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, loss_scale: Any) -> None:
+        """Sets it, from the next ``backward()`` on."""
+        known = loss_scale is None or hasattr(loss_scale, "get_scale") or isinstance(loss_scale, int | float)
+        if not known or not 0 < scale_of(loss_scale) < float("inf"):
+            raise InvalidArgumentError(
+                f"optimizer.loss_scale={loss_scale!r}: set it to the GradScaler, to a finite number above 0, or to None"
+            )
+        if self._hvdlite.reducer is not None:
+            self._hvdlite.reducer.set_loss_scale(loss_scale)
+
+    def _codings(self) -> list[dict[str, Any]]:
+        """What is kept of each parameter, in the order of the optimizer's groups."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        reducer = self._hvdlite.reducer
+        return [{} if reducer is None else reducer.coding_of(param) for param in params]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As of the plain optimizer, and under ``hvdlite_compression`` this rank's state of the compression. Plain optimizers
+        ignore that key. As in torch, the tensors are not copied.
+        """
+        settings = self._hvdlite.settings
+        state = super().state_dict(*args, **kwargs)
+        state[KEY] = {
+            "compression": describe_compression(settings.compression),
+            "place": [settings.process_set.rank(), settings.process_set.size()],
+            "state": {number: dict(coding) for number, coding in enumerate(self._codings()) if coding},
+        }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of the plain optimizer; the compression goes on as on the rank that saved it. What gradients have lost is loaded
+        only on that rank, in a job of as many ranks: let each rank save and load its own.
+        """
+        if self._hvdlite.reducer is not None:
+            self._hvdlite.reducer.settle_family()
+        super().load_state_dict(state_dict)
+        load_coding(self, state_dict.get(KEY))
+
+    def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Refused.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"sharded_state_dict has no place for the state of compression "
+            f"{describe_compression(self._hvdlite.settings.compression)}: save optimizer.state_dict()"
+        )
+
+
+def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
+    """Called before every step. Refuses a step that a ``GradScaler`` takes if the optimizer has not been told of it.
+
+    Raises:
+        UnsupportedError: the scaler's factor is unknown.
+    """
+    if optimizer._hvdlite.reducer is None or optimizer.loss_scale is not None:
+        return
+    steps = _steps_of_scalers()
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in steps:
+            raise UnsupportedError(
+                f"a GradScaler scales the loss, and compression "
+                f"{describe_compression(optimizer._hvdlite.settings.compression)} adds what gradients have lost to later ones, "
+                "whose scale may be another: set optimizer.loss_scale = scaler before the first backward()"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _steps_of_scalers() -> Sequence[Any]:
+    kinds: list[Callable[..., Any]] = [torch.cuda.amp.GradScaler.step]
+    if hasattr(torch.amp, "GradScaler"):
+        kinds.append(torch.amp.GradScaler.step)
+    return [kind.__code__ for kind in kinds]

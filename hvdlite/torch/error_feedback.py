@@ -1,0 +1,76 @@
+"""Error feedback for int8, int4 and fp8: what a rank's gradient loses when it is coded is added to the rank's next gradient.
+
+Source: Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import pad
+
+from hvdlite.compression import BucketCodec, Codec, describe_compression
+from hvdlite.torch.coded_bucket import CodedGradient, are_finite
+
+__all__ = ["ErrorFeedback", "decoded"]
+
+_LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
+_SMALLEST = 2.0**-100  # blocks whose largest magnitude is below it become zeros
+
+
+def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """What comes back of a tensor that the engine codes; csrc/kernels/codec.h has the formats.
+
+    Args:
+        tensor: float32, of any shape. Not modified.
+        codec: kind and block.
+
+    Returns:
+        A tensor of the same shape, with the bits that decoding gives. Blocks with an inf or a nan are undefined.
+    """
+    flat = tensor.reshape(-1)
+    blocks = pad(flat, (0, -flat.numel() % codec.block)).view(-1, codec.block)
+    largest = torch.linalg.vector_norm(blocks, torch.inf, 1, keepdim=True)
+    limit = _LARGEST[codec.kind]
+    factor = torch.where(largest >= _SMALLEST, torch.full_like(largest, limit) / largest, torch.zeros_like(largest))
+    codes = blocks * factor
+    codes = codes.to(torch.float8_e4m3fn).to(torch.float32) if codec.kind == "fp8" else codes.round_()
+    return codes.mul_(largest / limit).view(-1)[: flat.numel()].view(tensor.shape)
+
+
+class ErrorFeedback(BucketCodec):
+    """Keeps the ``residual`` of each gradient: what this rank's gradients lost, as float32, divided by the loss scale.
+
+    Gradients travel as float32, with the codec. Those of float64 do not: the engine refuses them by name.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._settings = codec
+        self.codec = replace(codec, error_feedback=False)
+
+    def describe(self) -> str:
+        """See `BucketCodec.describe`."""
+        return describe_compression(self._settings)
+
+    def reduce(
+        self, gradients: Sequence[CodedGradient], loss_scale: float
+    ) -> Generator[Sequence[torch.Tensor], None, Sequence[torch.Tensor]]:
+        """See `BucketCodec.reduce`: one round."""
+        sent: list[torch.Tensor] = []
+        residuals: list[torch.Tensor | None] = []
+        for gradient in gradients:
+            lost = gradient.state.get("residual")
+            if gradient.value is None:
+                sent.append(torch.zeros(gradient.shape, dtype=torch.promote_types(gradient.dtype, torch.float32)))
+                residuals.append(lost)
+                continue
+            value = gradient.value.to(torch.promote_types(gradient.dtype, torch.float32))
+            total = value.clone() if lost is None else torch.add(value, lost, alpha=loss_scale)
+            sent.append(total)
+            residuals.append(total.sub(decoded(total, self._settings)).div_(loss_scale))
+        yield sent
+        if are_finite(sent):
+            for gradient, residual in zip(gradients, residuals, strict=True):
+                if gradient.present and residual is not None:
+                    gradient.state["residual"] = residual
+        return [total.to(gradient.dtype) for total, gradient in zip(sent, gradients, strict=True)]

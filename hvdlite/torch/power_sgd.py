@@ -1,0 +1,195 @@
+"""PowerSGD: gradients travel as products of two thin matrices (`hvdlite.compression.PowerSGD` has the source).
+
+A gradient is a matrix M of n rows and m columns. With this rank's gradient in M, and with what this rank's earlier ones lost:
+
+1. P = M Q, and P of all ranks is reduced. Q is that of the step before with orthonormal columns, the same on all ranks.
+2. The columns of P are made orthonormal. Then Q = M^T P, and M - P Q^T is what this rank loses. Q of all ranks is reduced.
+3. The reduced gradient is P Q^T.
+
+The ranks' weights stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on all
+ranks. What follows from them alone (the orthonormal P, and P Q^T) is computed with elementwise additions, products, divisions
+and square roots, one operation of torch each, in an order that depends on the shapes only; IEEE 754 defines their bits.
+Products with M concern one rank only, and may be rounded in any way.
+"""
+
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+
+from hvdlite.compression import BucketCodec, PowerSGD, describe_compression
+from hvdlite.torch.coded_bucket import CodedGradient, are_finite
+
+__all__ = ["PowerSGDCodec", "multiply", "orthonormalize"]
+
+_PIECE = 1 << 17  # elements of a product that are computed together: they stay in a processor's caches
+# A column that keeps less than this part of its square when earlier columns are subtracted is noise of float32.
+_NOISE = 2.0**-40
+
+
+def _sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Scalar products of rows of a power of two elements, added up by halves: shape [rows, 1]."""
+    products = left * right
+    while products.shape[1] > 1:
+        half = products.shape[1] // 2
+        products = products[:, :half] + products[:, half:]
+    return products
+
+
+def orthonormalize(matrices: Sequence[torch.Tensor]) -> None:
+    """Makes the columns of each matrix orthonormal, in place, by the modified Gram-Schmidt process in float64.
+
+    The same input gives the same bits on all machines. A column without a part of its own becomes zeros. A matrix with an inf
+    or a nan keeps one.
+
+    Args:
+        matrices: float32 or float64, of any shapes [n, k].
+    """
+    alike: defaultdict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
+    for matrix in matrices:
+        alike[1 << (matrix.shape[0] - 1).bit_length(), matrix.shape[1]].append(matrix)
+    for (length, columns), members in alike.items():
+        work = torch.zeros(columns, len(members), length, dtype=torch.float64)
+        for place, matrix in enumerate(members):
+            work[:, place, : matrix.shape[0]] = matrix.t()
+        for number, column in enumerate(work):
+            before = _sum_of_products(column, column)
+            for earlier in work[:number]:
+                column.sub_(earlier * _sum_of_products(earlier, column))
+            square = _sum_of_products(column, column)
+            column.div_(torch.where(square <= before * _NOISE, torch.inf, square.sqrt()))
+        for place, matrix in enumerate(members):
+            matrix.copy_(work[:, place, : matrix.shape[0]].t())
+
+
+def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """``out = left @ right.t()``, each element added up in the order of the columns: the same bits on all machines.
+
+    Args:
+        left: [n, k], float32 or float64.
+        right: [m, k], of the same dtype.
+        out: [n, m], contiguous, of the same dtype.
+    """
+    rows = max(1, _PIECE // max(1, out.shape[1]))
+    factors = right.t().contiguous()
+    room = torch.empty_like(out[:rows])
+    for begin in range(0, out.shape[0], rows):
+        piece, part = out[begin : begin + rows], left[begin : begin + rows]
+        torch.mul(part[:, :1], factors[0], out=piece)
+        for column in range(1, left.shape[1]):
+            piece.add_(torch.mul(part[:, column : column + 1], factors[column], out=room[: piece.shape[0]]))
+
+
+class _Matrix:
+    """One gradient in one reduction. Its state does not change before `keep`."""
+
+    def __init__(self, gradient: CodedGradient, rank: int, loss_scale: float) -> None:
+        self.gradient = gradient
+        rows, columns = _extents(gradient.shape)
+        dtype = torch.promote_types(gradient.dtype, torch.float32)  # of P, Q and all that is computed
+        self.q: torch.Tensor = _refreshed(gradient.state, columns, min(rank, rows, columns), dtype)
+        self._sum: torch.Tensor | None = None  # M, and after `project` what it loses; None if this rank has no gradient
+        if gradient.value is None:
+            self.p = torch.zeros(rows, self.q.shape[1], dtype=dtype)
+            return
+        value = gradient.value.reshape(rows, columns).to(dtype)
+        lost: torch.Tensor | None = gradient.state.get("residual")
+        self._sum = value.clone() if lost is None else torch.add(value, lost, alpha=loss_scale)
+        self.p = self._sum @ self.q
+        if not are_finite([self._sum]):
+            self.p.fill_(torch.nan)  # a zero in Q may hide an inf
+
+    def project(self) -> None:
+        """Computes this rank's Q from the orthonormal P."""
+        if self._sum is None:
+            self.q = torch.zeros_like(self.q)
+        else:
+            self.q = self._sum.t() @ self.p
+            self._sum.addmm_(self.p, self.q.t(), alpha=-1)
+
+    def decoded(self) -> torch.Tensor:
+        """The reduced gradient: in its own memory, or in new memory if this rank has none."""
+        gradient, (rows, columns) = self.gradient, _extents(self.gradient.shape)
+        value = gradient.value
+        in_place = value is not None and value.dtype is self.p.dtype
+        out = value.view(rows, columns) if in_place and value is not None else torch.empty(rows, columns, dtype=self.p.dtype)
+        multiply(self.p, self.q, out)
+        return out.view(gradient.shape).to(gradient.dtype)
+
+    def keep(self, loss_scale: float) -> None:
+        """Changes the state."""
+        self.gradient.state["q"] = self.q
+        if self._sum is not None:
+            self.gradient.state["residual"] = self._sum if loss_scale == 1.0 else self._sum.div_(loss_scale)
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, int]:
+    rows = shape[0] if shape else 1
+    elements = torch.Size(shape).numel()
+    return rows, elements // max(rows, 1)
+
+
+def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Q of the step before, with other columns in place of those that are zero. A generator of torch's gives their elements as
+    multiples of 2^-23, which have the same bits on all ranks.
+    """
+    q: torch.Tensor | None = state.get("q")
+    if q is not None and q.shape != (rows, columns):
+        q = None
+    if q is not None and bool(q.any(0).all()):
+        return q
+    generator = torch.Generator().manual_seed(state.get("step", 0))
+    fresh = (torch.rand(columns, rows, generator=generator) * 2 - 1).t().to(dtype)
+    return fresh.contiguous() if q is None else torch.where(q.any(0), q, fresh)
+
+
+class PowerSGDCodec(BucketCodec):
+    """Keeps of each gradient ``step``, the number of its reductions; of an approximated one ``q`` and ``residual``.
+
+    ``q`` [m, rank] has orthonormal columns, so that P is neither too large nor too small for its dtype.
+    ``residual`` [n, m] is this rank's own, divided by the loss scale.
+    """
+
+    one_bucket = True
+
+    def __init__(self, settings: PowerSGD) -> None:
+        self._settings = settings
+
+    def describe(self) -> str:
+        """See `BucketCodec.describe`."""
+        return describe_compression(self._settings)
+
+    def _approximates(self, gradient: CodedGradient) -> bool:
+        return gradient.state.get("step", 0) >= self._settings.start_step and self._settings.compresses(
+            *_extents(gradient.shape)
+        )
+
+    def reduce(
+        self, gradients: Sequence[CodedGradient], loss_scale: float
+    ) -> Generator[Sequence[torch.Tensor], None, Sequence[torch.Tensor]]:
+        """See `BucketCodec.reduce`: a round for all P, and one for all Q and what is sent whole."""
+        matrices = {
+            place: _Matrix(gradient, self._settings.rank, loss_scale)
+            for place, gradient in enumerate(gradients)
+            if self._approximates(gradient)
+        }
+        wholes = {place: gradient.whole() for place, gradient in enumerate(gradients) if place not in matrices}
+        if matrices:
+            p = [matrix.p for matrix in matrices.values()]
+            yield p
+            orthonormalize(p)
+            for matrix in matrices.values():
+                matrix.project()
+        factors = [matrix.q for matrix in matrices.values()]
+        yield [*factors, *wholes.values()]
+        finite = are_finite([*(matrix.p for matrix in matrices.values()), *factors, *wholes.values()])
+        results = {**wholes, **{place: matrix.decoded() for place, matrix in matrices.items()}}
+        if finite:
+            orthonormalize(factors)  # for the next step
+        for place, gradient in enumerate(gradients):
+            if finite and gradient.present:
+                gradient.state["step"] = gradient.state.get("step", 0) + 1
+                if place in matrices:
+                    matrices[place].keep(loss_scale)
+        return [results[place] for place in range(len(gradients))]
