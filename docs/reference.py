@@ -18,6 +18,7 @@ documents, or that is documented and not public, is a warning; `make docs` ends 
 import argparse
 import importlib
 import inspect
+import json
 import os
 import re
 from pathlib import Path
@@ -36,7 +37,12 @@ from hvdlite.launcher.cli import make_parser
 PAGE = re.compile(r"(?<!`)\bdocs/(\w+)\.md\b")  # a docstring's word for a page
 ROOT = Path(__file__).parents[1]
 # Pages of the site whose text is a file outside of docs/.
-ELSEWHERE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md", "tests": "tests/README.md"}
+ELSEWHERE = {
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+    "tests": "tests/README.md",
+    "tutorial": "examples/tutorial.ipynb",
+}
 PAGE_OF = {**{file: f"{page}.md" for page, file in ELSEWHERE.items()}, "README.md": "index.md"}
 LOG = logging.getLogger(__name__)
 # Sections of a docstring; an indented block below one of them is no code.
@@ -159,6 +165,15 @@ def mark_code(_app: Sphinx, what: str, _name: str, _obj: Any, _options: Any, lin
     lines[:] = marked
 
 
+def text_of(file: Path) -> str:
+    """The text of a page; of a notebook its cells, with those of code as blocks."""
+    if file.suffix != ".ipynb":
+        return file.read_text()
+    cells = json.loads(file.read_text())["cells"]
+    texts = (("".join(cell["source"]), cell["cell_type"] == "code") for cell in cells)
+    return "\n\n".join(f"```ipython\n{text}\n```" if is_code else text for text, is_code in texts) + "\n"
+
+
 def take_from_elsewhere(_app: Sphinx, docname: str, source: list[str]) -> None:
     """Gives the pages of ELSEWHERE their text, and lets links to such files lead to the pages."""
     here = (ROOT / ELSEWHERE.get(docname, f"docs/{docname}.md")).parent
@@ -172,7 +187,7 @@ def take_from_elsewhere(_app: Sphinx, docname: str, source: list[str]) -> None:
         target = ROOT / "docs" / PAGE_OF[file] if file in PAGE_OF else ROOT / file
         return f"]({os.path.relpath(target, page.parent)}{'#' + anchor if anchor else ''})"
 
-    text = (ROOT / ELSEWHERE[docname]).read_text() if docname in ELSEWHERE else source[0]
+    text = text_of(ROOT / ELSEWHERE[docname]) if docname in ELSEWHERE else source[0]
     source[0] = re.sub(r"\]\(([^)\s]+)\)", rebased, text)
 
 
