@@ -19,6 +19,7 @@ from hvdlite.elastic.leaving import LeaveRequest, leave_if_asked
 from hvdlite.elastic.steps import CopyPlan, plan_copy, share_of_batch
 from hvdlite.errors import InvalidArgumentError, PeerLostError
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.coded_methods import CodedMethods
 from hvdlite.torch.elastic.samples import SeededSamples
 from hvdlite.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -104,6 +105,11 @@ class ElasticJob:
             raise InvalidArgumentError(
                 "elastic.Job cannot go on with an optimizer of shard=True: a lost rank takes its part of the optimizer's state "
                 "along. Leave shard=True out"
+            )
+        if isinstance(optimizer, CodedMethods):
+            raise InvalidArgumentError(
+                "elastic.Job cannot go on with a compression that keeps state from step to step (powersgd, error feedback): what "
+                "a step that does not count has changed in it would stay. Pass one without state, such as Compression.int8()"
             )
         if batch_size < 1 or save_every < 0 or bool(checkpoint) != bool(save_every):
             raise InvalidArgumentError(

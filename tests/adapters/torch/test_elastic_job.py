@@ -117,6 +117,13 @@ def test_what_it_refuses(changes, text):
         hvd.elastic.Job(**{**parts(), **changes})
 
 
-def test_sharded_optimizers_are_refused():
-    with pytest.raises(InvalidArgumentError, match="shard=True: a lost rank takes its part"):
-        hvd.elastic.Job(**parts(shard=True))
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"shard": True}, "shard=True: a lost rank takes its part"),
+        ({"compression": hvd.Compression.powersgd()}, "a compression that keeps state from step to step"),
+    ],
+)
+def test_state_that_cannot_go_on_is_refused(options, text):
+    with pytest.raises(InvalidArgumentError, match=text):
+        hvd.elastic.Job(**parts(**options))
