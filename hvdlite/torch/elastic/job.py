@@ -108,8 +108,8 @@ class ElasticJob:
             )
         if isinstance(optimizer, CodedMethods):
             raise InvalidArgumentError(
-                "elastic.Job cannot go on with a compression that keeps state from step to step (powersgd, error feedback): what "
-                "a step that does not count has changed in it would stay. Pass one without state, such as Compression.int8()"
+                "elastic.Job cannot go on with a compression that keeps state from step to step (powersgd, error feedback): "
+                "what a step that does not count has changed in it would stay. Pass one without state, as Compression.int8()"
             )
         if batch_size < 1 or save_every < 0 or bool(checkpoint) != bool(save_every):
             raise InvalidArgumentError(
