@@ -12,7 +12,7 @@ from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
 from hvdlite.requests import Sum
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.gpu import CPU
-from hvdlite.torch.in_flight import InFlightBucket, Item
+from hvdlite.torch.in_flight import InFlightBucket, Item, suffix_of_pass
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, store_dense
 
 if TYPE_CHECKING:
@@ -46,6 +46,16 @@ class CodedGradient:
     def whole(self) -> torch.Tensor:
         """The value, or zeros."""
         return torch.zeros(self.shape, dtype=self.dtype) if self.value is None else self.value
+
+    def with_residual(self, loss_scale: float) -> torch.Tensor | None:
+        """A copy of the value, of float32 at least, plus what earlier ones have lost: ``state["residual"]``, which is kept
+        divided by the loss scale. None if this rank has no gradient.
+        """
+        if self.value is None:
+            return None
+        value = self.value.to(torch.promote_types(self.dtype, torch.float32))
+        lost: torch.Tensor | None = self.state.get("residual")
+        return value.clone() if lost is None else torch.add(value, lost.reshape(self.shape), alpha=loss_scale)
 
 
 def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
@@ -85,6 +95,7 @@ class CodedBucket:
         self._coded: list[CodedGradient] = []
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None  # None: a result or an error is known
         self._reduced: list[Handle] = []  # the operations of the round
+        self._present = torch.empty(0)  # after the first round: how many ranks have which gradient
         self._suffix = ""
         self._round = 0
         self._weight: float | None = None
@@ -103,7 +114,7 @@ class CodedBucket:
         begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits the first round, and in the same moment how many ranks have which gradient. See `Bucket.launch`."""
-        self._suffix = f"@{turn + 1}" if turn else ""
+        self._suffix = suffix_of_pass(turn)
         self._weight = weight
         self._round = 0
         items: list[Item] = []
@@ -126,11 +137,10 @@ class CodedBucket:
             for gradient in self.gradients:
                 gradient.dirty = False
             reducer.launched(number)
-            present = torch.tensor([coded.value is not None for coded in self._coded], dtype=torch.int32)
+            self._present = torch.tensor([coded.value is not None for coded in self._coded], dtype=torch.int32)
+            name = f"{self._label}.present{self._suffix}"
             self._reduced.append(
-                submission.start_reduce(
-                    present, None, f"{self._label}.present{self._suffix}", Sum, 1.0, 1.0, self._settings.process_set, True
-                )
+                submission.start_reduce(self._present, None, name, Sum, 1.0, 1.0, self._settings.process_set, True)
             )
 
     def _send(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -167,10 +177,9 @@ class CodedBucket:
     def _finish(self) -> list[Any]:
         while True:
             for handle in self._reduced:
-                output = handle.synchronize()
-                if isinstance(output, torch.Tensor):
-                    for coded, ranks in zip(self._coded, output.tolist(), strict=True):
-                        coded.present = ranks > 0
+                handle.synchronize()
+            for coded, ranks in zip(self._coded, self._present.tolist(), strict=True):
+                coded.present = ranks > 0
             if self._steps is None:
                 raise InternalError(
                     f"Ctrl-C came while gradients of {self._label} were decoded, so that this step has none: all ranks call "

@@ -9,7 +9,6 @@ import torch
 
 from hvdlite.compression import BucketCodec, Codec, PowerSGD, check_compression, describe_compression, keeps_state
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.requests import Adasum
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.coded_bucket import scale_of
 from hvdlite.torch.error_feedback import ErrorFeedback
@@ -35,14 +34,14 @@ def bucket_codec_of(compression: Any) -> BucketCodec | None:
     return compression if isinstance(compression, BucketCodec) else None
 
 
-def check_state(compression: Any, op: int, groups: Any) -> None:
+def check_state(compression: Any, groups: Any) -> None:
     """Checks a compression argument of `DistributedOptimizer`, beside the other arguments.
 
     Raises:
         InvalidArgumentError: it is none; or it needs one bucket, and groups are given.
         UnsupportedError: it keeps state, and that does not go with the other arguments or with the places of the ranks.
     """
-    if not keeps_state(compression) or op == Adasum:
+    if not keeps_state(compression):
         check_compression(compression)
         return
     text = describe_compression(compression)

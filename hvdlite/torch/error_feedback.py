@@ -59,15 +59,11 @@ class ErrorFeedback(BucketCodec):
         sent: list[torch.Tensor] = []
         residuals: list[torch.Tensor | None] = []
         for gradient in gradients:
-            lost = gradient.state.get("residual")
-            if gradient.value is None:
-                sent.append(torch.zeros(gradient.shape, dtype=torch.promote_types(gradient.dtype, torch.float32)))
-                residuals.append(lost)
-                continue
-            value = gradient.value.to(torch.promote_types(gradient.dtype, torch.float32))
-            total = value.clone() if lost is None else torch.add(value, lost, alpha=loss_scale)
+            total = gradient.with_residual(loss_scale)
+            residuals.append(None if total is None else total.sub(decoded(total, self._settings)).div_(loss_scale))
+            if total is None:
+                total = torch.zeros(gradient.shape, dtype=torch.promote_types(gradient.dtype, torch.float32))
             sent.append(total)
-            residuals.append(total.sub(decoded(total, self._settings)).div_(loss_scale))
         yield sent
         if are_finite(sent):
             for gradient, residual in zip(gradients, residuals, strict=True):

@@ -23,7 +23,7 @@ from hvdlite.torch.sparse import join_rows, rows_of
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Work
 
-__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved"]
+__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass"]
 
 # One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
 Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
@@ -144,6 +144,11 @@ class Bucket(Protocol):
         """Called when the plan is given up. Results in flight may still be stored."""
 
 
+def suffix_of_pass(turn: int) -> str:
+    """The end of the names in a pass: the passes of a step have different ones. turn: see `Bucket.launch`."""
+    return f"@{turn + 1}" if turn else ""
+
+
 def has_moved(bucket: Bucket) -> bool:
     """Is the first parameter on another device, or are its gradients of another dtype, than when the bucket was made?"""
     gradient = bucket.gradients[0]
@@ -181,7 +186,7 @@ class DenseBucket:
     def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:
         groups = self._groups[weighted]
         while len(groups) <= turn:
-            suffix = f"@{len(groups) + 1}" if groups else ""
+            suffix = suffix_of_pass(len(groups))
             requests = [
                 Request(
                     Kind.ALLREDUCE,
@@ -310,7 +315,7 @@ class SparseBucket:
             gradient.require_dtype(grad)
         with torch.no_grad():
             indices, values = rows_of(grad, gradient.param, gradient.dtype, gradient.sparse_dim or 1)
-        suffix = f"@{turn + 1}" if turn else ""
+        suffix = suffix_of_pass(turn)
         backend = backend_of(values)
         items: list[Item] = []
         requests = []

@@ -143,7 +143,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     if op == Adasum:
         refuse_codec(compression, "a reduction with op=Adasum")
-    check_state(compression, op, groups if groups is not None else num_groups or None)
+    check_state(compression, groups if groups is not None else num_groups or None)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     check_shard(shard, op, type(optimizer))

@@ -90,12 +90,11 @@ class _Matrix:
         dtype = torch.promote_types(gradient.dtype, torch.float32)  # of P, Q and all that is computed
         self.q: torch.Tensor = _refreshed(gradient.state, columns, min(rank, rows, columns), dtype)
         self._sum: torch.Tensor | None = None  # M, and after `project` what it loses; None if this rank has no gradient
-        if gradient.value is None:
+        total = gradient.with_residual(loss_scale)
+        if total is None:
             self.p = torch.zeros(rows, self.q.shape[1], dtype=dtype)
             return
-        value = gradient.value.reshape(rows, columns).to(dtype)
-        lost: torch.Tensor | None = gradient.state.get("residual")
-        self._sum = value.clone() if lost is None else torch.add(value, lost, alpha=loss_scale)
+        self._sum = total.view(rows, columns)
         self.p = self._sum @ self.q
         if not are_finite([self._sum]):
             self.p.fill_(torch.nan)  # a zero in Q may hide an inf
