@@ -34,6 +34,9 @@ __all__ = [
 
 # Seconds for which ranks wait for each other before a rank logs it; and the time between two looks at signals meanwhile.
 _WARN_AFTER, _SLICE = 10.0, 0.1
+# So many probes let MPI take note of lost processes. It reads that news while it makes progress, which asking for the lost
+# processes does not, and Open MPI reads it in every eighth pass only.
+_PROBES = 8
 # Seconds between two looks of a spare for messages.
 _LISTEN_EVERY = 0.01
 # Tags of the two messages: a spare is ready, and the job is over. They have no content.
@@ -357,7 +360,11 @@ def shrink_in_thread(comm: Any, patience: float) -> Any:
 
 def shrink_at_exit(comm: Any, patience: float) -> Any:
     """As `shrink_in_thread`, in exit handlers, where Python starts no thread: waits until MPI knows of a loss first."""
+    from mpi4py import MPI
+
     for wait in _waits(patience):
+        for _ in range(_PROBES):
+            MPI.COMM_SELF.Iprobe()
         if comm.Get_failed().size:
             break
         time.sleep(wait)

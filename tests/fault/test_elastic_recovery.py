@@ -159,3 +159,22 @@ def test_an_exception_ends_the_job():
     for rank in (0, 2):
         assert "raised ValueError: bad batch 17" in result.stdout[rank], result.report()
         assert "which would come again on other ranks" in result.stdout[rank], result.report()
+
+
+AT_EXIT = """
+    from mpi4py import MPI
+    from hvdlite.pool import shrink_at_exit
+
+    first = hvd.broadcast_object(os.getpid())
+    hvd.shutdown()  # nothing calls MPI from here on
+    if FIRST == 0:
+        signal.pause()
+    os.kill(first, signal.SIGKILL)
+    print("left", shrink_at_exit(MPI.COMM_WORLD, 60.0).size, flush=True)
+    os._exit(0)
+"""
+
+
+def test_mpi_learns_of_a_loss_in_the_exit_handler():
+    result = run_job(BEGINNING + AT_EXIT, 2, mpirun_args=ULFM)
+    assert said(result, 1) == ["left 1"], result.report()
