@@ -141,14 +141,11 @@ def load_native() -> "ModuleType":
     """The native module, which raises this package's exceptions from now on.
 
     Raises:
-        ImportError: it is missing; says what to do.
+        ImportError: it is missing (`hvdlite/_engine.py` says what to do), or a library that it needs.
     """
     try:
         from hvdlite import _engine
     except ImportError as error:
-        raise ImportError(
-            f"hvdlite's native module cannot be loaded: {error}; install hvdlite with pip, or run `make develop` in a "
-            "source tree"
-        ) from error
+        raise ImportError(f"hvdlite's native module cannot be loaded: {error}") from error
     install(_engine.set_error_classes)
     return _engine

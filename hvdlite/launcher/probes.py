@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hvdlite.config import outside_of_jobs
@@ -13,6 +14,9 @@ __all__ = ["CUDA", "ENGINE", "FRAMEWORK", "MPI", "SMOKE", "ProbeError", "probe"]
 
 _MARK = "hvdlite-probe:"
 _SAY = f"def say(**found):\n    print({_MARK!r} + __import__('json').dumps(found), flush=True)\n"
+# Probes take this hvdlite, and not one that lies in the current folder: the source tree after `pip install .`, say.
+_HERE = str(Path(__file__).resolve().parents[2])
+_FIND = f"import sys\nsys.path[:] = filter(None, sys.path)\nif {_HERE!r} not in sys.path:\n    sys.path.insert(0, {_HERE!r})\n"
 
 MPI = """
 import mpi4py
@@ -77,7 +81,7 @@ if door:
     importlib.import_module(door)
 """
 
-SMOKE = """
+SMOKE = f"""{_FIND}
 import numpy, hvdlite
 hvdlite.init()
 rank, size = hvdlite.rank(), hvdlite.size()
@@ -105,7 +109,7 @@ def probe(program: str, arguments: Sequence[str] = (), seconds: float = 120.0) -
     Raises:
         ProbeError: it raised, crashed or took too long.
     """
-    command = [sys.executable, "-c", _SAY + program, *arguments]
+    command = [sys.executable, "-c", _FIND + _SAY + program, *arguments]
     process = subprocess.Popen(
         command, env=outside_of_jobs(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from support.job import job_environment
@@ -84,6 +85,14 @@ def test_a_probe_that_crashes_or_hangs_or_raises_is_survived(tmp_path, monkeypat
     with pytest.raises(probes.ProbeError, match="more than 1 seconds") as caught:
         probes.probe(f"say(b=2)\nimport signal\nopen({str(said)!r}, 'w').close()\nsignal.pause()", seconds=1.0)
     assert caught.value.found == {"b": 2}
+
+
+def test_a_source_tree_in_the_current_folder_is_no_problem(tmp_path, monkeypatch):
+    (tmp_path / "hvdlite").mkdir()
+    (tmp_path / "hvdlite" / "__init__.py").write_text("raise ImportError('this is the source tree')")
+    monkeypatch.chdir(tmp_path)
+    assert Path(probes.probe(probes.ENGINE)["folder"]) == Path(probes.__file__).parents[1]
+    assert probes.probe(probes.SMOKE) == {}
 
 
 def test_a_framework_that_is_absent_broken_or_without_its_door(tmp_path, monkeypatch):

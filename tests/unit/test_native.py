@@ -1,6 +1,11 @@
 """Choosing the shim for the loaded MPI, and what is said when none fits."""
 
 import doctest
+import importlib.util
+import shutil
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +89,34 @@ def test_unknown_mpi_is_refused():
 def test_no_shim_at_all():
     with pytest.raises(SystemFailure, match="no shim for any MPI; mpi4py has loaded Open MPI v5"):
         _native.choose_shim(OPEN_MPI, {})
+
+
+def import_without_native_module(source_tree, search_path, monkeypatch):
+    """The error when hvdlite is imported from a source tree that was not built."""
+    package = source_tree / "hvdlite"
+    package.mkdir(parents=True)
+    shutil.copy(Path(_native.__file__).with_name("_engine.py"), package)
+    monkeypatch.setattr(sys, "path", list(map(str, search_path)))
+    spec = importlib.util.spec_from_file_location("unbuilt_engine", package / "_engine.py")
+    with pytest.raises(ImportError) as caught:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return str(caught.value)
+
+
+def test_a_source_tree_that_hides_the_installed_hvdlite_is_named(tmp_path, monkeypatch):
+    tree, installed = tmp_path / "clone", tmp_path / "site-packages"
+    (installed / "hvdlite").mkdir(parents=True)
+    (installed / "hvdlite" / f"_engine{EXTENSION_SUFFIXES[0]}").touch()
+    text = import_without_native_module(tree, [tree, installed], monkeypatch)
+    assert f"{tree / 'hvdlite'} has no native module for Python 3." in text
+    assert f"{installed / 'hvdlite'} has one" in text
+    assert text.endswith(f"in other folders than {tree}")
+
+
+def test_without_any_native_module_the_remedy_is_to_install(tmp_path, monkeypatch):
+    tree = tmp_path / "clone"
+    text = import_without_native_module(tree, [tree, tmp_path / "nothing"], monkeypatch)
+    assert text.endswith("install hvdlite with pip, or run `make develop` in a source tree")
 
 
 def test_one_version_everywhere():
