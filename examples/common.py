@@ -69,8 +69,10 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
 
     Images are float32 [n, 8, 8] from 0 to 1, labels int64 [n]; their order is shuffled.
     """
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        sys.exit(f"the digits come with scikit-learn ({error}): pip install scikit-learn, or '.[examples]' in the clone")
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images, labels = data.images[order].astype(np.float32) / 16.0, data.target[order].astype(np.int64)
