@@ -48,7 +48,7 @@ FILES = {
     REDUCESCATTER: "reducescatter",
     BARRIER: "barrier",
 }
-RANKS = (1, 2, 3, 4, 5, pytest.param(6, marks=pytest.mark.slow), 7, 8, 9, pytest.param(16, marks=pytest.mark.slow), 17)
+RANKS = (1, 2, 3, 4, 5, 7, 8, 9, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (6, 16, 17)))
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
 
@@ -62,7 +62,8 @@ def describe(reduction: Reduction, count: int, **knobs) -> str:
 
 
 PUSH = "push"  # chosen by where a tensor lies, so that no knob names it
-each_allreduce = pytest.mark.parametrize("algorithm", [*native.algorithms(ALLREDUCE), PUSH])
+ALLREDUCES = (*native.algorithms(ALLREDUCE), PUSH)
+each_allreduce = pytest.mark.parametrize("algorithm", ALLREDUCES)
 each_reducescatter = pytest.mark.parametrize("algorithm", native.algorithms(REDUCESCATTER))
 each_broadcast = pytest.mark.parametrize("algorithm", native.algorithms(BROADCAST))
 each_ranks = pytest.mark.parametrize("ranks", RANKS)
@@ -212,7 +213,9 @@ def test_nan_and_infinity_have_the_same_bits_everywhere(algorithm, ranks, isa):
         assert np.all(np.isnan(result) | (np.isnan(inputs).sum(axis=0) == 0)), "a NaN was lost"
 
 
-@each_allreduce
+@pytest.mark.parametrize(
+    "algorithm", [each if each == "ring" else pytest.param(each, marks=pytest.mark.slow) for each in ALLREDUCES]
+)
 def test_512_bfloat16_ones_sum_to_512(algorithm):
     """Rounded to bfloat16 at every hop they would sum to 256."""
     reduction = Reduction(DType.BFLOAT16, Op.SUM)

@@ -51,6 +51,7 @@ def test_a_failure_on_one_rank_stops_all_and_comes_first(run):
     assert "never reached" not in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_a_failed_one_is_not_waited_for_long(run):
     code, text = run("""
         WATCHDOG = 100.0
@@ -131,11 +132,16 @@ def test_both(value):
 @pytest.mark.parametrize(
     ("selection", "items", "failures"),
     [
-        (["-m", "not slow"], ["ranks=2 PASSED"], 0),
-        (["-m", "slow"], ["ranks=2, slow FAILED"], 1),
         ([], ["ranks=2 PASSED", "ranks=2, slow FAILED"], 1),
-        (["-k", "test_slow"], ["ranks=2, slow FAILED"], 1),
-        (["-k", "test_both", "-m", "not slow"], ["ranks=2 PASSED"], 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (["-m", "not slow"], ["ranks=2 PASSED"], 0),
+                (["-m", "slow"], ["ranks=2, slow FAILED"], 1),
+                (["-k", "test_slow"], ["ranks=2, slow FAILED"], 1),
+                (["-k", "test_both", "-m", "not slow"], ["ranks=2 PASSED"], 0),
+            )
+        ),
     ],
 )
 def test_slow_tests_of_a_file_are_selected_by_themselves(run, selection, items, failures):
@@ -153,6 +159,7 @@ def test_a_file_of_slow_tests_only_is_not_started_for_others(run):
     assert "1 deselected" in text
 
 
+@pytest.mark.slow
 def test_random_numbers_that_nobody_seeds_differ_between_ranks(run):
     pytest.importorskip("torch")
     code, text = run("""
@@ -204,7 +211,7 @@ def log(tmp_path):
     return read
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_files_share_a_job_with_their_like(run_files, log, workers):
     declared = {
         "a": "",
@@ -232,7 +239,7 @@ def test_files_share_a_job_with_their_like(run_files, log, workers):
     [
         ("assert RANK == 0, 'this is why'", "this is why"),
         ("os._exit(7) if RANK == 1 else time.sleep(600)", "=== rank 1 of 2, ended early"),
-        ("time.sleep(600)", "Timeout (0:00:05)!"),
+        pytest.param("time.sleep(600)", "Timeout (0:00:05)!", marks=pytest.mark.slow),
     ],
     ids=["fails", "dies", "hangs"],
 )
@@ -277,6 +284,7 @@ def test_an_expression_selects_files_of_a_job(run_files, log):
     assert len(set(log().values())) == 1
 
 
+@pytest.mark.slow
 def test_what_a_file_leaves_behind_is_its_failure(run_files):
     leaves = """
         def test_a():
@@ -290,6 +298,7 @@ def test_what_a_file_leaves_behind_is_its_failure(run_files):
     assert "test_b.py::ranks=2 PASSED" in text
 
 
+@pytest.mark.slow
 def test_a_broken_engine_needs_a_job_of_its_own(run_files):
     breaks = """
         def test_breaks(hvd):
@@ -302,6 +311,7 @@ def test_a_broken_engine_needs_a_job_of_its_own(run_files):
     assert "test_b.py::ranks=2 PASSED" in text
 
 
+@pytest.mark.slow
 def test_each_file_begins_with_a_new_engine(run_files):
     first = """
         import numpy as np
@@ -342,6 +352,7 @@ def test_a_job_has_output_by_rank_and_an_exit_code():
     assert not job.timed_out
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_killed_at_its_deadline():
     job = run_job("import time; print('here', flush=True); time.sleep(600)", 2, timeout=4)
     assert job.timed_out
