@@ -91,12 +91,16 @@ def test_a_group_numbers_its_ranks():
 
 def test_errors_name_operation_and_group():
     if RANK == 0:
-        dist.send(value(RANK), 1)
-        dist.recv(torch.zeros(0), 1, tag=7)  # the other has seen it
+
+        def send_until_told():
+            dist.send(value(RANK), 1)
+            dist.recv(torch.zeros(0), 1, tag=7)  # the other has seen it: the next call is told, or this one already
+            dist.send(value(RANK), 1)
+
         with pytest.raises(
             RuntimeError, match=r"an earlier send was refused: .*rank 0 sent .* 6 of float64, but rank 1 receives 5"
         ):
-            dist.send(value(RANK), 1)
+            send_until_told()
     if RANK == 1:
         with pytest.raises(RuntimeError, match="6 of float64, but rank 1 receives 5"):
             dist.recv(torch.zeros(5, dtype=torch.float64), 0)
