@@ -68,13 +68,24 @@ def weight_of_last_loss(label: str) -> Any:
 
     """
     divisor, _last.divisor = _last.divisor, None
-    if divisor is None:
+    if divisor is None or _is_of_another_program(divisor):
         raise InvalidArgumentError(
             f"{label} with weighted=True: no loss of keras.losses was computed since the last update; {_REMEDY}"
         )
     if isinstance(divisor, str):
         raise InvalidArgumentError(f"{label} with weighted=True: {divisor}; {_REMEDY}")
     return divisor
+
+
+def _is_of_another_program(divisor: Any) -> bool:
+    """Does this tensor exist only while another step is traced? `evaluate()`, say, traces a step without an update."""
+    if isinstance(divisor, (int, str)):
+        return False
+    try:
+        keras.ops.add(divisor, 0)
+    except Exception:  # each backend has its own
+        return True
+    return False
 
 
 def _divisor(loss: Any, values: Any, y_pred: Any, sample_weight: Any) -> Any:

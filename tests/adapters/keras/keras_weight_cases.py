@@ -168,6 +168,11 @@ def test_losses_that_do_not_tell_their_weight(hvd):
     with pytest.raises(InvalidArgumentError, match="the loss says the weight"):
         optimizer.weight = 1
     gradient = keras.ops.zeros((2,))
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    weights = np.arange(1.0, 3.0, dtype=np.float32)
+    if BACKEND != "torch":  # what a traced step has told ends with the trace
+        model.evaluate(np.ones((2, 1), np.float32), np.ones((2, 1), np.float32), sample_weight=weights, verbose=0)
     with pytest.raises(InvalidArgumentError, match=r"no loss of keras\.losses was computed since the last update"):
         optimizer.apply([gradient], [variable])
 
