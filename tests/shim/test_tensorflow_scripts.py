@@ -48,6 +48,7 @@ def test_synthetic_benchmark(tmp_path):
     assert re.search(r"Number of CPUs: 2\n(?s:.*)Iter #2: (?s:.*)Total img/sec on 2 CPU\(s\): [\d.]+ \+-", job.stdout[0])
 
 
+@pytest.mark.slow
 def test_callbacks_checkpoints_and_resuming(tmp_path):
     script = str(SCRIPTS / "keras_digits_advanced.py")
     files = ["--checkpoint-format", str(tmp_path / "{epoch}.keras")]
