@@ -527,4 +527,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
         raise InvalidArgumentError(f'join(average={average!r}): pass "all" or "contributing"')
     engine, set_id = submission.enter(Kind.JOIN, process_set)
     request = Request(Kind.JOIN, "join", root=int(average == "contributing"), process_set=set_id)
-    return engine.submit((request,), wake=False).result().last_joined_rank
+    last = engine.submit((request,), wake=False).result().last_joined_rank
+    for share in RUNTIME.after_join:
+        share(process_set, last)
+    return last

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 
 from hvdlite.compression import BucketCodec, Codec, PowerSGD, check_compression, describe_compression, keeps_state
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.objects import broadcast_object
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.coded_bucket import scale_of
 from hvdlite.torch.error_feedback import ErrorFeedback
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 else:
     _Optimizer = object  # it is mixed into subclasses of torch.optim.Optimizer
 
-__all__ = ["KEY", "CodedMethods", "bucket_codec_of", "check_state", "load_coding", "refuse_unknown_scale"]
+__all__ = ["KEY", "CodedMethods", "bucket_codec_of", "check_state", "load_coding", "refuse_unknown_scale", "share_after_joins"]
 
 KEY = "hvdlite_compression"  # of the state in a state dict
 _OWN = "residual"  # what differs from rank to rank
@@ -92,6 +94,36 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
             *place,
             *saved["place"],
         )
+
+
+_optimizers: list[tuple[Any, weakref.ref[Any]]] = []  # process sets, and the optimizers whose compression keeps state
+
+
+def share_after_joins(optimizer: "CodedMethods") -> None:
+    """From now on, when all ranks have joined, those that missed reductions get what the last one has counted and kept."""
+    _optimizers.append((optimizer._hvdlite.settings.process_set, weakref.ref(optimizer)))
+    if _share not in RUNTIME.after_join:
+        RUNTIME.after_join.append(_share)
+
+
+def _share(process_set: Any, last: int) -> None:
+    """Collective over the set, if an optimizer on it has such a compression."""
+    here = [optimizer for its_set, optimizer in _optimizers if its_set.process_set_id == process_set.process_set_id]
+    if not here:
+        return
+    living = {
+        each._hvdlite.settings.prefix: each._codings()
+        for each in (optimizer() for optimizer in here)
+        if isinstance(each, CodedMethods)  # it may be gone, or wrapped in another way
+    }
+    common = {
+        prefix: [{key: value for key, value in coding.items() if key != _OWN} for coding in codings]
+        for prefix, codings in living.items()
+    }
+    common = broadcast_object(common, last, name="hvdlite.join.compression", process_set=process_set)
+    for prefix, codings in living.items():
+        for coding, theirs in zip(codings, common.get(prefix, codings), strict=True):
+            coding.update(theirs)
 
 
 class CodedMethods(_Optimizer):

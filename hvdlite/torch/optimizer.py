@@ -28,7 +28,7 @@ from hvdlite.submission import check_weight
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
-from hvdlite.torch.coded_methods import CodedMethods, check_state, refuse_unknown_scale
+from hvdlite.torch.coded_methods import CodedMethods, check_state, refuse_unknown_scale, share_after_joins
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
@@ -234,6 +234,7 @@ class _Wrapping:
         self._undo.append(optimizer.register_step_pre_hook(self.before_step).remove)
         if isinstance(optimizer, CodedMethods):
             self._undo.append(optimizer.register_step_pre_hook(refuse_unknown_scale).remove)
+            share_after_joins(optimizer)
         self._finalizer = weakref.finalize(optimizer, self.reducer.close)
         self._finalizer.atexit = False
 

@@ -271,6 +271,18 @@ def test_changed_parameter_sets(hvd):
     assert [kept[i]["step"] for i in range(3)] == [7, 9, 4]
 
 
+def test_ranks_that_have_joined_get_what_they_have_missed(hvd):
+    params = parameters([(40, 30), (7,)])
+    optimizer = sgd(hvd, params, hvd.Compression.powersgd(start_step=3))
+    train(optimizer, params, range(2 if RANK == 0 else 5))
+    assert hvd.join() > 0
+    train(optimizer, params, range(5, 8))  # without the counts of the others, rank 0 would send whole gradients
+    assert_same_bits([param.grad for param in params])
+    kept = optimizer.state_dict()["hvdlite_compression"]["state"]
+    assert [kept[i]["step"] for i in range(2)] == [8, 8]
+    assert_same_bits([kept[0]["q"]])
+
+
 def test_accumulation_and_weights(hvd):
     """Passes are added up here and reduced once; gradients of low rank lose nothing."""
     params = parameters([(40, 30)])
@@ -295,7 +307,7 @@ def test_refusals(hvd):
         lambda: hvd.reducescatter(torch.ones(SIZE), compression=powersgd),
         lambda: sgd(hvd, params, powersgd, op=hvd.Adasum),
     ):
-        with pytest.raises(UnsupportedError, match=r"powersgd of rank 2|with error feedback"):
+        with pytest.raises(UnsupportedError, match=r"powersgd of rank 2|with error feedback|Adasum with non-power of 2 ranks"):
             call()
     with pytest.raises(UnsupportedError, match='between="hosts" the sum of the ranks of a host'):
         sgd(hvd, params, hvd.Compression.int8(error_feedback=True))
