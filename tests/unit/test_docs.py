@@ -195,7 +195,7 @@ def test_all_control_messages_are_described():
 
 
 def test_all_parts_are_in_the_drawing():
-    drawing = blocks(TEXT["architecture.md"], "")[0]
+    drawing = blocks(TEXT["architecture.md"], "text")[0]
     for folder in (ROOT / "csrc").iterdir():
         assert f"csrc/{folder.name}" in drawing
     for room in (ROOT / "csrc" / "engine").iterdir():
