@@ -1,4 +1,4 @@
-"""docs/slow_links.md has the table of what goes with which compression, as its cases are."""
+"""The table of docs/slow_links.md that says what goes with which compression is that of its cases."""
 
 from support.compression_table import lines_of_page, table
 
