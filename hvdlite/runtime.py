@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _native, failures, gpu, startup, watchdog
 from hvdlite import config as knobs
 from hvdlite.config import Config
-from hvdlite.errors import (
-    HvdliteError,
-    NotInitializedError,
-)
+from hvdlite.errors import HvdliteError, NotInitializedError
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.topology import Topology
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNTIME", "Runtime", "Steps"]
 
-# Seconds for the peers of a rank that raised to print what they know: some launchers end a job at its first death.
+# Seconds for the peers of a rank that raised to print what they know, where the launcher ends a job at its first death.
 _LAST_WORDS = 0.2
 # Seconds for the watchdog's thread to end after the engine.
 _WATCHDOG_ENDS = 1.0
@@ -303,7 +300,8 @@ class Runtime:
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
 
-        A rank that ends because of another one lets that one end first, so that the launcher names the right rank.
+        When this returns, the peers with an engine have answered. A rank that ends because of another one lets that one end
+        first, so that the launcher names the right rank.
         """
         engine, job = self.engine, self._job
         if self.spare is not None:
@@ -319,7 +317,8 @@ class Runtime:
             job.tell(cause)  # to those that have no engine yet, or no longer
         if engine is not None:
             engine.publish_failure(cause)
-        time.sleep(_LAST_WORDS)
+        if not knobs.launcher_spares_others():
+            time.sleep(_LAST_WORDS)
 
     def start_timeline(self, path: str, mark_cycles: bool, shared: bool = True) -> None:
         """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more.
