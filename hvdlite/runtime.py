@@ -159,7 +159,8 @@ class Runtime:
 
             config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
-        self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
+        takes = self.pool is not None and self.pool.take_ranks(chosen)
+        self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved), takes)
         self.engine.make_current()
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1 and not self.exiting:

@@ -26,11 +26,12 @@ AT_ANY_MOMENT = """
 
     state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, seen=[])
     gc.disable()  # what refers to the engine that has failed must go by itself
-    files = []
+    files, handles = [], []
 
     def note():
         say("reset at", state.step)
         files.append(len(os.listdir("/proc/self/fd")))
+        handles.append(elastic.recovery.RUNTIME.pool.comm.py2f())  # Open MPI numbers the communicators that there are
 
     state.register_reset_callbacks([note])
     joined, init = [], elastic.recovery.basics.init
@@ -60,6 +61,7 @@ AT_ANY_MOMENT = """
     assert train(state) == [float(step) for step in range(9)], state.seen
     say("done", elastic.recovery.RUNTIME.recoveries)
     assert files[1] <= files[0], files  # the first engine has closed its files, and so has freed its memory
+    assert handles[1] == handles[0] + 2, handles  # the last recovery has kept MPI's survivors and hvdlite.job's duplicate only
     if FIRST == 1:
         die()  # the other waits in its exit handler
 """
