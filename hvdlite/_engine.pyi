@@ -286,7 +286,7 @@ class Engine:
 class Job:
     """The processes of a communicator where there is no engine."""
 
-    def __init__(self, shim_path: str, comm_address: int) -> None:
+    def __init__(self, shim_path: str, comm_address: int, takes_comm: bool = False) -> None:
         """Collective over the communicator, but does not wait. Call `wait` until it returns True."""
     def wait(self, seconds: float) -> bool:
         """True once all have come.

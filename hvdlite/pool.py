@@ -145,9 +145,9 @@ class ProcessPool:
         return self.processes[int(self.comm.rank)]
 
     def take_ranks(self, comm: Any) -> bool:
-        """May an engine send on this communicator itself, not on a duplicate? Once, if `regroup` made it.
+        """May a job and its engine send on this communicator itself, not on duplicates? Once, if `regroup` made it.
 
-        The pool sends nothing on `ranks`: to spares it sends on `comm`. A second engine would receive the first one's messages.
+        The pool sends nothing on `ranks`: to spares it sends on `comm`. A second job would receive the first one's messages.
         """
         unused, self._unused = self._unused, None
         return unused is not None and comm is unused

@@ -120,17 +120,18 @@ class Runtime:
         if chosen.size > 1:
             _native.load_native().speak_at_sigterm(chosen.rank, chosen.size)
         try:
-            self._join(mpi, chosen, self._meet(mpi, chosen, shim), shim, config, problem)
+            takes = self.pool is not None and self.pool.take_ranks(chosen)
+            self._join(mpi, chosen, takes, self._meet(mpi, chosen, takes, shim), shim, config, problem)
         except HvdliteError as error:
             self._joining = False  # all processes have it, or will never come
             self._failed = self._failed or isinstance(error, LOST)
             raise
         self._joining = False
 
-    def _meet(self, mpi: Any, chosen: Any, shim: str) -> Job:
+    def _meet(self, mpi: Any, chosen: Any, takes: bool, shim: str) -> Job:
         earlier = self._other_jobs + ([] if self._job is None else [self._job])
         self._job, self._joining = None, True
-        self._job = Job(_native.load_native(), shim, mpi, chosen)
+        self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
         # At the end this process waits for all jobs in the order in which they began; of jobs with the same processes only for
         # the last. All of a job's processes must agree on the order, even if only some of them were part of other jobs in
         # between.
@@ -147,7 +148,7 @@ class Runtime:
         self.spare.wait_until(Role.CALLED)
         self.topology = self.spare.topology
 
-    def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, config: Config, problem: HvdliteError | None) -> None:
+    def _join(self, mpi: Any, chosen: Any, takes: bool, job: Job, shim: str, config: Config, problem: Any) -> None:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
         self.places = job.allgather((socket.gethostname(), os.getpid()))
@@ -159,7 +160,6 @@ class Runtime:
 
             config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
-        takes = self.pool is not None and self.pool.take_ranks(chosen)
         self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved), takes)
         self.engine.make_current()
         self.topology = Topology(*self.engine.topology)

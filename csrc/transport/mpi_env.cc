@@ -295,7 +295,8 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
   }
   world.transport = std::make_unique<MpiTransport>(
       mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,
-      MpiTransport::Limits{config.message_split_bytes, config.remote_message_bytes});
+      MpiTransport::Limits{config.message_split_bytes, config.remote_message_bytes},
+      MpiTransport::kEngineTag);
   on_failure.comms.clear();
   return world;
 }

@@ -19,15 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.chaos_program import SAMPLES
-from support.hosts import EmulatedHosts, emulated_hosts
+from support.hosts import ULFM_OPTIONS, EmulatedHosts, emulated_hosts
 from support.job import JobResult, run_job
 
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 EPOCHS = {"run": 50, "job": 40}  # of some hundred steps of one millisecond each
 FORMS = ("run", "job")
 KINDS = ("leave", "kill")  # by a rank's number: even and odd
-# After a death, these collectives of Open MPI 5.0 return wrong data across hosts; `hvdlite run --elastic` leaves them out.
-ULFM = ("--with-ft", "ulfm", "--mca", "coll", "^han,adapt,hcoll,portals4")
 
 
 def draw(seed: int, ranks: int, span: float) -> list[str]:
@@ -42,7 +40,7 @@ def train(
 ) -> tuple[JobResult, list[dict[str, Any]]]:
     """One job, and what its ranks have reported at their end. Spares are on the last host."""
     size = len(deaths) + spares
-    options = list(ULFM)
+    options = list(ULFM_OPTIONS)
     if hosts is not None:
         each = [ranks_of_host] * (len(deaths) // ranks_of_host)
         options += hosts.placement([*each[:-1], each[-1] + spares])[1]
