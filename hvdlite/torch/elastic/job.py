@@ -250,7 +250,9 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            self._admit_spare()
+            # After a loss all go on with a batch: others have heard of it while they looked for a spare, or after the last step.
+            if self._jobs == jobs:
+                self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
                 return
 
