@@ -138,7 +138,7 @@ class Engine:
     @staticmethod
     def create_inproc(fabric: Fabric, rank: int, config: Mapping[str, Any]) -> Engine: ...
     @staticmethod
-    def create_mpi(shim_path: str, comm_address: int, config: Mapping[str, Any]) -> Engine: ...
+    def create_mpi(shim_path: str, comm_address: int, config: Mapping[str, Any], takes_comm: bool = False) -> Engine: ...
     def make_current(self) -> None:
         """Gives this engine to the kernels of frameworks, until it shuts down."""
     @property
@@ -286,7 +286,7 @@ class Engine:
 class Job:
     """The processes of a communicator where there is no engine."""
 
-    def __init__(self, shim_path: str, comm_address: int) -> None:
+    def __init__(self, shim_path: str, comm_address: int, takes_comm: bool = False) -> None:
         """Collective over the communicator, but does not wait. Call `wait` until it returns True."""
     def wait(self, seconds: float) -> bool:
         """True once all have come.

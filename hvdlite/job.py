@@ -31,6 +31,7 @@ class Job:
         shim: the path of the shim for the loaded MPI.
         MPI: the module ``mpi4py.MPI``.
         comm: the communicator of the job.
+        takes_comm: are messages sent on it, instead of on a duplicate? Nothing else but an engine may send any.
 
     Attributes:
         lost: has one of them failed while this process waited here?
@@ -40,10 +41,10 @@ class Job:
         OperationTimeoutError: likewise, if patience is at its end.
     """
 
-    def __init__(self, native: Any, shim: str, MPI: Any, comm: Any) -> None:  # noqa: N803 - the module's own name
+    def __init__(self, native: Any, shim: str, MPI: Any, comm: Any, takes_comm: bool) -> None:  # noqa: N803 - its own name
         self.lost = False
         self._mpi, self._group = MPI, comm.group  # the program may free the communicator
-        self._native = native.Job(shim, MPI._addressof(comm))
+        self._native = native.Job(shim, MPI._addressof(comm), takes_comm)
         # MPI deletes the attributes of this communicator before it ends.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close()), self)
         self._wait(bounded=True)

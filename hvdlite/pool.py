@@ -119,7 +119,7 @@ class ProcessPool:
         host: of this process.
 
     Attributes:
-        comm: of all processes.
+        comm: of all processes. Nobody frees one that `regroup` has made: MPI cannot while processes are lost.
         ranks: the communicator of the ranks; MPI.COMM_NULL in a spare.
         processes: by their numbers in `comm`.
         lost: how many ranks were lost between the last two pools.
@@ -127,6 +127,7 @@ class ProcessPool:
 
     def __init__(self, comm: Any, wanted: int, host: str = "") -> None:
         self.comm = self.ranks = comm
+        self._unused: Any = None
         self._wanted = wanted
         self.lost = 0
         self.processes = [Process(Role.RANK, host, 0)] * comm.size
@@ -142,6 +143,14 @@ class ProcessPool:
     def own(self) -> Process:
         """This process."""
         return self.processes[int(self.comm.rank)]
+
+    def take_ranks(self, comm: Any) -> bool:
+        """May a job and its engine send on this communicator itself, not on duplicates? Once, if `regroup` made it.
+
+        The pool sends nothing on `ranks`: to spares it sends on `comm`. A second job would receive the first one's messages.
+        """
+        unused, self._unused = self._unused, None
+        return unused is not None and comm is unused
 
     def has(self, role: Role) -> bool:
         """Is there a process with this role?"""
@@ -180,6 +189,7 @@ class ProcessPool:
                 self.processes = assign_roles(self.processes, self._wanted)
                 if self.has_spares():
                     self._split()
+                self._unused = self.ranks
             except MPI.Exception:
                 survivors.Revoke()  # others may wait in there for a process that is lost
             else:
@@ -227,11 +237,8 @@ class ProcessPool:
             if error.Get_error_class() == MPI.ERR_REVOKED:
                 return SpareCall.REGROUP
         lost = self._take_note_of_lost()
-        return (
-            SpareCall.NONE
-            if any(each.role is Role.RANK and n not in lost for n, each in enumerate(self.processes))
-            else SpareCall.END
-        )
+        has_ranks = any(each.role is Role.RANK and number not in lost for number, each in enumerate(self.processes))
+        return SpareCall.NONE if has_ranks else SpareCall.END
 
     def _take_note_of_lost(self) -> set[int]:
         """The numbers of processes that are lost. From now on messages of others can be received again."""

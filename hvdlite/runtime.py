@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _native, failures, gpu, startup, watchdog
 from hvdlite import config as knobs
 from hvdlite.config import Config
-from hvdlite.errors import (
-    HvdliteError,
-    NotInitializedError,
-)
+from hvdlite.errors import HvdliteError, NotInitializedError
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.topology import Topology
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNTIME", "Runtime", "Steps"]
 
-# Seconds for the peers of a rank that raised to print what they know: some launchers end a job at its first death.
+# Seconds for the peers of a rank that raised to print what they know, where the launcher ends a job at its first death.
 _LAST_WORDS = 0.2
 # Seconds for the watchdog's thread to end after the engine.
 _WATCHDOG_ENDS = 1.0
@@ -125,17 +122,18 @@ class Runtime:
         if chosen.size > 1:
             _native.load_native().speak_at_sigterm(chosen.rank, chosen.size)
         try:
-            self._join(mpi, chosen, self._meet(mpi, chosen, shim), shim, config, problem)
+            takes = self.pool is not None and self.pool.take_ranks(chosen)
+            self._join(mpi, chosen, takes, self._meet(mpi, chosen, takes, shim), shim, config, problem)
         except HvdliteError as error:
             self._joining = False  # all processes have it, or will never come
             self._failed = self._failed or isinstance(error, LOST)
             raise
         self._joining = False
 
-    def _meet(self, mpi: Any, chosen: Any, shim: str) -> Job:
+    def _meet(self, mpi: Any, chosen: Any, takes: bool, shim: str) -> Job:
         earlier = self._other_jobs + ([] if self._job is None else [self._job])
         self._job, self._joining = None, True
-        self._job = Job(_native.load_native(), shim, mpi, chosen)
+        self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
         # At the end this process waits for all jobs in the order in which they began; of jobs with the same processes only for
         # the last. All of a job's processes must agree on the order, even if only some of them were part of other jobs in
         # between.
@@ -152,7 +150,7 @@ class Runtime:
         self.spare.wait_until(Role.CALLED)
         self.topology = self.spare.topology
 
-    def _join(self, mpi: Any, chosen: Any, job: Job, shim: str, config: Config, problem: HvdliteError | None) -> None:
+    def _join(self, mpi: Any, chosen: Any, takes: bool, job: Job, shim: str, config: Config, problem: Any) -> None:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
         self.places = job.allgather((socket.gethostname(), os.getpid()))
@@ -164,7 +162,7 @@ class Runtime:
 
             config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
-        self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved))
+        self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved), takes)
         self.engine.make_current()
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1 and not self.exiting:
@@ -305,7 +303,8 @@ class Runtime:
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
 
-        A rank that ends because of another one lets that one end first, so that the launcher names the right rank.
+        When this returns, the peers with an engine have answered. A rank that ends because of another one lets that one end
+        first, so that the launcher names the right rank.
         """
         engine, job = self.engine, self._job
         if self.spare is not None:
@@ -321,7 +320,8 @@ class Runtime:
             job.tell(cause)  # to those that have no engine yet, or no longer
         if engine is not None:
             engine.publish_failure(cause)
-        time.sleep(_LAST_WORDS)
+        if not knobs.launcher_spares_others():
+            time.sleep(_LAST_WORDS)
 
     def start_timeline(self, path: str, mark_cycles: bool, shared: bool = True) -> None:
         """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more.

@@ -166,14 +166,14 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
   });
 }
 
-int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
+int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, int takes_comm,
                               const hvdlite_config* config, hvdlite_engine** out) {
   return guarded([&] {
     require(shim_path != nullptr && shim_path[0] != '\0', "no MPI shim was given");
     require(comm_address != nullptr, "no communicator was given");
     const hvdlite::base::Config knobs = to_config(config);
     hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
-        shim_path, comm_address, knobs, hvdlite::engine::Ledger::bytes({}));
+        shim_path, comm_address, takes_comm != 0, knobs, hvdlite::engine::Ledger::bytes({}));
     const Topology topology = topology_of(world);
     adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.waiting),
           out);

@@ -14,10 +14,11 @@ struct hvdlite_job {
   std::vector<hvdlite::job::Bytes> values;  // of the last exchange, by rank
 };
 
-int hvdlite_job_open(const char* shim_path, const void* comm_address, hvdlite_job** out) {
+int hvdlite_job_open(const char* shim_path, const void* comm_address, int takes_comm,
+                     hvdlite_job** out) {
   return guarded([&] {
     require(shim_path != nullptr && comm_address != nullptr, "no shim or no communicator");
-    *out = new hvdlite_job{{shim_path, comm_address}, {}};
+    *out = new hvdlite_job{{shim_path, comm_address, takes_comm != 0}, {}};
   });
 }
 

@@ -37,8 +37,8 @@ Card card_of_this_process(bool gives_signs) {
 
 }  // namespace
 
-JobDriver::JobDriver(const char* shim_path, const void* comm_address)
-    : entrance_(std::make_unique<transport::MpiEntrance>(shim_path, comm_address)),
+JobDriver::JobDriver(const char* shim_path, const void* comm_address, bool takes_comm)
+    : entrance_(std::make_unique<transport::MpiEntrance>(shim_path, comm_address, takes_comm)),
       takes_threads_(entrance_->takes_threads()) {}
 
 bool JobDriver::pass() {

@@ -19,7 +19,7 @@ namespace hvdlite::job {
 class JobDriver {
  public:
   // The job of an MPI communicator's ranks. All of them must make one, and wait() until they know each other.
-  JobDriver(const char* shim_path, const void* comm_address);
+  JobDriver(const char* shim_path, const void* comm_address, bool takes_comm);
   ~JobDriver() { close(); }
   JobDriver(const JobDriver&) = delete;
   JobDriver& operator=(const JobDriver&) = delete;

@@ -8,14 +8,21 @@
 
 namespace hvdlite::transport {
 
-MpiEntrance::MpiEntrance(const char* shim_path, const void* comm_address)
-    : mpi_(load_mpi(shim_path)), takes_threads_(transport::takes_threads(mpi_)) {
+MpiEntrance::MpiEntrance(const char* shim_path, const void* comm_address, bool takes_comm)
+    : mpi_(load_mpi(shim_path)),
+      takes_threads_(transport::takes_threads(mpi_)),
+      takes_comm_(takes_comm) {
   check(mpi_, mpi_->comm_from_address(comm_address, &given_), "reading the communicator");
   check(mpi_, mpi_->comm_rank(given_, &rank_), "MPI_Comm_rank");
-  check(mpi_, mpi_->comm_idup(given_, &comm_, &request_), "MPI_Comm_idup");
+  if (takes_comm_) {
+    comm_ = given_;
+  } else {
+    check(mpi_, mpi_->comm_idup(given_, &comm_, &request_), "MPI_Comm_idup");
+  }
 }
 
 bool MpiEntrance::open() {
+  if (takes_comm_) return true;
   int done = 0, source = 0, bytes = 0;
   check(mpi_, mpi_->test(&request_, given_, &done, &source, &bytes), "MPI_Comm_idup");
   return done != 0;
@@ -28,7 +35,7 @@ std::unique_ptr<Transport> MpiEntrance::take() {
   std::vector<MpiTransport::RankLocation> peers(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) peers[static_cast<std::size_t>(rank)].leader = rank;
   return std::make_unique<MpiTransport>(mpi_, comm_, rank_, std::move(peers), nullptr, nullptr,
-                                        false, MpiTransport::Limits{});
+                                        false, MpiTransport::Limits{}, MpiTransport::kJobTag);
 }
 
 }  // namespace hvdlite::transport

@@ -1,5 +1,5 @@
 // A transport for control messages between the ranks of an MPI communicator, made without waiting for any of them.
-// Thread: one at a time. Owns: the duplicated communicator until take(). Blocks: never. Throws: Error(System, PeerLost) if MPI or
+// Thread: one at a time. Owns: a duplicated communicator until take(). Blocks: never. Throws: Error(System, PeerLost) if MPI or
 // the shim refuses.
 #pragma once
 
@@ -12,12 +12,12 @@ namespace hvdlite::transport {
 
 class MpiEntrance {
  public:
-  // comm_address: of an MPI_Comm. All its ranks must make an entrance.
-  MpiEntrance(const char* shim_path, const void* comm_address);
+  // comm_address: of an MPI_Comm. All its ranks must make an entrance. takes_comm: the transport uses it instead of a duplicate.
+  MpiEntrance(const char* shim_path, const void* comm_address, bool takes_comm);
   MpiEntrance(const MpiEntrance&) = delete;
   MpiEntrance& operator=(const MpiEntrance&) = delete;
 
-  // Have all ranks come? Call it until it returns true.
+  // Can messages be sent? With a duplicate this takes until all ranks have come. Call it until it returns true.
   bool open();
   // Call it after open(). The transport knows no names, treats each rank as alone on its host, and has no shared memory.
   std::unique_ptr<Transport> take();
@@ -27,7 +27,7 @@ class MpiEntrance {
 
  private:
   const hvdlite_mpi* mpi_;
-  bool takes_threads_;
+  bool takes_threads_, takes_comm_;
   hvdlite_mpi_comm given_ = {}, comm_ = {};
   hvdlite_mpi_request request_ = {};
   int rank_ = 0;

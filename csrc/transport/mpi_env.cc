@@ -201,20 +201,25 @@ struct Revoking {
 
 }  // namespace
 
-MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config,
-                  std::size_t ledger_bytes) {
+MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_comm,
+                  const base::Config& config, std::size_t ledger_bytes) {
   const hvdlite_mpi* mpi = load_mpi(shim_path);
   hvdlite_mpi_comm given = {}, comm = {}, host = {};
   check(mpi, mpi->comm_from_address(comm_address, &given), "reading the communicator");
-  check(mpi, mpi->comm_dup(given, &comm), "MPI_Comm_dup");
+  if (takes_comm) {
+    check(mpi, mpi->comm_adopt(given), "MPI_Comm_set_errhandler");
+    comm = given;
+  } else {
+    check(mpi, mpi->comm_dup(given, &comm), "MPI_Comm_dup");
+  }
   Revoking on_failure{mpi, {comm}};
   int rank = 0, size = 0;
   check(mpi, mpi->comm_rank(comm, &rank), "MPI_Comm_rank");
   check(mpi, mpi->comm_size(comm, &size), "MPI_Comm_size");
   int leader = rank;
   check(mpi, mpi->comm_split_shared(comm, rank, &host), "MPI_Comm_split_type");
+  on_failure.comms.push_back(host);
   check(mpi, mpi->bcast(&leader, sizeof(leader), 0, host), "MPI_Bcast");
-  check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
 
   const Introduction me = introduce(leader);
   std::vector<Introduction> all(static_cast<std::size_t>(size));
@@ -226,10 +231,15 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
     const std::string boot = introduction.boot;
     machines.push_back(boot.empty() ? "" : boot + " " + introduction.host);
   }
-  leaders = merge_hosts(std::move(leaders), machines);
-  check(mpi, mpi->comm_split(comm, leaders[static_cast<std::size_t>(rank)], rank, &host),
-        "MPI_Comm_split");
-  on_failure.comms.push_back(host);
+  std::vector<int> merged = merge_hosts(leaders, machines);
+  if (merged != leaders) {  // on all ranks or on none
+    on_failure.comms.pop_back();
+    check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
+    check(mpi, mpi->comm_split(comm, merged[static_cast<std::size_t>(rank)], rank, &host),
+          "MPI_Comm_split");
+    on_failure.comms.push_back(host);
+    leaders = std::move(merged);
+  }
 
   MpiWorld world = place(leaders, rank);
   const int local_rank = world.local_rank, local_size = world.local_size;
@@ -285,7 +295,8 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::C
   }
   world.transport = std::make_unique<MpiTransport>(
       mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,
-      MpiTransport::Limits{config.message_split_bytes, config.remote_message_bytes});
+      MpiTransport::Limits{config.message_split_bytes, config.remote_message_bytes},
+      MpiTransport::kEngineTag);
   on_failure.comms.clear();
   return world;
 }

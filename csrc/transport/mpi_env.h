@@ -21,9 +21,10 @@ struct MpiWorld {
   base::WaitPolicy waiting;
 };
 
-// ledger_bytes: the ledger's size in each region of the window.
-MpiWorld open_mpi(const char* shim_path, const void* comm_address, const base::Config& config,
-                  std::size_t ledger_bytes);
+// takes_comm: the transport uses the communicator itself instead of a duplicate. ledger_bytes: the ledger's size in each region of
+// the window.
+MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_comm,
+                  const base::Config& config, std::size_t ledger_bytes);
 
 // How ranks wait for each other: `ranks` of them that may run on `cpus` processors together. Polling pays off for about the time
 // that it takes to fall asleep and be woken. If ranks share a processor, a polling rank would take it from the very rank that it

@@ -14,8 +14,8 @@ using base::ErrorCode;
 
 namespace {
 
-// The tag of control messages. The tags of data are above it.
-constexpr int kControlTag = 0;
+// The tags of data begin here, above those of control messages.
+constexpr int kFirstDataTag = 2;
 // Every known MPI sends a frame of this size eagerly. A longer message takes several frames.
 constexpr std::size_t kFrameBytes = 4096;
 constexpr int kPostedFrames = 8;
@@ -27,7 +27,7 @@ constexpr std::size_t kLargeBytes = 4096;
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                            std::unique_ptr<MappedWindow> window, bool windows_everywhere,
-                           Limits limits)
+                           Limits limits, int control_tag)
     : mpi_(mpi),
       comm_(comm),
       rank_(rank),
@@ -36,6 +36,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
       window_(std::move(window)),
       windows_everywhere_(windows_everywhere),
       limits_(limits),
+      control_tag_(control_tag),
       assemblers_(peers_.size()),
       lost_(peers_.size(), false),
       received_(peers_.size(), 0) {
@@ -49,7 +50,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
       ring(neighbours_[static_cast<std::size_t>(local_rank)]);
     });
   }
-  tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound))) - 1;
+  tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound) - 1)) - 1;
   for (int i = 0; i < kPostedFrames; ++i) {
     incoming_.push_back({std::vector<std::byte>(kFrameBytes), {}});
     post_frame_receive(incoming_.back());
@@ -133,7 +134,8 @@ Ticket MpiTransport::post_send(int peer, std::uint32_t tag, const void* data, st
   const auto* start = static_cast<const std::byte*>(data);
   const Ticket ticket =
       post(peer, false, bytes, [&](std::size_t offset, int count, hvdlite_mpi_request* request) {
-        return mpi_->isend(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);
+        return mpi_->isend(start + offset, count, peer, kFirstDataTag + static_cast<int>(tag),
+                           comm_, request);
       });
   bytes_sent_ += bytes;
   ring(peer);
@@ -143,7 +145,8 @@ Ticket MpiTransport::post_send(int peer, std::uint32_t tag, const void* data, st
 Ticket MpiTransport::post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) {
   auto* start = static_cast<std::byte*>(data);
   return post(peer, true, bytes, [&](std::size_t offset, int count, hvdlite_mpi_request* request) {
-    return mpi_->irecv(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);
+    return mpi_->irecv(start + offset, count, peer, kFirstDataTag + static_cast<int>(tag), comm_,
+                       request);
   });
 }
 
@@ -177,7 +180,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
     outgoing_.push_back(
         {std::vector<std::byte>(start, start + static_cast<std::ptrdiff_t>(count)), {}});
     Outgoing& outgoing = outgoing_.back();
-    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(count), peer, kControlTag, comm_,
+    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(count), peer, control_tag_, comm_,
                       &outgoing.request),
           peer, "sending a control message");
   }
@@ -201,7 +204,7 @@ bool MpiTransport::messages_flushed() {
 
 void MpiTransport::post_frame_receive(Incoming& incoming) {
   check(mpi_->irecv(incoming.frame.data(), static_cast<int>(kFrameBytes), mpi_->any_source,
-                    kControlTag, comm_, &incoming.request),
+                    control_tag_, comm_, &incoming.request),
         rank_, "receiving control messages");
 }
 

@@ -34,10 +34,13 @@ class MpiTransport : public Transport {
     std::size_t bytes = std::size_t{1} << 30;
     std::size_t remote_bytes = std::size_t{32} << 10;  // to another host
   };
-  // comm: used by nothing else. page, window: null if this host has none. windows_everywhere: all hosts have a window.
+  // The tags of control messages, of an engine's transport and of a job's. Both may use one communicator.
+  static constexpr int kEngineTag = 0, kJobTag = 1;
+  // comm: used by nothing else, but for the other kind of control messages. page, window: null if this host has none. windows_everywhere: all hosts have a window.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
-               std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits);
+               std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits,
+               int control_tag);
   ~MpiTransport() override;
 
   int rank() const override { return rank_; }
@@ -118,6 +121,7 @@ class MpiTransport : public Transport {
   std::optional<HostMail> mail_;  // if they share a window
   bool windows_everywhere_;
   Limits limits_;
+  const int control_tag_;
   int tag_bits_ = 0;
   std::vector<Posted> posted_;
   std::vector<std::uint32_t> free_slots_;

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support.job import launcher_has_ulfm, run_job
+from support.hosts import ULFM_OPTIONS, emulated_hosts
+from support.job import JobResult, launcher_has_ulfm, run_job
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 
@@ -97,8 +98,7 @@ SCRIPT = """
 """
 
 
-def test_a_training_that_loses_ranks_is_that_of_one_process():
-    result = run_job(SCRIPT, 5, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))
+def check(result: JobResult) -> None:
     assert result.returncode == 0, result.report()
     # Rank 4 left after step 1. The third step was lost in backward: its batch came again. The seventh counts: rank 0 had
     # applied it before.
@@ -110,6 +110,16 @@ def test_a_training_that_loses_ranks_is_that_of_one_process():
     assert f"{[*lost, *steps[2:]]}" in result.stdout[1], result.report()
     assert "left after step 1, because SIGTERM had asked it to" in result.stderr[0], result.report()
     assert "as one process" in result.stdout[0], result.report()
+
+
+def test_a_training_that_loses_ranks_is_that_of_one_process():
+    check(run_job(SCRIPT, 5, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",)))
+
+
+@pytest.mark.slow
+def test_a_training_on_two_hosts_loses_all_ranks_of_the_second_one():
+    with emulated_hosts(2) as hosts:
+        check(hosts.run([2, 3], SCRIPT, mpirun_args=ULFM_OPTIONS))
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"

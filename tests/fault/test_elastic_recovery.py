@@ -1,7 +1,8 @@
 """Ranks are lost in elastic training, at any moment, and the others go on: MPI has fault tolerance here (ULFM)."""
 
 import pytest
-from support.job import launcher_has_ulfm, run_job
+from support.hosts import ULFM_OPTIONS, emulated_hosts
+from support.job import JobResult, launcher_has_ulfm, run_job
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 ULFM = ("--with-ft", "ulfm")
@@ -26,11 +27,12 @@ AT_ANY_MOMENT = """
 
     state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, seen=[])
     gc.disable()  # what refers to the engine that has failed must go by itself
-    files = []
+    files, handles = [], []
 
     def note():
         say("reset at", state.step)
         files.append(len(os.listdir("/proc/self/fd")))
+        handles.append(elastic.recovery.RUNTIME.pool.comm.py2f())  # Open MPI numbers the communicators that there are
 
     state.register_reset_callbacks([note])
     joined, init = [], elastic.recovery.basics.init
@@ -60,6 +62,7 @@ AT_ANY_MOMENT = """
     assert train(state) == [float(step) for step in range(9)], state.seen
     say("done", elastic.recovery.RUNTIME.recoveries)
     assert files[1] <= files[0], files  # the first engine has closed its files, and so has freed its memory
+    assert handles[1] == handles[0] + 1, handles  # the last recovery has kept no communicator but that of the survivors
     if FIRST == 1:
         die()  # the other waits in its exit handler
 """
@@ -128,11 +131,20 @@ IN_BACKWARD = """
 """
 
 
-def test_an_optimizer_goes_on_after_a_death_in_backward():
-    result = run_job(BEGINNING + IN_BACKWARD, 4, mpirun_args=ULFM, frameworks=("torch",))
+def check_that_ranks_0_and_3_go_on(result: JobResult) -> None:
     assert result.returncode == 0, result.report()
     assert said(result, 0) == ["equal True 0 2"], result.report()
     assert said(result, 3) == ["equal True 1 2"], result.report()
+
+
+def test_an_optimizer_goes_on_after_a_death_in_backward():
+    check_that_ranks_0_and_3_go_on(run_job(BEGINNING + IN_BACKWARD, 4, mpirun_args=ULFM, frameworks=("torch",)))
+
+
+@pytest.mark.slow
+def test_an_optimizer_goes_on_after_a_death_on_each_of_two_hosts():
+    with emulated_hosts(2) as hosts:
+        check_that_ranks_0_and_3_go_on(hosts.run(2, BEGINNING + IN_BACKWARD, mpirun_args=ULFM_OPTIONS))
 
 
 ENDS = """

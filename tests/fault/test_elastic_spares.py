@@ -1,5 +1,7 @@
 """Spares of an elastic job: they wait, and take the places of ranks that are lost or leave."""
 
+import os
+
 import pytest
 from support.job import launcher_has_ulfm, run_job
 
@@ -203,7 +205,57 @@ IN_STEPS = """
 def test_a_training_that_a_spare_joins_is_that_of_one_process():
     result = run_job(BEGINNING + IN_STEPS, 4, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "1"}, frameworks=("torch",))
     assert result.returncode == 0, result.report()
-    assert said(result, 0)[1:] == ["reset at 2 0 2 0", "reset at 2 0 3 0", "done 9 3 0 3 0", "as one process"], result.report()
-    assert said(result, 2)[1:] == ["reset at 2 1 2 1", "reset at 2 1 3 1", "done 9 3 1 3 1"], result.report()
+    assert said(result, 0)[1:] == ["reset at 2 0 2 0", "reset at 3 0 3 0", "done 9 3 0 3 0", "as one process"], result.report()
+    assert said(result, 2)[1:] == ["reset at 2 1 2 1", "reset at 3 1 3 1", "done 9 3 1 3 1"], result.report()
     # The lost rank's local rank, 1, is that of its devices; the last rank of the new job has another number.
-    assert said(result, 3) == ["init 2 3 1", "reset at 2 2 3 2", "done 9 3 2 3 2"], result.report()
+    assert said(result, 3) == ["init 2 3 1", "reset at 3 2 3 2", "done 9 3 2 3 2"], result.report()
+
+
+HEARD_AT_TWO_PLACES = """
+    import torch
+    import hvdlite.torch as hvd
+    from hvdlite import PeerLostError
+
+    torch.set_num_threads(1)
+    if WORLD == 4:
+        open(sys.argv[1]).close()  # the spare is not ready until rank 0 opens this pipe, too
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    job = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=4)
+    resets = []
+
+    def reset():
+        resets.append(job.position)
+        if len(resets) == 2 and WORLD == 0:
+            open(sys.argv[1], "w").close()
+
+    def after_the_update(*_):
+        if (WORLD, job.position) == (1, 3):
+            raise PeerLostError("rank 2 is gone")  # rank 1 hears of it in the step, and rank 0 when it looks for the spare
+
+    job.register_reset_callbacks([reset])
+    optimizer.register_step_post_hook(after_the_update)
+    for x, in job.batches(torch.utils.data.TensorDataset(torch.arange(36.0).reshape(12, 3) / 36), epochs=4):
+        with job.step():
+            if (WORLD, job.position) == (3, 1):
+                end(signal.SIGKILL)
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if (WORLD, job.position) == (2, 4):
+            end(signal.SIGKILL)
+        if (WORLD, job.position) == (0, 5):
+            RUNTIME.pool.comm.Probe()  # until the spare is ready
+    say("done", job.position, resets)
+"""
+
+
+def test_ranks_hear_of_a_loss_in_a_step_and_while_they_look_for_a_spare(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    env = {"HVDLITE_ELASTIC_SPARES": "1"}
+    result = run_job(BEGINNING + HEARD_AT_TWO_PLACES, 5, args=[str(pipe)], mpirun_args=ULFM, env=env, frameworks=("torch",))
+    assert result.returncode == 0, result.report()
+    for rank in (0, 1):
+        assert said(result, rank)[1:] == [f"done 12 [1, 4, 5] {rank} 3 {rank}"], result.report()
+    assert said(result, 4)[1:] == ["done 12 [5] 2 3 2"], result.report()

@@ -1,7 +1,7 @@
 """Elastic training on two hosts goes on without ranks that die, also when a host has none left, and with a spare."""
 
 import pytest
-from support.hosts import emulated_hosts
+from support.hosts import ULFM_OPTIONS, emulated_hosts
 from support.job import launcher_has_ulfm
 
 PROGRAM = """
@@ -35,13 +35,11 @@ PROGRAM = """
 
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
-# After a death, these collectives of Open MPI 5.0 return wrong data across hosts; `hvdlite run --elastic` leaves them out.
-OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han,adapt,hcoll,portals4")
 
 
 def test_ranks_of_both_hosts_die():
     with emulated_hosts(2) as hosts:
-        job = hosts.run([2, 2], PROGRAM, mpirun_args=OPTIONS)
+        job = hosts.run([2, 2], PROGRAM, mpirun_args=ULFM_OPTIONS)
     assert job.returncode == 0, job.report()
     assert job.stdout[1] == "done 0 1 3\n", job.report()
 
@@ -76,7 +74,7 @@ WITH_A_SPARE = """
 def test_a_spare_of_another_host_takes_the_place_of_a_rank():
     with emulated_hosts(2) as hosts:
         env = {"HVDLITE_ELASTIC_SPARES": "1", "HVDLITE_ELASTIC_MIN_RANKS": "3"}
-        job = hosts.run([1, 3], WITH_A_SPARE, mpirun_args=OPTIONS, env=env)
+        job = hosts.run([1, 3], WITH_A_SPARE, mpirun_args=ULFM_OPTIONS, env=env)
     assert job.returncode == 0, job.report()
     # The second host had ranks 1 and 2, on its local ranks 0 and 1.
     assert job.stdout[1] == "init 1 3 0\ndone 0 3\n", job.report()

@@ -1,7 +1,9 @@
 """A campaign of elastic trainings whose ranks are killed at drawn moments: do the others always go on, all alike, and how soon?
 
 ``make chaos`` runs it; ``CHAOS='--jobs 20 --seed 7'`` says how long and from which seed. Seeds that are even train with
-hvd.elastic.run, the others with hvd.elastic.Job, whose weights are compared with those of one process that nobody kills.
+hvd.elastic.run, the others with hvd.elastic.Job, whose weights are compared with those of one process that nobody kills. They
+contain how often each sample was used. Ranks of odd numbers are killed, and the others leave when SIGTERM asks them to.
+``CHAOS='--hosts 2'`` puts the ranks on so many emulated hosts (support/hosts.py says what that takes).
 """
 
 import argparse
@@ -10,16 +12,20 @@ import random
 import statistics
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from support.chaos_program import SAMPLES
+from support.hosts import ULFM_OPTIONS, EmulatedHosts, emulated_hosts
 from support.job import JobResult, run_job
 
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 EPOCHS = {"run": 50, "job": 40}  # of some hundred steps of one millisecond each
 FORMS = ("run", "job")
+KINDS = ("leave", "kill")  # by a rank's number: even and odd
 
 
 def draw(seed: int, ranks: int, span: float) -> list[str]:
@@ -29,15 +35,23 @@ def draw(seed: int, ranks: int, span: float) -> list[str]:
     return [f"{source.uniform(0, span):.3f}" if rank in dying else "-" for rank in range(ranks)]
 
 
-def train(form: str, deaths: list[str], spares: int, folder: Path) -> tuple[JobResult, list[dict[str, Any]]]:
-    """One job, and what its ranks have reported at their end."""
+def train(
+    form: str, deaths: list[str], spares: int, folder: Path, hosts: EmulatedHosts | None = None, ranks_of_host: int = 0
+) -> tuple[JobResult, list[dict[str, Any]]]:
+    """One job, and what its ranks have reported at their end. Spares are on the last host."""
+    size = len(deaths) + spares
+    options = list(ULFM_OPTIONS)
+    if hosts is not None:
+        each = [ranks_of_host] * (len(deaths) // ranks_of_host)
+        options += hosts.placement([*each[:-1], each[-1] + spares])[1]
     result = run_job(
         PROGRAM,
-        len(deaths) + spares,
+        size,
         timeout=180,
         env={"HVDLITE_ELASTIC_SPARES": str(spares)},
         args=[str(folder), form, str(EPOCHS[form]), *deaths],
-        mpirun_args=("--with-ft", "ulfm"),
+        mpirun_args=options,
+        hosts=hosts,
     )
     return result, [json.loads(file.read_text()) for file in sorted(folder.glob("ended*"))]
 
@@ -61,14 +75,26 @@ def problems(result: JobResult, reports: list[dict[str, Any]], folder: Path, dea
     return found
 
 
-def delays(reports: list[dict[str, Any]], folder: Path) -> list[float]:
-    """The seconds from the death before a recovery to the first step after it, on the slowest rank."""
-    died = sorted(float(file.read_text()) for file in folder.glob("died*"))
+def delays(reports: list[dict[str, Any]], folder: Path) -> list[tuple[str, float]]:
+    """The last loss before each recovery ("kill" or "leave"), and the seconds from there to the slowest rank's first step."""
+    died = {float(file.read_text()): KINDS[int(file.name.removeprefix("died")) % 2] for file in folder.glob("died*")}
     steps: dict[int, float] = {}
     for report in reports:
         for recovery, when in report["resumed"]:
             steps[recovery] = max(steps.get(recovery, 0.0), when)
-    return [when - max(moment for moment in died if moment < when) for when in steps.values()]
+    last = [(when, max(moment for moment in died if moment < when)) for when in steps.values()]
+    return [(died[moment], when - moment) for when, moment in last]
+
+
+def spread(waits: list[tuple[str, float]]) -> str:
+    """How soon the ranks went on after a loss of each kind, in words."""
+    text = ""
+    for kind in KINDS:
+        times = [seconds for each, seconds in waits if each == kind]
+        if len(times) > 1:
+            tenth, median = statistics.quantiles(times, n=10)[-1], statistics.median(times)
+            text += f"; from a {kind} to the next step {median:.3f} s (median of {len(times)}, a tenth above {tenth:.3f} s)"
+    return text
 
 
 def main(words: list[str] | None = None) -> int:
@@ -77,37 +103,41 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first job; the next has the next")
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--hosts", type=int, default=1, help="emulated hosts with equally many ranks; 1: this machine as it is")
     parser.add_argument("--spares", type=int, default=2, help="at most; a seed's remainder by one more than it is its number")
     parser.add_argument("--span", type=float, default=2.0, help="seconds within which ranks die")
     arguments = parser.parse_args(words)
+    if arguments.hosts < 1 or arguments.ranks % arguments.hosts:
+        parser.error(f"--ranks {arguments.ranks}: each of --hosts {arguments.hosts} gets equally many. Give a multiple of that")
     with tempfile.TemporaryDirectory(prefix="hvdlite-chaos-") as name:
         expected = train("job", ["-"], 0, Path(name))[1][0]["weights"]
-    failed, deaths_in_all = 0, 0
-    waits: list[float] = []
+    failed, losses = 0, dict.fromkeys(KINDS, 0)
+    waits: list[tuple[str, float]] = []
     for seed in range(arguments.seed, arguments.seed + arguments.jobs):
         form, deaths, spares = FORMS[seed % 2], draw(seed, arguments.ranks, arguments.span), seed % (arguments.spares + 1)
-        with tempfile.TemporaryDirectory(prefix="hvdlite-chaos-") as name:
-            folder = Path(name)
-            result, reports = train(form, deaths, spares, folder)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdlite-chaos-")))
+            try:
+                hosts = stack.enter_context(emulated_hosts(arguments.hosts)) if arguments.hosts > 1 else None
+            except pytest.skip.Exception as reason:
+                parser.exit(2, f"make chaos: {reason}\n")
+            result, reports = train(form, deaths, spares, folder, hosts, arguments.ranks // arguments.hosts)
             wrong = problems(result, reports, folder, deaths, expected if form == "job" else None)
-            died = len(list(folder.glob("died*")))
+            died = [KINDS[int(file.name.removeprefix("died")) % 2] for file in folder.glob("died*")]
             found = delays(reports, folder)
             joined = len(list(folder.glob("joined*")))
-        deaths_in_all += died
+        for kind in died:
+            losses[kind] += 1
         waits += found
         print(
-            f"seed {seed} ({form}): {died} deaths, {joined} of {spares} spares joined, "
-            f"{', '.join(f'{wait:.3f} s' for wait in found)} {'; '.join(wrong)}",
+            f"seed {seed} ({form}): {died.count('kill')} killed, {died.count('leave')} left, {joined} of {spares} spares in, "
+            f"{', '.join(f'{seconds:.3f} s after a {kind}' for kind, seconds in found)} {'; '.join(wrong)}",
             flush=True,
         )
         if wrong:
             failed += 1
             print(result.report(), file=sys.stderr)
-    spread = ""
-    if len(waits) > 1:
-        tenths = statistics.quantiles(waits, n=10)
-        spread = f"; from a death to the next step {statistics.median(waits):.3f} s (a tenth above {tenths[-1]:.3f} s)"
-    print(f"{arguments.jobs} jobs, {deaths_in_all} deaths, {failed} jobs failed{spread}")
+    print(f"{arguments.jobs} jobs, {losses['kill']} kills, {losses['leave']} leaves, {failed} jobs failed{spread(waits)}")
     return 1 if failed else 0
 
 

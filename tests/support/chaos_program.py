@@ -29,8 +29,17 @@ def make_parts() -> tuple[Any, ...]:
     torch.manual_seed(3)
     inputs, targets = torch.randn(SAMPLES, 32), torch.randint(0, 10, (SAMPLES,))
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    groups = [{"params": list(model.parameters())}]
+    # Each use of a sample subtracts 1 from its count, because the loss has the mean of the batch's counts.
+    model.register_parameter("counts", torch.nn.Parameter(torch.zeros(SAMPLES)))
+    groups.append({"params": [model.counts], "lr": float(BATCH), "momentum": 0.0})
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     return inputs, targets, model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=2)
+
+
+def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The mean loss of these samples."""
+    return torch.nn.functional.cross_entropy(model(inputs[index]), targets[index]) + model.counts[index].mean()
 
 
 def run(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped: Event) -> list[int]:
@@ -46,7 +55,7 @@ def run(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped
         while state.epoch < epochs:
             for batch, index in enumerate(torch.utils.data.DataLoader(range(SAMPLES), batch_size=BATCH // 4, sampler=sampler)):
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs[index]), targets[index]).backward()
+                loss_of(model, inputs, targets, index).backward()
                 optimizer.step()
                 sampler.record_batch(batch, BATCH // 4)
                 stepped()
@@ -62,14 +71,14 @@ def run(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped
 
 
 def job(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped: Event) -> list[int]:
-    """The form in which no step is lost. Its weights show that all samples were used once."""
+    """The form in which no step is lost. Its weights contain how often each sample was used."""
     inputs, targets, model, optimizer = parts
     training = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=BATCH)
     training.register_reset_callbacks([reset])
     begin()
     for index in training.batches(range(SAMPLES), epochs):
         with training.step() as outcome:
-            torch.nn.functional.cross_entropy(model(inputs[index]), targets[index]).backward()
+            loss_of(model, inputs, targets, index).backward()
             optimizer.step()
             optimizer.zero_grad()
         if outcome.applied:

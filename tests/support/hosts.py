@@ -33,6 +33,9 @@ MPIRUN_OPTIONS = (
     # More ranks than cores, usually: a rank that waits inside MPI (init, mpi4py) lets others run.
     *("--mca", "mpi_yield_when_idle", "1", "--bind-to", "none"),
 )
+# Further ones for elastic training. After a death, these collectives of Open MPI 5.0 return wrong data across hosts;
+# `hvdlite run --elastic` leaves them out.
+ULFM_OPTIONS = ("--with-ft", "ulfm", "--mca", "coll", "^han,adapt,hcoll,portals4")
 
 # Takes eth0 down.
 _DOWN = """

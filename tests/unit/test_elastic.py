@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from hvdlite import elastic
+from hvdlite import elastic, runtime
 from hvdlite.elastic import HostUpdateResult, ObjectState, State, run, run_fn
 from hvdlite.errors import (
     HorovodInternalError,
@@ -353,3 +353,31 @@ def test_horovods_names():
     assert issubclass(HostsUpdatedInterrupt, RuntimeError)
     assert not issubclass(HostsUpdatedInterrupt, HorovodInternalError)
     assert HostUpdateResult.removed | HostUpdateResult.added == HostUpdateResult.mixed == 3
+
+
+class LeavingEngine:
+    """An engine whose peers answer at once."""
+
+    failure_cause = ""
+
+    def __init__(self, events):
+        self._events = events
+
+    def flight_record(self):
+        return ""
+
+    def publish_failure(self, cause):
+        self._events.append(cause)
+
+
+def test_a_rank_that_leaves_waits_after_its_last_words_only_where_the_launcher_would_end_the_others(monkeypatch):
+    events = []
+    process = runtime.Runtime()
+    process.engine = LeavingEngine(events)
+    monkeypatch.setattr(runtime.time, "sleep", lambda seconds: events.append("sleeps"))
+    monkeypatch.setenv("OMPI_MCA_mpi_ft_enable", "1")
+    process.announce("left after step 3")
+    assert events == ["left after step 3"]
+    monkeypatch.setenv("OMPI_MCA_mpi_ft_enable", "0")
+    process.announce("left after step 3")
+    assert events == ["left after step 3", "left after step 3", "sleeps"]

@@ -40,7 +40,8 @@ inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 class Engine {
  public:
   static Engine* create_inproc(Fabric& fabric, int rank, nb::handle config);
-  static Engine* create_mpi(const char* shim_path, std::uintptr_t comm_address, nb::handle config);
+  static Engine* create_mpi(const char* shim_path, std::uintptr_t comm_address, nb::handle config,
+                            bool takes_comm);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

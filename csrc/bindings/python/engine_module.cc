@@ -223,7 +223,8 @@ void register_engine(nb::module_& module) {
                      "One rank's engine. Every method releases the GIL while it waits.")
       .def_static("create_inproc", &Engine::create_inproc, "fabric"_a, "rank"_a, "config"_a,
                   nb::keep_alive<0, 1>())
-      .def_static("create_mpi", &Engine::create_mpi, "shim_path"_a, "comm_address"_a, "config"_a)
+      .def_static("create_mpi", &Engine::create_mpi, "shim_path"_a, "comm_address"_a, "config"_a,
+                  "takes_comm"_a = false)
       .def("make_current", &Engine::make_current,
            "Gives this engine to the kernels of frameworks, until it shuts down.")
       .def_prop_ro("topology", &Engine::topology,

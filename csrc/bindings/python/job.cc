@@ -6,8 +6,9 @@ namespace hvdlite::python {
 
 using namespace nb::literals;
 
-Job::Job(const char* shim_path, std::uintptr_t comm_address) : creator_(getpid()) {
-  check(hvdlite_job_open(shim_path, reinterpret_cast<const void*>(comm_address), &job_));
+Job::Job(const char* shim_path, std::uintptr_t comm_address, bool takes_comm) : creator_(getpid()) {
+  check(hvdlite_job_open(shim_path, reinterpret_cast<const void*>(comm_address), takes_comm ? 1 : 0,
+                         &job_));
 }
 
 // In a forked child the job's thread does not exist, and MPI belongs to the parent.
@@ -58,7 +59,8 @@ void register_job(nb::module_& module) {
   nb::class_<Job>(module, "Job", nb::is_final(),
                   "The processes of a communicator where there is no engine.")
       .def(
-          nb::init<const char*, std::uintptr_t>(), "shim_path"_a, "comm_address"_a,
+          nb::init<const char*, std::uintptr_t, bool>(), "shim_path"_a, "comm_address"_a,
+          "takes_comm"_a = false,
           "Collective over the communicator, but does not wait. Call wait() until it returns True.")
       .def("wait", &Job::wait, "seconds"_a,
            "True once all have come; raises if one of them fails meanwhile.")

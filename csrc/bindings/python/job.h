@@ -11,7 +11,7 @@ namespace hvdlite::python {
 
 class Job {
  public:
-  Job(const char* shim_path, std::uintptr_t comm_address);
+  Job(const char* shim_path, std::uintptr_t comm_address, bool takes_comm);
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 5
+#define HVDLITE_ABI_VERSION 6
 
 enum {
   HVDLITE_OK = 0,
@@ -190,17 +190,20 @@ HVDLITE_API const char* hvdlite_dtype_name(int dtype); /* "float32"; null past t
 HVDLITE_API void hvdlite_config_init(hvdlite_config* config);
 
 /* Engines. hvdlite_engine_create_mpi is collective over the communicator at comm_address (the address of an MPI_Comm);
- * shim_path is the library compiled for that MPI. An empty path or null fabric is an invalid argument. hosts: the number of
- * each rank's host, as if the ranks ran there; null for one host. */
+ * shim_path is the library compiled for that MPI. An empty path or null fabric is an invalid argument. takes_comm: 0: the engine
+ * sends its messages on a duplicate; otherwise on the communicator itself, on which nothing else may ever send messages but one
+ * job, and no other engine. Nobody frees either. hosts: the number of each rank's host, as if the ranks ran there; null for one
+ * host. */
 HVDLITE_API int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out);
 HVDLITE_API void hvdlite_fabric_destroy(hvdlite_fabric* fabric);
 HVDLITE_API int hvdlite_fabric_kill(hvdlite_fabric* fabric, int rank);
 HVDLITE_API int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank,
                                              const hvdlite_config* config, hvdlite_engine** out);
 HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address,
-                                          const hvdlite_config* config, hvdlite_engine** out);
+                                          int takes_comm, const hvdlite_config* config,
+                                          hvdlite_engine** out);
 /* The processes of a job where there is no engine: in init() before it is made, and from its shutdown to the end of MPI. Opening is
- * collective over the communicator, but does not wait: hvdlite_job_wait does, here and after each hvdlite_job_gather, and fails
+ * collective over the communicator (takes_comm: as for an engine), but does not wait: hvdlite_job_wait does, here and after each hvdlite_job_gather, and fails
  * where another process does meanwhile. Before the first wait is over nothing else may be called. One thread waits at a time.
  *   wait         looks for at most this many seconds; *done is 1 once all have come
  *   set_limits   seconds, 0 for none: patience for processes that are stopped or silent (and for any in a bounded gather), silence
@@ -209,7 +212,7 @@ HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* com
  *   tell         why this process ends, to those that wait here
  *   kill_stopped ends the processes of this host that are stopped
  *   close        before MPI ends; nothing else may be called after it but hvdlite_job_destroy */
-HVDLITE_API int hvdlite_job_open(const char* shim_path, const void* comm_address,
+HVDLITE_API int hvdlite_job_open(const char* shim_path, const void* comm_address, int takes_comm,
                                  hvdlite_job** out);
 HVDLITE_API int hvdlite_job_wait(hvdlite_job* job, double seconds, int* done);
 HVDLITE_API int hvdlite_job_set_limits(hvdlite_job* job, double patience, double silence);

@@ -159,14 +159,7 @@ class ElasticJob:
         """Adds functions without arguments that are called when ranks were lost: for what depends on their number."""
         self._reset_callbacks.extend(callbacks)
 
-    def batches(
-        self,
-        dataset: Sized,
-        epochs: int,
-        *,
-        shuffle: bool = True,
-        **loader: Any,
-    ) -> Iterator[Any]:
+    def batches(self, dataset: Sized, epochs: int, *, shuffle: bool = True, **loader: Any) -> Iterator[Any]:
         """This rank's shares of the batches from the present position on. All ranks end it together.
 
         Each batch has to be used in one `step`. Every sample of an epoch is used in exactly one applied step. After a loss,
@@ -250,7 +243,9 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            self._admit_spare()
+            # After a loss all go on with a batch: others may have heard of it while they looked for a spare.
+            if self._jobs == jobs:
+                self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
                 return
 

@@ -1,6 +1,9 @@
 """Samples whose random numbers do not depend on the rank that loads them."""
 
 import random
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,11 @@ __all__ = ["SeededSamples"]
 
 
 class SeededSamples(torch.utils.data.Dataset[Any]):
-    """Samples whose random numbers depend on the seed, the epoch and the index, and not on the rank that loads them."""
+    """Samples whose random numbers depend on the seed, the epoch and the index, and not on the rank that loads them.
+
+    These are the numbers of torch on the CPU, of Python's `random` and of NumPy. Afterwards they go on as if no sample had been
+    loaded. Random numbers of GPUs are left alone.
+    """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
         self._dataset, self._seed, self._epoch = dataset, seed, epoch
@@ -20,14 +27,29 @@ class SeededSamples(torch.utils.data.Dataset[Any]):
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-        number = random.Random(f"{self._seed} {self._epoch} {index}").getrandbits(32)
-        torch.manual_seed(number)
+        with _random_numbers_kept():
+            return self._load(index)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """A batch. `torch.utils.data.DataLoader` asks for it if there is this method."""
+        with _random_numbers_kept():
+            return [self._load(index) for index in indices]
+
+    def _load(self, index: int) -> Any:
+        number = zlib.crc32(f"{self._seed} {self._epoch} {index}".encode())
+        # torch.manual_seed would seed the GPUs as well, and formats its caller's stack for each kind of them.
+        torch.default_generator.manual_seed(number)
         random.seed(number)
         np.random.seed(number)
-        try:
-            return self._dataset[index]
-        finally:
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])
+        return self._dataset[index]
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])

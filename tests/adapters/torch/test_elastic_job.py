@@ -2,13 +2,16 @@
 
 import functools
 import operator
+import random
 
+import numpy as np
 import pytest
 import torch
 from support.world import WORLD
 
 import hvdlite.torch as hvd
 from hvdlite import InvalidArgumentError
+from hvdlite.torch.elastic.samples import SeededSamples
 
 pytestmark = pytest.mark.usefixtures("hvd")
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -127,3 +130,51 @@ def test_what_it_refuses(changes, text):
 def test_state_that_cannot_go_on_is_refused(options, text):
     with pytest.raises(InvalidArgumentError, match=text):
         hvd.elastic.Job(**parts(**options))
+
+
+def test_without_a_loss_a_step_has_no_message_and_no_operation_more_than_without_a_job():
+    made = parts()
+    job = hvd.elastic.Job(**made)
+    inputs, targets = (torch.stack(tensors) for tensors in zip(*SAMPLES[:4], strict=True))
+
+    def plain_steps(count):
+        before = hvd.stats()
+        for _ in range(count):
+            torch.nn.functional.mse_loss(made["model"](inputs), targets).backward()
+            made["optimizer"].step()
+            made["optimizer"].zero_grad()
+        return hvd.stats() - before
+
+    plain_steps(3)  # the ranks get to know their step
+    plain = plain_steps(6)
+    train(job, epochs=1)  # 3 steps each
+    before = hvd.stats()
+    train(job, epochs=3, stop=8)
+    spent = hvd.stats() - before
+    assert spent.steps == 5
+    assert spent.operations * plain.steps == plain.operations * spent.steps
+    assert spent.control_messages == plain.control_messages == 0
+
+
+class Augmented:
+    """A dataset with random numbers of all three kinds."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return index, torch.rand(()).item(), random.random(), np.random.rand()
+
+
+def test_random_numbers_of_a_sample_depend_on_its_index_only(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a sample seeds the GPUs"))
+    samples = SeededSamples(Augmented(), 3, 1)
+    torch.default_generator.manual_seed(RANK)
+    expected = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    batch = samples.__getitems__([7, 2])
+    assert (torch.get_rng_state() == expected[0]).all()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == expected[1:]
+    assert batch == [samples[7], samples[2]]
+    assert batch == hvd.broadcast_object(batch)
+    assert len({number for sample in batch for number in sample[1:]}) == 6
+    assert samples[7] != SeededSamples(Augmented(), 3, 2)[7]
