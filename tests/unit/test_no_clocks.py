@@ -24,6 +24,7 @@ ALLOWED = {
     "support/workers.py": "says from time to time how far the tests are",
     "support/guard_hosts.py": "compares the times of two builds, and is no test",
     "support/chaos_program.py": "is the program of a campaign that tells how soon elastic training goes on, and is no test",
+    "support/slow_links_training.py": "is the program of the figures in docs/slow_links.md, and is no test",
     "clients/__main__.py": "prints how long a client took",
     "clients/torch_distributed.py": "ends jobs of other people's tests that hang",
     "matrix/__main__.py": "prints how long a cell took",
