@@ -28,7 +28,7 @@ MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 # The tests start hundreds of Pythons, each of which would compile the same files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv develop wheel demo test test-all slice trace test-loaded mutants failures torch-distributed chaos elastic knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format docs clean
+.PHONY: venv develop wheel demo test test-all slice trace test-loaded mutants failures torch-distributed chaos elastic slow-links knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format docs clean
 
 venv: $(VENV)/.native
 
@@ -105,6 +105,9 @@ chaos: venv
 # The table and the picture in docs/elastic.md, beside TorchElastic: a few minutes, on a machine without other work.
 elastic: venv
 	cd tests && ../$(BIN)/python -m support.elastic_report
+# The table and the picture in docs/slow_links.md, on emulated hosts: some minutes; needs root.
+slow-links: venv
+	cd tests && ../$(BIN)/python -m support.slow_links_report
 
 # What follows from the table of hvdlite/knobs.py: the page, and the engine's list.
 knobs: venv

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from hvdlite.handles import Handle
 
 __all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
+
+# All that are launched, of all optimizers, by label.
+_in_flight: WeakValueDictionary[str, InFlightBucket] = WeakValueDictionary()
 
 
 @dataclass(eq=False)
@@ -132,7 +136,9 @@ class CodedBucket:
             tensors = next(self._steps, None)
             if tensors is None:
                 raise InvalidArgumentError(f"{self._codec.describe()}.reduce yields no tensors, and must reduce some")
-            begin(InFlightBucket(self, items))
+            launched = InFlightBucket(self, items)
+            begin(launched)
+            _in_flight[self._label] = launched
             self._send(tensors)
             for gradient in self.gradients:
                 gradient.dirty = False
@@ -164,7 +170,18 @@ class CodedBucket:
         ]
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all rounds. All ranks wait for their buckets in the order of the plan, as later rounds start here."""
+        """Waits for all rounds, and before for those of buckets of all optimizers whose labels are smaller.
+
+        Later rounds start here. If a rank waited for optimizer A while another one waits for B, and both are in flight, neither
+        would start the round that the other one needs; so all ranks take the order of the labels.
+        """
+        for label in sorted(_in_flight):
+            other = _in_flight.get(label)
+            if label < self._label and other is not None and isinstance(other.bucket, CodedBucket):
+                other.bucket._take_rounds(other)
+        self._take_rounds(launched)
+
+    def _take_rounds(self, launched: InFlightBucket) -> None:
         if launched.outcomes or not self._reduced:
             return
         try:

@@ -42,7 +42,7 @@ class InFlightBucket:
 
     """
 
-    __slots__ = ("bucket", "handles", "items", "outcomes", "stored", "streams")
+    __slots__ = ("__weakref__", "bucket", "handles", "items", "outcomes", "stored", "streams")
 
     def __init__(self, bucket: "Bucket", items: Items, streams: Sequence[int] = ()) -> None:
         self.bucket = bucket

@@ -283,6 +283,23 @@ def test_ranks_that_have_joined_get_what_they_have_missed(hvd):
     assert_same_bits([kept[0]["q"]])
 
 
+def test_two_optimizers_end_in_another_order_on_each_rank(hvd):
+    """In one backward: their second rounds start when they are waited for, and could wait for each other."""
+    weights = parameters([(30, 30), (30, 30)])
+    optimizers = [
+        sgd(hvd, [weight], hvd.Compression.powersgd(start_step=0), named_parameters=[(f"w{place}", weight)])
+        for place, weight in enumerate(weights)
+    ]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        first, second = weights if step < 2 or RANK == 0 else weights[::-1]  # what begins is compared in one order
+        (values(RANK, (4, 30), step) @ (first + 1) @ (second + 1)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_same_bits([weight.detach() for weight in weights])
+
+
 def test_accumulation_and_weights(hvd):
     """Passes are added up here and reduced once; gradients of low rank lose nothing."""
     params = parameters([(40, 30)])

@@ -1,0 +1,146 @@
+"""One rank of the figures in docs/slow_links.md: a network learns digits, with each way to reduce gradients in turn.
+
+    mpirun -n 2 python slow_links_training.py STEPS ROUNDS
+
+All ways begin with the same weights and read the same images. Rank 0 prints a line of JSON for each training:
+{"way", "seconds": [of each step], "losses": [[seconds of training, loss over the test images], ...], "bytes": sent in a step}.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+BATCH = 32  # of a rank
+WIDTHS = (64, 1024, 512, 10)
+RATE, MOMENTUM = 0.05, 0.9
+FULL_STEPS = 10  # in which PowerSGD sends whole gradients
+LOOK = 5  # steps between two losses
+LINK = "eth0"
+
+# A training's model and optimizer made for a step: they see gradients of all ranks.
+Make = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def _hvdlite(compression: Callable[[Any], Any]) -> Make:
+    def make(model: Any, optimizer: Any) -> tuple[Any, Any]:
+        import hvdlite.torch as hvd
+
+        named = model.named_parameters()
+        return model, hvd.DistributedOptimizer(optimizer, named, compression=compression(hvd.Compression))
+
+    return make
+
+
+def _ddp(low_rank: bool) -> Make:
+    def make(model: Any, optimizer: Any) -> tuple[Any, Any]:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+        from torch.nn.parallel import DistributedDataParallel
+
+        # The hook is given one bucket: it does not work on gloo with several.
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1000 if low_rank else 25)
+        if low_rank:
+            state = hooks.PowerSGDState(
+                None, matrix_approximation_rank=2, start_powerSGD_iter=FULL_STEPS, min_compression_rate=2, random_seed=0
+            )
+            wrapped.register_comm_hook(state, hooks.powerSGD_hook)
+        return wrapped, optimizer
+
+    return make
+
+
+WAYS: dict[str, Make] = {
+    "float32": _hvdlite(lambda known: known.none),
+    "bf16": _hvdlite(lambda known: known.bf16),
+    "int8": _hvdlite(lambda known: known.int8()),
+    "int4": _hvdlite(lambda known: known.int4()),
+    "int4, error feedback": _hvdlite(lambda known: known.int4(error_feedback=True)),
+    "powersgd": _hvdlite(lambda known: known.powersgd(rank=2, start_step=FULL_STEPS)),
+    "DDP on gloo": _ddp(low_rank=False),
+    "DDP, PowerSGD hook": _ddp(low_rank=True),
+}
+
+
+def _address() -> str:
+    with socket.socket() as any_socket:
+        found = fcntl.ioctl(any_socket, 0x8915, struct.pack("256s", LINK.encode()))  # SIOCGIFADDR
+    return socket.inet_ntoa(found[20:24])
+
+
+def _sent() -> int:
+    """Bytes that have left this host, with all headers."""
+    line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith(f"{LINK}:"))
+    return int(line.split(":")[1].split()[8])
+
+
+def _train(make: Make, steps: int, rank: int, size: int) -> dict[str, Any]:
+    import torch
+    from sklearn.datasets import load_digits
+    from torch import nn
+
+    import hvdlite.torch as hvd
+
+    data = load_digits()
+    images, labels = torch.tensor(data.images, dtype=torch.float32).flatten(1) / 16, torch.tensor(data.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    test, rest = order[:360], order[360:]
+    torch.manual_seed(0)
+    first, second, third, last = WIDTHS
+    model = nn.Sequential(nn.Linear(first, second), nn.ReLU(), nn.Linear(second, third), nn.ReLU(), nn.Linear(third, last))
+    wrapped, optimizer = make(model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM))
+    draw = torch.Generator().manual_seed(1)
+    seconds, sent, losses = list[float](), list[int](), list[tuple[float, float]]()
+
+    def look() -> None:
+        with torch.no_grad():
+            losses.append((sum(seconds), nn.functional.cross_entropy(model(images[test]), labels[test]).item()))
+
+    look()
+    for step in range(steps):
+        batch = rest[torch.randint(len(rest), (size, BATCH), generator=draw)[rank]]
+        hvd.barrier()
+        before, begin = _sent(), time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(images[batch]), labels[batch]).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - begin)
+        sent.append(_sent() - before)
+        if (step + 1) % LOOK == 0:
+            look()
+    return {"seconds": seconds, "losses": losses, "bytes": median(sent[FULL_STEPS:])}
+
+
+def main() -> None:
+    """Trains."""
+    steps, rounds = map(int, sys.argv[1:])
+    os.environ["GLOO_SOCKET_IFNAME"] = LINK
+
+    import torch
+    import torch.distributed as dist
+
+    import hvdlite.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    address = hvd.broadcast_object(_address(), 0)
+    store = dist.TCPStore(address, 0, size, True, wait_for_workers=False) if rank == 0 else None
+    port = hvd.broadcast_object(store.port if store is not None else 0, 0)
+    dist.init_process_group("gloo", store=store or dist.TCPStore(address, port, size), rank=rank, world_size=size)
+    for _ in range(rounds):
+        for way, make in WAYS.items():
+            result = _train(make, steps, rank, size)
+            if rank == 0:
+                print(json.dumps({"way": way, **result}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
