@@ -105,6 +105,7 @@ chaos: venv
 # The table and the picture in docs/elastic.md, beside TorchElastic: a few minutes, on a machine without other work.
 elastic: venv
 	cd tests && ../$(BIN)/python -m support.elastic_report
+
 # The table and the picture in docs/slow_links.md, on emulated hosts: some minutes; needs root.
 slow-links: venv
 	cd tests && ../$(BIN)/python -m support.slow_links_report

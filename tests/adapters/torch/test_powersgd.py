@@ -220,6 +220,18 @@ def test_error_feedback_keeps_what_coding_has_lost(hvd, kind):
         assert np.array_equal(each["residual"].numpy().ravel(), lost[RANK][i])
 
 
+def test_error_feedback_forgets_a_step_that_is_not_finite(hvd):
+    params = parameters([(300,), (5, 7)])
+    optimizer = sgd(hvd, params, hvd.Compression.int8(64, "ranks", error_feedback=True))
+    train(optimizer, params, range(2))
+    before = copy.deepcopy(optimizer.state_dict()["hvdlite_compression"])
+    optimizer.zero_grad()
+    backward(params, 20, float("inf") if RANK == SIZE - 1 else 1.0)
+    assert not any(bool(param.grad.isfinite().any()) for param in params)
+    assert_same_state(optimizer.state_dict()["hvdlite_compression"], before)
+    optimizer.zero_grad()
+
+
 class Halves(BucketCodec):
     """Sends the first half of each gradient in one round and the second in another, and counts."""
 

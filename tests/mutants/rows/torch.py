@@ -248,8 +248,8 @@ ROWS = (
         "powersgd-cold-start",
         "PowerSGD begins each step with random columns",
         "hvdlite/torch/power_sgd.py",
-        "if q is not None and bool(q.any(0).all()):",
-        "if False:",
+        'q: torch.Tensor | None = state.get("q")',
+        "q: torch.Tensor | None = None",
         guards.TORCH_CODINGS,
     ),
     Mutant(
