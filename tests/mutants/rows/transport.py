@@ -8,8 +8,8 @@ ROWS = (
         "mpi-parts-in-one-place",
         "the parts of a message that is too long for MPI are all received in the first one's place",
         "csrc/transport/mpi_transport.cc",
-        "return mpi_->irecv(start + offset, count, peer, static_cast<int>(tag) + 1, comm_, request);",
-        "return mpi_->irecv(start, count, peer, static_cast<int>(tag) + 1, comm_, request);",
+        "return mpi_->irecv(start + offset, count, peer,",
+        "return mpi_->irecv(start, count, peer,",
         guards.MPI,
     ),
     Mutant(
