@@ -83,8 +83,7 @@ class Runtime:
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
         self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
-        # Called on all ranks of a process set when all have joined, with the set and the rank that joined last.
-        self.after_join: list[Callable[[Any, int], None]] = []
+        self.after_join: list[Callable[[Any, int], None]] = []  # when all ranks of a set have joined: it, the last
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
