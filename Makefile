@@ -28,7 +28,7 @@ MPIRUN = $(shell test -x $(BIN)/mpirun && echo $(BIN)/mpirun || echo mpirun)
 # The tests start hundreds of Pythons, each of which would compile the same files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv develop wheel demo test test-all slice trace test-loaded mutants failures torch-distributed chaos elastic slow-links knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format docs clean
+.PHONY: venv develop wheel demo test test-all slice trace test-loaded mutants failures torch-distributed chaos elastic slow-links unstable-links knobs test-matrix clients sanitize asan tsan fuzz lint tidy arm64 format docs clean
 
 venv: $(VENV)/.native
 
@@ -109,6 +109,10 @@ elastic: venv
 # The table and the picture in docs/slow_links.md, on emulated hosts: some minutes; needs root.
 slow-links: venv
 	cd tests && ../$(BIN)/python -m support.slow_links_report
+
+# The table of unstable links in docs/slow_links.md: ten minutes, as root.
+unstable-links: venv
+	cd tests && ../$(BIN)/python -m support.unstable_links
 
 # What follows from the table of hvdlite/knobs.py: the page, and the engine's list.
 knobs: venv

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -130,6 +131,20 @@ void a_frame_for_all_goes_to_all_others() {
   expect(wire.arrived(1, 0).empty(), "not the sender");
 }
 
+void some_frames_are_lost_and_the_others_keep_their_order() {
+  WireTest wire(2, {.delay_us = 100, .loss = 0.25});
+  for (unsigned char number = 0; number < 100; ++number) wire.send(0, 1, 100, number);
+  const Numbers found = wire.arrived(1, 100.1);
+  expect(found.size() > 50 && found.size() < 95, "about three of four");
+  expect(std::ranges::is_sorted(found), "in order");
+}
+
+void hosts_can_be_cut_off() {
+  WireTest wire(2, {.loss = 1});
+  for (unsigned char number = 0; number < 50; ++number) wire.send(0, 1, 100, number);
+  expect(wire.arrived(1, 1e6).empty(), "nothing arrives");
+}
+
 // A tenth of a second of frames is as much as waits for a link.
 void a_full_queue_drops() {
   WireTest wire(2, {.rate_mbit = 1});
@@ -147,6 +162,7 @@ int main() {
        {an_unlimited_wire_takes_no_time, a_frame_takes_the_delay_and_its_time_on_the_link,
         frames_share_the_rate_of_the_link, two_senders_share_the_link_of_the_receiver,
         jitter_comes_on_top_and_nothing_overtakes, a_frame_for_all_goes_to_all_others,
+        some_frames_are_lost_and_the_others_keep_their_order, hosts_can_be_cut_off,
         a_full_queue_drops}) {
     SteppedClock::time = {};
     test();

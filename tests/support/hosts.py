@@ -52,10 +52,12 @@ class EmulatedHosts:
         pids = self._answer().split()
         self._front, self._pids = pids[0], pids[1:]
 
-    def shape(self, rate_mbit: float = 0.0, delay_us: float = 0.0, jitter_us: float = 0.0) -> None:
-        """Gives all links a rate (0: unlimited), all ways a delay from host to host and at most so much jitter."""
+    def shape(self, rate_mbit: float = 0.0, delay_us: float = 0.0, jitter_us: float = 0.0, loss: float = 0.0) -> None:
+        """Gives all links a rate (0: unlimited), and all ways from host to host a delay, at most so much jitter, and a chance
+        of a frame to be lost. A frame is what the kernel hands over at once, up to 64 KiB.
+        """
         assert self._program.stdin is not None
-        print(rate_mbit, delay_us, jitter_us, file=self._program.stdin, flush=True)
+        print(rate_mbit, delay_us, jitter_us, loss, file=self._program.stdin, flush=True)
         self._answer()
 
     def kill(self, host: int) -> None:

@@ -80,12 +80,22 @@ def _sent() -> int:
     return int(line.split(":")[1].split()[8])
 
 
-def _train(make: Make, steps: int, rank: int, size: int) -> dict[str, Any]:
+def train(make: Make, steps: int, rank: int, size: int, begin_step: Callable[[int], None]) -> dict[str, Any]:
+    """Trains the network.
+
+    Args:
+        make: a value of WAYS.
+        steps: how many.
+        rank: of this process.
+        size: the number of ranks.
+        begin_step: called before each step, with its number.
+
+    Returns:
+        "model", "seconds" of each step, "losses" with the seconds until then, and the "bytes" that leave this host in a step.
+    """
     import torch
     from sklearn.datasets import load_digits
     from torch import nn
-
-    import hvdlite.torch as hvd
 
     data = load_digits()
     images, labels = torch.tensor(data.images, dtype=torch.float32).flatten(1) / 16, torch.tensor(data.target)
@@ -105,7 +115,7 @@ def _train(make: Make, steps: int, rank: int, size: int) -> dict[str, Any]:
     look()
     for step in range(steps):
         batch = rest[torch.randint(len(rest), (size, BATCH), generator=draw)[rank]]
-        hvd.barrier()
+        begin_step(step)
         before, begin = _sent(), time.perf_counter()
         optimizer.zero_grad()
         nn.functional.cross_entropy(wrapped(images[batch]), labels[batch]).backward()
@@ -114,7 +124,23 @@ def _train(make: Make, steps: int, rank: int, size: int) -> dict[str, Any]:
         sent.append(_sent() - before)
         if (step + 1) % LOOK == 0:
             look()
-    return {"seconds": seconds, "losses": losses, "bytes": median(sent[FULL_STEPS:])}
+    return {"model": model, "seconds": seconds, "losses": losses, "bytes": median(sent[FULL_STEPS:])}
+
+
+def open_gloo(rank: int, size: int, broadcast: Callable[[Any, int], Any]) -> None:
+    """Makes torch's process group on gloo.
+
+    Args:
+        rank: of this process.
+        size: the number of ranks.
+        broadcast: gives all ranks an object of a rank.
+    """
+    import torch.distributed as dist
+
+    address = broadcast(_address(), 0)
+    store = dist.TCPStore(address, 0, size, True, wait_for_workers=False) if rank == 0 else None
+    port = broadcast(store.port if store is not None else 0, 0)
+    dist.init_process_group("gloo", store=store or dist.TCPStore(address, port, size), rank=rank, world_size=size)
 
 
 def main() -> None:
@@ -130,13 +156,11 @@ def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    address = hvd.broadcast_object(_address(), 0)
-    store = dist.TCPStore(address, 0, size, True, wait_for_workers=False) if rank == 0 else None
-    port = hvd.broadcast_object(store.port if store is not None else 0, 0)
-    dist.init_process_group("gloo", store=store or dist.TCPStore(address, port, size), rank=rank, world_size=size)
+    open_gloo(rank, size, hvd.broadcast_object)
     for _ in range(rounds):
         for way, make in WAYS.items():
-            result = _train(make, steps, rank, size)
+            result = train(make, steps, rank, size, lambda _: hvd.barrier())
+            del result["model"]
             if rank == 0:
                 print(json.dumps({"way": way, **result}), flush=True)
     dist.destroy_process_group()

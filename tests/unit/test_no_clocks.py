@@ -26,6 +26,7 @@ ALLOWED = {
     "support/chaos_program.py": "is the program of a campaign that tells how soon elastic training goes on, and is no test",
     "support/elastic_training.py": "is the program of the figures in docs/elastic.md, and is no test",
     "support/elastic_report.py": "kills ranks of that program and tells when, and is no test",
+    "support/unstable_links.py": "changes a link after so many seconds for the figures in docs/slow_links.md, and is no test",
     "support/slow_links_training.py": "is the program of the figures in docs/slow_links.md, and is no test",
     "clients/__main__.py": "prints how long a client took",
     "clients/torch_distributed.py": "ends jobs of other people's tests that hang",

@@ -125,8 +125,8 @@ void serve(hosts::Wire& wire, hosts::Clock::time_point end) {
     line.append(text, static_cast<std::size_t>(bytes));
     for (std::size_t stop = line.find('\n'); stop != std::string::npos; stop = line.find('\n')) {
       hosts::Shape shape;
-      if (std::sscanf(line.c_str(), "%lf %lf %lf", &shape.rate_mbit, &shape.delay_us,
-                      &shape.jitter_us) != 3) {
+      if (std::sscanf(line.c_str(), "%lf %lf %lf %lf", &shape.rate_mbit, &shape.delay_us,
+                      &shape.jitter_us, &shape.loss) != 4) {
         throw std::runtime_error("not a shape: " + line.substr(0, stop));
       }
       line.erase(0, stop + 1);

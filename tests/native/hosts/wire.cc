@@ -147,11 +147,11 @@ bool Wire::take(std::size_t from) {
 
 void Wire::send(std::size_t from, std::size_t to, Clock::time_point sent, Clock::duration link_time,
                 std::size_t bytes) {
+  std::uniform_real_distribution chance(0.0, 1.0);
+  if (shape_.loss > 0 && chance(draw_) < shape_.loss) return;
   Port& receiver = ports_[to];
   const Clock::time_point arrives =
-      sent + seconds((shape_.delay_us +
-                      std::uniform_real_distribution(0.0, 1.0)(draw_) * shape_.jitter_us) *
-                     1e-6);
+      sent + seconds((shape_.delay_us + chance(draw_) * shape_.jitter_us) * 1e-6);
   // The receiver's link passes a frame on while it comes in, unless it is still busy with another sender's.
   const Clock::time_point due = std::max(arrives, receiver.receives_until + link_time);
   if (due - arrives > kQueue) return;

@@ -1,10 +1,10 @@
-// A switch in user space: one Ethernet port a host, each with a rate, a delay and a jitter of its own traffic, for kernels
-// without a network emulator.
+// A switch in user space: one Ethernet port a host, each with a rate, a delay, a jitter and a loss of its own traffic, for
+// kernels without a network emulator.
 //
 // A port is a TAP device in the network namespace of its host; the switch reads every frame, works out when its last byte
 // would leave the sender's link, cross the wire and leave the receiver's link, and writes it then:
 //
-//   read ──> sender's link (rate) ──> wire (delay + jitter) ──> receiver's link (rate) ──> written
+//   read ──> sender's link (rate) ──> wire (delay + jitter, loss) ──> receiver's link (rate) ──> written
 //
 // A link that is busy for longer than kQueue drops the frame, as a switch with a full queue does. Frames of one pair of
 // hosts never overtake each other.
@@ -30,6 +30,7 @@ struct Shape {
   double rate_mbit = 0;  // of each host's link, both ways; 0: unlimited
   double delay_us = 0;   // from one host to another, one way
   double jitter_us = 0;  // at most so much more
+  double loss = 0;  // the chance of a frame to be lost; 1: the hosts are cut off from each other
 };
 
 class Wire {
