@@ -8,12 +8,13 @@ loses anything of it, and each case has to come out as one process computes it.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from support.pages import DOCS, text_between, write_between
 
 __all__ = ["COMPRESSIONS", "FEATURES", "PAGE", "REFUSALS", "lines_of_page", "table"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "slow_links.md"
+PAGE = DOCS / "slow_links.md"
 MARKS = ("<!-- begin: written by tests/support/compression_table.py -->", "<!-- end -->")
 SHAPE = (40, 30)
 STEPS = 4
@@ -194,10 +195,8 @@ def table() -> list[str]:
 
 def lines_of_page() -> list[str]:
     """The lines of the table that the page has."""
-    return PAGE.read_text().split(MARKS[0])[1].split(MARKS[1])[0].strip().splitlines()
+    return text_between(PAGE, MARKS).splitlines()
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]
-    PAGE.write_text("\n".join([before + MARKS[0], *table(), MARKS[1] + after]))
+    write_between(PAGE, MARKS, "\n".join(table()))

@@ -20,11 +20,12 @@ from typing import Any
 
 from support.elastic_training import BATCH, SAMPLES
 from support.job import Job, job_environment
+from support.pages import DOCS, write_between
 
 __all__ = ["MARKS", "PAGE", "PICTURE"]
 
 PROGRAM = Path(__file__).with_name("elastic_training.py")
-PAGE = Path(__file__).parents[2] / "docs" / "elastic.md"
+PAGE = DOCS / "elastic.md"
 PICTURE = PAGE.with_name("elastic.png")
 MARKS = ("<!-- begin: written by `make elastic` -->", "<!-- end -->")
 RANKS, SPARES = 3, 2
@@ -216,9 +217,7 @@ def main() -> None:
     draw(runs, PICTURE)
     text = table(runs, cost)
     print(text)
-    page = PAGE.read_text()
-    before, rest = page.split(MARKS[0])
-    PAGE.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{rest.split(MARKS[1], 1)[1]}")
+    write_between(PAGE, MARKS, text)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from support.failure_cases import CASES, MODES, Case, Outcome, run_cases
 from support.job import find_mpirun
+from support.pages import DOCS, write_between
 
 __all__ = ["MARKS", "PAGE", "row_titles"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
+PAGE = DOCS / "failures.md"
 MARKS = ("<!-- begin: written by `make failures` -->", "<!-- end -->")
 
 PLACES = {
@@ -109,11 +109,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without", action="append", default=[], help="leave out an ending, such as SIGSTOP")
     left_out = parser.parse_args().without
-    text = PAGE.read_text()
-    before, rest = text.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
     outcomes = run_cases(case for case in CASES if case.ending not in left_out)
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table(outcomes)}\n{MARKS[1]}{after}")
+    write_between(PAGE, MARKS, table(outcomes))
     for outcome in outcomes.values():
         if outcome.job.timed_out or outcome.orphans:
             print(outcome.report())

@@ -68,6 +68,20 @@ def python_blocks(page: Path) -> list[Block]:
     ]
 
 
+def text_between(page: Path, marks: tuple[str, str]) -> str:
+    """What a program has written between these marks of a page."""
+    return page.read_text().partition(marks[0])[2].partition(marks[1])[0].strip()
+
+
+def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Writes this text between these marks of a page, in place of what is there."""
+    before, begin, rest = page.read_text().partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    assert begin, f"{page} lacks {marks[0]}"
+    assert end, f"{page} lacks {marks[1]} after {marks[0]}"
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
 def programs(*frameworks: str) -> list[Block]:
     """All blocks that are whole programs and import exactly some of these frameworks, or none if none is given."""
     found = [block for page in PAGES for block in python_blocks(page) if "fragment" not in block.words]

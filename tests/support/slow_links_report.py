@@ -11,12 +11,13 @@ from statistics import median
 from typing import Any
 
 from support.hosts import emulated_hosts
+from support.pages import DOCS, write_between
 from support.slow_links_training import FULL_STEPS, WAYS
 
 __all__ = ["MARKS", "PAGE", "PICTURE"]
 
 PROGRAM = Path(__file__).with_name("slow_links_training.py")
-PAGE = Path(__file__).parents[2] / "docs" / "slow_links.md"
+PAGE = DOCS / "slow_links.md"
 PICTURE = PAGE.with_name("slow_links.png")
 MARKS = ("<!-- begin: written by `make slow-links` -->", "<!-- end: make slow-links -->")
 RATE_MBIT, DELAY_US = 100.0, 10_000.0  # of each way: 20 ms there and back
@@ -96,8 +97,7 @@ def main() -> None:
     draw(trainings, PICTURE)
     text = table(trainings)
     print(text)
-    before, rest = PAGE.read_text().split(MARKS[0])
-    PAGE.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{rest.split(MARKS[1], 1)[1]}")
+    write_between(PAGE, MARKS, text)
 
 
 if __name__ == "__main__":

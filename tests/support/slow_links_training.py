@@ -6,11 +6,7 @@ All ways begin with the same weights and read the same images. Rank 0 prints a l
 {"way", "seconds": [of each step], "losses": [[seconds of training, loss over the test images], ...], "bytes": sent in a step}.
 """
 
-import fcntl
 import json
-import os
-import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -68,12 +64,6 @@ WAYS: dict[str, Make] = {
 }
 
 
-def _address() -> str:
-    with socket.socket() as any_socket:
-        found = fcntl.ioctl(any_socket, 0x8915, struct.pack("256s", LINK.encode()))  # SIOCGIFADDR
-    return socket.inet_ntoa(found[20:24])
-
-
 def _sent() -> int:
     """Bytes that have left this host, with all headers."""
     line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith(f"{LINK}:"))
@@ -127,36 +117,21 @@ def train(make: Make, steps: int, rank: int, size: int, begin_step: Callable[[in
     return {"model": model, "seconds": seconds, "losses": losses, "bytes": median(sent[FULL_STEPS:])}
 
 
-def open_gloo(rank: int, size: int, broadcast: Callable[[Any, int], Any]) -> None:
-    """Makes torch's process group on gloo.
-
-    Args:
-        rank: of this process.
-        size: the number of ranks.
-        broadcast: gives all ranks an object of a rank.
-    """
-    import torch.distributed as dist
-
-    address = broadcast(_address(), 0)
-    store = dist.TCPStore(address, 0, size, True, wait_for_workers=False) if rank == 0 else None
-    port = broadcast(store.port if store is not None else 0, 0)
-    dist.init_process_group("gloo", store=store or dist.TCPStore(address, port, size), rank=rank, world_size=size)
-
-
 def main() -> None:
     """Trains."""
     steps, rounds = map(int, sys.argv[1:])
-    os.environ["GLOO_SOCKET_IFNAME"] = LINK
 
     import torch
     import torch.distributed as dist
 
     import hvdlite.torch as hvd
+    from hvdlite.bench.peers import join_gloo
+    from hvdlite.bench.world import World
 
     torch.set_num_threads(1)
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    open_gloo(rank, size, hvd.broadcast_object)
+    join_gloo(World())
     for _ in range(rounds):
         for way, make in WAYS.items():
             result = train(make, steps, rank, size, lambda _: hvd.barrier())

@@ -11,11 +11,12 @@ from datetime import timedelta
 from pathlib import Path
 
 from support.job import find_mpirun
+from support.pages import DOCS, text_between, write_between
 from support.torch_functions import CASES, outcome_of
 
-__all__ = ["BACKENDS", "MARKS", "PAGE", "WRAPPERS", "cells_of"]
+__all__ = ["BACKENDS", "MARKS", "PAGE", "WRAPPERS", "cells_of_page"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "torch_distributed.md"
+PAGE = DOCS / "torch_distributed.md"
 MARKS = ("<!-- begin: written by `make torch-distributed` -->", "<!-- end -->")
 BACKENDS = ("hvdlite", "gloo")
 
@@ -46,10 +47,9 @@ WRAPPERS = [
 ]
 
 
-def cells_of(page: str) -> list[tuple[str, ...]]:
+def cells_of_page() -> list[tuple[str, ...]]:
     """The cells of the rows between the page's marks, both tables'."""
-    table = page.split(MARKS[0])[1].split(MARKS[1])[0]
-    lines = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| name")]
+    lines = [line for line in text_between(PAGE, MARKS).splitlines() if line.startswith("| ") and not line.startswith("| name")]
     return [tuple(cell.strip() for cell in line.strip().strip("|").split(" | ")) for line in lines]
 
 
@@ -87,9 +87,7 @@ def _write() -> None:
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| name of a wrapper | | test in tests/adapters/torch |", "|---|---|---|"]
     lines += [f"| {name} | {more or 'works'} | `{test}` |" for name, more, test in WRAPPERS]
-    page = PAGE.read_text()
-    before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]
-    PAGE.write_text("\n".join([before + MARKS[0], *lines, MARKS[1] + after]))
+    write_between(PAGE, MARKS, "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from support.hosts import emulated_hosts
-from support.slow_links_training import WAYS, open_gloo, train
+from support.pages import write_between
+from support.slow_links_report import DELAY_US, PAGE, RATE_MBIT
+from support.slow_links_training import WAYS, train
 
-__all__ = ["CONDITIONS", "MARKS", "PAGE", "PAIR"]
+from hvdlite.bench.peers import join_gloo
+from hvdlite.bench.world import World
+
+__all__ = ["CONDITIONS", "MARKS", "PAIR"]
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "slow_links.md"
 MARKS = ("<!-- begin: written by `make unstable-links` -->", "<!-- end: make unstable-links -->")
 PAIR = ("float32", "DDP on gloo")
-RATE_MBIT, DELAY_US = 100.0, 10_000.0
 STEPS = 40
 DEADLINE = 120.0
 
@@ -65,7 +68,7 @@ def on_a_rank(way: str, folder: str) -> None:
 
         hvd.init()
     else:
-        open_gloo(rank, size, MPI.COMM_WORLD.bcast)
+        join_gloo(World())
 
     def begun(step: int) -> None:
         if step == 2 and rank == 0:
@@ -124,13 +127,10 @@ def main() -> None:
             cells.append(text.replace("|", "/"))
         lines.append(f"| {name} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
-    page = PAGE.read_text()
-    before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]
-    PAGE.write_text("\n".join([before + MARKS[0], "", *lines, "", MARKS[1] + after]))
+    write_between(PAGE, MARKS, "\n".join(lines))
 
 
 if __name__ == "__main__":
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     if len(sys.argv) > 1:
         on_a_rank(*sys.argv[1:])
     else:

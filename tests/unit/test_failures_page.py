@@ -2,12 +2,12 @@
 
 from support.failure_cases import CASES, MODES
 from support.failure_report import MARKS, PAGE, row_titles
+from support.pages import text_between
 
 
 def rows():
     """The cells of the table's rows."""
-    table = PAGE.read_text().split(MARKS[0])[1].split(MARKS[1])[0]
-    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    lines = [line for line in text_between(PAGE, MARKS).splitlines() if line.startswith("| ")][1:]
     return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.torch_functions import CASES
-from support.torch_functions_page import BACKENDS, PAGE, WRAPPERS, cells_of
+from support.torch_functions_page import BACKENDS, WRAPPERS, cells_of_page
 
 ADAPTERS = Path(__file__).parents[1] / "adapters" / "torch"
 # What asks, or starts and ends torch.distributed itself.
@@ -20,7 +20,7 @@ OTHERS = {
 
 
 def rows():
-    return cells_of(PAGE.read_text())
+    return cells_of_page()
 
 
 def test_the_rows_are_the_cases():

@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 from groups import RANK, SIZE, WORLD, world  # noqa: F401
 from support.torch_functions import CASES, outcome_of
-from support.torch_functions_page import PAGE, cells_of
+from support.torch_functions_page import cells_of_page
 
 RANKS = (2,)
-SAID = {cells[0].strip("`"): cells[1] for cells in cells_of(PAGE.read_text())}
+SAID = {cells[0].strip("`"): cells[1] for cells in cells_of_page()}
 
 
 @pytest.mark.parametrize("name", CASES)
