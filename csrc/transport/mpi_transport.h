@@ -36,7 +36,8 @@ class MpiTransport : public Transport {
   };
   // The tags of control messages, of an engine's transport and of a job's. Both may use one communicator.
   static constexpr int kEngineTag = 0, kJobTag = 1;
-  // comm: used by nothing else, but for the other kind of control messages. page, window: null if this host has none. windows_everywhere: all hosts have a window.
+  // comm: used by nothing else, but for the other kind of control messages. page, window: null if this host has none.
+  // windows_everywhere: all hosts have a window.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits,

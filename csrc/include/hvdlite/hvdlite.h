@@ -203,7 +203,8 @@ HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* com
                                           int takes_comm, const hvdlite_config* config,
                                           hvdlite_engine** out);
 /* The processes of a job where there is no engine: in init() before it is made, and from its shutdown to the end of MPI. Opening is
- * collective over the communicator (takes_comm: as for an engine), but does not wait: hvdlite_job_wait does, here and after each hvdlite_job_gather, and fails
+ * collective over the communicator (takes_comm: as for an engine), but does not wait: hvdlite_job_wait does, here and after each
+ * hvdlite_job_gather, and fails
  * where another process does meanwhile. Before the first wait is over nothing else may be called. One thread waits at a time.
  *   wait         looks for at most this many seconds; *done is 1 once all have come
  *   set_limits   seconds, 0 for none: patience for processes that are stopped or silent (and for any in a bounded gather), silence
