@@ -17,11 +17,17 @@ __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_proces
 class ProcessSet:
     """A set of ranks. It can be used once it is registered: through `hvdlite.init` or `add_process_set`.
 
+    Args:
+        ranks_or_comm: ranks in any order, or an mpi4py communicator of the members.
+
     Attributes:
         process_set_id: the number the engine knows it by; None while it is not registered.
         member_id: process_set_id if this process is a member, otherwise None.
         ranks: the members' ranks in the job, ascending; None for a communicator until it is registered.
         mpi_comm: the communicator it was made from, or None.
+
+    Raises:
+        InvalidArgumentError: `ranks_or_comm` is neither.
     """
 
     process_set_id: int | None = None
@@ -30,14 +36,6 @@ class ProcessSet:
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
-        """Makes an unregistered set.
-
-        Args:
-            ranks_or_comm: ranks in any order, or an mpi4py communicator of the members.
-
-        Raises:
-            InvalidArgumentError: it is neither.
-        """
         self._place: int | None = None  # of this rank among the members
         if hasattr(ranks_or_comm, "Get_group"):
             self.mpi_comm = ranks_or_comm

@@ -62,6 +62,9 @@ class State:
         """Saves the state, then sees to `check_host_updates`. Collective over all ranks.
 
         A rank that SIGTERM has asked to leave an elastic training ends here.
+
+        Raises:
+            HostsUpdatedInterrupt: as for `check_host_updates`.
         """
         self.save()
         leave_if_asked("after a commit")
