@@ -45,6 +45,8 @@ def without_example(names: Sequence[tuple[str, Any]], examples: Mapping[str, Any
 def check_page(page: str) -> None:
     """Each public name of a page has an example, and each example is that of a name. It imports the modules of the page."""
     names, examples = list(names_on(page)), name_examples.examples(page)
-    assert not list(without_example(names, examples))
+    missing = list(without_example(names, examples))
+    assert not missing, f"docs/api/examples/{page}.py has no example of {', '.join(missing)}"
     known = {name for name, _ in names}
-    assert not [key for key in examples if key not in known and key.partition("_")[0] not in known]
+    others = [key for key in examples if key not in known and key.partition("_")[0] not in known]
+    assert not others, f"docs/api/examples/{page}.py has examples of what docs/api/{page}.md does not list: {', '.join(others)}"
