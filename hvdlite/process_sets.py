@@ -213,8 +213,8 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a registered set. Collective over all ranks, members or not.
 
-    Waits for the operations that this rank has submitted to the set; their handles stay valid. The id may be given to the
-    next set that is added, the one that was freed first before the others.
+    Waits for the operations that this rank has submitted to the set; their handles stay valid. A set that is added
+    later may get the id; ids are reused in the order in which they were freed.
 
     Args:
         process_set: the set, the same on all ranks.

@@ -74,9 +74,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in training steps of your own.
 
-    What ``apply`` and ``apply_gradients`` are given is reduced before anything else is done with it, so that clipping, weight
-    decay, averaging of weights and loss scaling see the gradients of all ranks, with the same bits everywhere. The model is
-    compiled with what this returns. In particular:
+    It reduces the gradients that ``apply`` and ``apply_gradients`` get before Keras uses them, so that clipping, weight decay,
+    averaging of weights and loss scaling see the gradients of all ranks, with the same bits everywhere. Compile the model with
+    what this returns. In particular:
 
     - Under the policy ``mixed_float16`` the optimizer is put into Keras's LossScaleOptimizer *before* it is wrapped, and
       ``compile()`` leaves it alone then. An overflow on one rank makes all ranks skip the step.
