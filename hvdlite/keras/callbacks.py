@@ -59,11 +59,11 @@ class BroadcastGlobalVariablesCallback(Callback):
 
     Args:
         root_rank: the rank that has the right values, from a checkpoint say.
-        device: accepted for Horovod's sake; not used.
+        device: accepted for compatibility with Horovod; not used.
         local_variables: variables that stay this rank's, such as the weights of local layers (`PartialDistributedOptimizer`).
 
     Raises:
-        MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers are not alike.
+        MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers differ.
 
     """
 
@@ -134,11 +134,11 @@ class MarkStepCallback(Callback):
 class MetricAverageCallback(Callback):
     """Averages the metrics of an epoch over all ranks, for the callbacks after it in the list and for the history.
 
-    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these decide alike on all ranks. Each
-    rank counts as much as any other, whatever the number of its samples.
+    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these make the same decisions on all
+    ranks. All ranks have the same weight in the mean, also if their numbers of samples differ.
 
     Args:
-        device: accepted for Horovod's sake; not used.
+        device: accepted for compatibility with Horovod; not used.
 
     """
 
@@ -312,11 +312,11 @@ class BestModelCheckpoint(_ModelCheckpoint):
     Put `MetricAverageCallback` before it, so that the best epoch is that of all ranks.
 
     Args:
-        monitor: as for Keras's, and so are the arguments below.
-        verbose: see there.
-        mode: see there.
-        save_freq: see there.
-        save_weights_only: see there.
+        monitor: as for Keras's ModelCheckpoint, like the arguments below.
+        verbose: as for Keras's ModelCheckpoint.
+        mode: as for Keras's ModelCheckpoint.
+        save_freq: as for Keras's ModelCheckpoint.
+        save_weights_only: as for Keras's ModelCheckpoint.
         filepath: where; it may also be set later as an attribute, as Horovod's estimators do.
 
     Raises:
