@@ -3,7 +3,16 @@
     .. public:: hvdlite
        init shutdown rank size
 
-documents these names of a module, and
+documents these names of a module, each with its example from docs/api/examples,
+
+    .. also:: hvdlite.compression
+       Codec
+
+documents names of a module whose other names are not public,
+
+    .. examples::
+
+shows the statements with which the examples of a page begin,
 
     .. shared:: hvdlite.torch hvdlite
 
@@ -25,6 +34,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import name_examples
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
@@ -49,19 +59,30 @@ LOG = logging.getLogger(__name__)
 SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Note|Example|Examples|Warning):$")
 
 
-def _entry(module: str, name: str) -> list[str]:
+def _example(docname: str, key: str) -> list[str]:
+    """The lines with the example of a name of a page; none if it has no example."""
+    example = name_examples.examples(docname.removeprefix("api/")).get(key)
+    if example is None:
+        return []
+    code = [f"   {line}".rstrip() for line in example.code.splitlines()]
+    return ["", ".. rubric:: Example", "", example.note, "", ".. code-block:: python", "", *code, ""]
+
+
+def _entry(module: str, name: str, docname: str) -> list[str]:
     """The lines that document a name of a module."""
     value = getattr(importlib.import_module(module), name)
     if inspect.isclass(value):
+        value.__name__ = name  # autodoc would document `Job`, whose own name is ElasticJob, as an alias of that only
         options = [":show-inheritance:"] if issubclass(value, BaseException) else [":members:", ":special-members: __sub__"]
         return [f".. autoclass:: {module}.{name}", *(f"   {option}" for option in options), ""]
     if inspect.isfunction(value):
         return [f".. autofunction:: {module}.{name}", ""]
     head = [f".. py:data:: {name}", f"   :module: {module}"]
     if isinstance(value, int):
-        return [*head, f"   :value: {value}", ""]
+        head += [f"   :value: {value}"]
+        return [*head, *(f"   {line}" for line in _example(docname, name)), ""]
     text = f"The type ``{value}``." if hasattr(value, "__args__") else inspect.getdoc(type(value)).split("\n")[0]
-    return [*head, "", f"   {text}", ""]
+    return [*head, "", f"   {text}", *(f"   {line}" for line in _example(docname, name)), ""]
 
 
 class _Rst(SphinxDirective):
@@ -89,7 +110,30 @@ class Public(_Rst):
         """Documents each name."""
         module, *names = self.arguments
         self.note(module, names)
-        return self.parse([line for name in names for line in _entry(module, name)])
+        return self.document(module, names)
+
+    def document(self, module: str, names: list[str]) -> list[nodes.Node]:
+        """The entries of these names."""
+        return self.parse([line for name in names for line in _entry(module, name, self.env.docname)])
+
+
+class Also(Public):
+    """``.. also:: MODULE`` and names."""
+
+    def run(self) -> list[nodes.Node]:
+        """Documents each name."""
+        return self.document(self.arguments[0], self.arguments[1:])
+
+
+class Examples(_Rst):
+    """``.. examples::``."""
+
+    required_arguments = 0
+
+    def run(self) -> list[nodes.Node]:
+        """The statements with which the examples of the page begin."""
+        code = name_examples.beginning(self.env.docname.removeprefix("api/"))
+        return self.parse([".. code-block:: python", "", *(f"   {line}".rstrip() for line in code.splitlines())])
 
 
 class Shared(_Rst):
@@ -165,6 +209,12 @@ def mark_code(_app: Sphinx, what: str, _name: str, _obj: Any, _options: Any, lin
     lines[:] = marked
 
 
+def add_example(app: Sphinx, _what: str, name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Adds to a docstring the example that the page has for the name. Of a member of a class the key is ``Class_member``."""
+    *_, owner, last = name.split(".")
+    lines += _example(app.env.docname, f"{owner}_{last}" if owner[0].isupper() else last)
+
+
 def text_of(file: Path) -> str:
     """The text of a page; of a notebook its cells, with those of code as blocks."""
     if file.suffix != ".ipynb":
@@ -194,10 +244,13 @@ def take_from_elsewhere(_app: Sphinx, docname: str, source: list[str]) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx calls it."""
     app.add_directive("public", Public)
+    app.add_directive("also", Also)
+    app.add_directive("examples", Examples)
     app.add_directive("shared", Shared)
     app.add_directive("commands", Commands)
     app.connect("source-read", take_from_elsewhere)
     app.connect("env-check-consistency", _check)
     app.connect("autodoc-skip-member", skip_callback_steps)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", add_example, priority=600)  # after it
     return {"parallel_read_safe": False, "version": "1"}

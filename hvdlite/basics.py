@@ -125,38 +125,62 @@ def rank() -> int:
     """This process's number in the job, from 0 to `size` - 1.
 
     Raises:
-        NotInitializedError: `init` has not been called. The same holds for the other functions about places.
+        NotInitializedError: `init` has not been called.
     """
     return RUNTIME.require_topology().rank
 
 
 def size() -> int:
-    """The number of processes in the job."""
+    """The number of processes in the job.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
     return RUNTIME.require_topology().size
 
 
 def local_rank() -> int:
-    """This process's number among those on its node."""
+    """This process's number among those on its node, from 0 to `local_size` - 1.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
     return RUNTIME.require_topology().local_rank
 
 
 def local_size() -> int:
-    """The number of processes on this node."""
+    """The number of processes on this node.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
     return RUNTIME.require_topology().local_size
 
 
 def cross_rank() -> int:
-    """This node's number among those that have a process of this local rank."""
+    """This node's number among the nodes that have a process of this local rank, from 0 to `cross_size` - 1.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
     return RUNTIME.require_topology().cross_rank
 
 
 def cross_size() -> int:
-    """The number of nodes that have a process of this local rank."""
+    """The number of nodes that have a process of this local rank.
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
     return RUNTIME.require_topology().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Has every node the same number of processes?"""
+    """Has every node the same number of processes?
+
+    Raises:
+        NotInitializedError: `init` has not been called.
+    """
     return RUNTIME.require_topology().is_homogeneous
 
 

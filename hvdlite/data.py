@@ -41,16 +41,17 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Put in front of a `BaseDataLoader`, reads batches ahead of their use.
+    """Reads batches ahead of their use: a mixin, which stands before the `BaseDataLoader` among the base classes.
 
-    Each pass has a thread of its own, which runs `_iterate` from the moment the first batch is asked for and ends with the
-    pass: after the last batch, or when the iterator is closed, dropped or left with ``break``. So a pass uses values that were
-    set before it (the epoch of a sampler, say), and never gives batches of an earlier pass. The user of the iterator gets
-    exceptions of `_iterate` in place of the batch.
+    Each pass has its own thread, which runs `_iterate`. It starts when the first batch is requested, and ends with the pass:
+    after the last batch, or when the iterator is closed, dropped or left with ``break``. So a pass uses values that were set
+    before it, such as the epoch of a sampler, and never returns batches of an earlier pass. If `_iterate` raises an exception,
+    the iterator raises it in place of the batch.
 
     Args:
-        async_loader_queue_size: the most batches that lie ready; 0: no thread, each batch is read when it is asked for.
-        debug_data_loader: log (level INFO) how many batches lay ready at each step?
+        async_loader_queue_size: the largest number of batches that are read ahead; 0: no thread, and each batch is read when
+            it is requested.
+        debug_data_loader: log (level INFO) how many batches were ready at each step?
         *args: for the next class.
         **kwargs: for the next class.
     """

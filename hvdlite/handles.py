@@ -159,7 +159,12 @@ def poll(handle: Handle) -> bool:
 
 
 def synchronize(handle: Handle) -> Any:
-    """Waits for the operation of `handle` and returns its output; see `Handle.synchronize`."""
+    """Waits for the operation of `handle` and returns its output.
+
+    Raises:
+        InvalidArgumentError: this is no handle.
+        MismatchError, HorovodInternalError: as for `Handle.synchronize`.
+    """
     return _checked(handle).synchronize()
 
 

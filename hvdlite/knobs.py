@@ -177,15 +177,16 @@ KNOBS: tuple[Knob, ...] = (
         "recursive_doubling_max_bytes",
         "bytes",
         16 << 10,
-        "Up to here auto minds latency (recursive doubling; reducescatter: direct), above it bandwidth (ring).",
+        "Up to this size auto takes the algorithm with low latency (recursive doubling; reducescatter: direct), above it the "
+        "ring.",
         low=0,
     ),
     Knob(
         "tile_bytes",
         "bytes",
         512 << 10,
-        "The most that passes at once through a rank's part of shared memory; less where many ranks share a host, whose parts "
-        "together take 32 MiB.",
+        "The largest piece that a rank moves at once through its part of shared memory; less if many ranks share a host, "
+        "because their parts together take at most 32 MiB.",
         low=16 << 10,
     ),
     Knob(
@@ -193,7 +194,7 @@ KNOBS: tuple[Knob, ...] = (
         "bytes",
         64 << 20,
         "From this many bytes on, on all ranks together, results of an operation among ranks of one host (unless it was in "
-        "place), and gradients that move into their arena, are written past the caches; 0: never.",
+        "place), and gradients that move into their arena, are written to memory without the caches; 0: never.",
         low=0,
         must_agree=False,
     ),
@@ -255,7 +256,7 @@ KNOBS: tuple[Knob, ...] = (
         "stall_check_disable",
         "bool",
         False,
-        "Switches the stall check off: no rank is warned of, and none is given up.",
+        "Switches the stall check off: there are no warnings, and ranks wait without a limit.",
         horovod="HOROVOD_STALL_CHECK_DISABLE",
         from_horovod=_horovod_bool,
         must_agree=False,
@@ -289,7 +290,7 @@ KNOBS: tuple[Knob, ...] = (
         "elastic_reset_limit",
         "int",
         0,
-        "How often elastic training goes on with other ranks, after losses and with spares; 0: as often as it takes.",
+        "How many times elastic training continues with other ranks, after losses and with spares; 0: without a limit.",
         low=0,
         native=False,
     ),
@@ -340,7 +341,7 @@ KNOBS: tuple[Knob, ...] = (
         "bool",
         True,
         "Results of allreduces from 1 MiB up to where HVDLITE_STREAMING_BYTES begins lie in memory that all ranks of the host "
-        "map, so that each stores what it has reduced straight into the others'.",
+        "map, so that each rank stores what it has reduced directly into the results of the others.",
     ),
     Knob(
         "gpu_route",
@@ -383,22 +384,22 @@ KNOBS: tuple[Knob, ...] = (
         "cuda_library",
         "str",
         "libcuda.so.1",
-        "Where the CUDA driver is looked for: names or paths, separated by colons.",
+        "The CUDA driver's library: names or paths to try in order, separated by colons.",
         must_agree=False,
     ),
     Knob(
         "nccl_library",
         "str",
         "",
-        "Where NCCL is looked for, as cuda_library; a + in front: only if the process has loaded it already. Empty: in the "
-        "process, in NVIDIA's wheel, on the system.",
+        "NCCL's library, as for cuda_library; + before a name: only if the process has loaded it already. Empty: the "
+        "process's, that of NVIDIA's wheel, the system's.",
         must_agree=False,
     ),
     Knob(
         "nvrtc_library",
         "str",
         "",
-        "Where NVIDIA's run-time compiler is looked for, as nccl_library; empty: also in a CUDA toolkit.",
+        "The library of NVIDIA's run-time compiler, as for nccl_library; empty: also that of a CUDA toolkit.",
         must_agree=False,
     ),
     Knob(
@@ -449,7 +450,7 @@ KNOBS: tuple[Knob, ...] = (
         "autotune_warmup_samples",
         "int",
         2,
-        "How many samples of each setting are thrown away before a comparison.",
+        "How many first samples of each setting are not used in a comparison.",
         low=0,
         horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         native=False,
@@ -567,8 +568,8 @@ KNOBS: tuple[Knob, ...] = (
         "shared_memory",
         "choice",
         "auto",
-        "Where ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
-        "then does without; off takes MPI's messages for all.",
+        "The memory in which ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
+        "and otherwise uses MPI's messages; off uses only MPI's messages.",
         choices=("auto", "memfd", "shm", "off"),
     ),
     Knob(
@@ -613,7 +614,7 @@ KNOBS: tuple[Knob, ...] = (
 )
 
 _BY_TOPOLOGY = "the algorithm follows from the topology"
-_NO_MODEL = "settings are compared with each other, no model of their cost is made"
+_NO_MODEL = "the search compares settings with each other, and makes no model of their cost"
 _NO_GLOO = "Gloo is not used"
 _BY_MPIRUN = "jobs are started by mpirun, and their ranks stay the same"
 _NO_SPARK = "there are no Spark estimators; start the job with mpirun"
@@ -624,7 +625,7 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_HIERARCHICAL_ALLGATHER": "allgather exchanges messages between all ranks of several hosts",
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_BATCH_D2D_MEMCOPIES": "the tensors of a fused operation on GPUs are always packed in one launch",
-    "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream for NCCL, in which that takes as much of the GPU as it likes",
+    "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream for NCCL, and NCCL decides how much of the GPU it uses",
     "HOROVOD_DISABLE_GROUP_FUSION": "a group is fused with nothing else, in pieces of at most HVDLITE_FUSION_THRESHOLD",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "an operation on GPUs ends once it is in a stream, and no thread waits for the GPU",
     "HOROVOD_ENABLE_XLA_OPS": "allreduce works under XLA without it",
@@ -642,7 +643,7 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": _NO_GLOO,
     "HOROVOD_GLOO_RENDEZVOUS_PORT": _NO_GLOO,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_GLOO,
-    "HOROVOD_ELASTIC": "`hvdlite run --elastic`, or `mpirun --with-ft ulfm`, says so",
+    "HOROVOD_ELASTIC": "`hvdlite run --elastic`, or `mpirun --with-ft ulfm`, starts an elastic job",
     "HOROVOD_START_TIMEOUT": _BY_MPIRUN,
     "HOROVOD_SPARK_PYTHONPATH": _NO_SPARK,
     "HOROVOD_SPARK_START_TIMEOUT": _NO_SPARK,
@@ -675,9 +676,9 @@ def to_markdown() -> str:
         "",
         "Generated by `python -m hvdlite.knobs`; edit the table in `hvdlite/knobs.py` instead.",
         "",
-        "A knob is an environment variable, read when hvdlite is initialised. Where a Horovod variable is named it is",
-        "accepted too; the `HVDLITE_*` one wins. *Agree* says whether all ranks must have the same value; if they do",
-        "not, `init()` fails on every rank and says who has which.",
+        "A knob is an environment variable, which hvdlite reads when it is initialised. If the table names a variable of",
+        "Horovod, hvdlite accepts it too. If both are set, it uses `HVDLITE_*`. *Agree* says whether all ranks must have the",
+        "same value. If they do not, `init()` fails on every rank, and the error says which rank has which value.",
         "",
         "| variable | Horovod's | default | accepted | agree | meaning |",
         "|---|---|---|---|---|---|",
@@ -695,9 +696,9 @@ def to_markdown() -> str:
         "## Variables of Horovod without effect",
         "",
         "Rank 0 logs one warning that lists those it finds, together with any `HOROVOD_*` that Horovod does not know either.",
-        "hvdlite ignores such a variable without a warning if it is 0 or empty, or asks for what hvdlite does anyway "
+        "hvdlite ignores such a variable without a warning if it is 0 or empty, or asks for what hvdlite does in any case "
         f"({', '.join(f'`{name}={value}`' for name, value in AS_IT_IS.items())}).",
-        "Variables for Horovod's build and those set by its launcher are not looked at: "
+        "hvdlite does not read variables for Horovod's build and those that its launcher sets: "
         f"{', '.join(f'`{pattern}`' for pattern in NOT_ASKING)}.",
         "",
         "| variable | why |",

@@ -509,7 +509,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
     afterwards, from the rank that joined last.
 
     Args:
-        device: accepted for Horovod's sake (the GPU for a joined rank's zeros); it changes nothing.
+        device: accepted for compatibility with Horovod (the GPU for a joined rank's zeros); it changes nothing.
         process_set: the ranks whose operations this rank leaves; on other sets it takes part as before once it returns.
         average: what an Average divides by while this rank waits. ``"all"``: it counts this rank too, as in Horovod.
             ``"contributing"``: it does not. Each rank decides for itself alone: the divisor, agreed with the operation, is the

@@ -17,11 +17,17 @@ __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_proces
 class ProcessSet:
     """A set of ranks. It can be used once it is registered: through `hvdlite.init` or `add_process_set`.
 
+    Args:
+        ranks_or_comm: ranks in any order, or an mpi4py communicator of the members.
+
     Attributes:
         process_set_id: the number the engine knows it by; None while it is not registered.
         member_id: process_set_id if this process is a member, otherwise None.
         ranks: the members' ranks in the job, ascending; None for a communicator until it is registered.
         mpi_comm: the communicator it was made from, or None.
+
+    Raises:
+        InvalidArgumentError: `ranks_or_comm` is neither.
     """
 
     process_set_id: int | None = None
@@ -30,14 +36,6 @@ class ProcessSet:
     mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
-        """Makes an unregistered set.
-
-        Args:
-            ranks_or_comm: ranks in any order, or an mpi4py communicator of the members.
-
-        Raises:
-            InvalidArgumentError: it is neither.
-        """
         self._place: int | None = None  # of this rank among the members
         if hasattr(ranks_or_comm, "Get_group"):
             self.mpi_comm = ranks_or_comm
@@ -215,8 +213,8 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a registered set. Collective over all ranks, members or not.
 
-    Waits for the operations that this rank has submitted to the set; their handles stay valid. The id may be given to the
-    next set that is added, the one that was freed first before the others.
+    Waits for the operations that this rank has submitted to the set; their handles stay valid. A set that is added
+    later may get the id; ids are reused in the order in which they were freed.
 
     Args:
         process_set: the set, the same on all ranks.

@@ -45,7 +45,7 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Size of the elements."""
+        """The size of all elements, in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property

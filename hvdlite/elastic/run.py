@@ -92,6 +92,13 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
         func: the training function; its first argument is a `State`.
         reset: called without arguments before the function runs again, to leave the old job and enter the new one;
             `State.on_reset` follows.
+
+    Returns:
+        A function with the same arguments. Collective over all ranks.
+
+    Raises:
+        MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things, which another run
+            would do as well. All other exceptions are those of the training function and of `reset`.
     """
 
     @functools.wraps(func)

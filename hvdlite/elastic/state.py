@@ -23,7 +23,7 @@ class HostUpdateResult(IntFlag):
 
 
 class State:
-    """The interface. Subclasses define the content: `save`, `restore` and `sync`.
+    """The interface of a state. Subclasses define what it keeps, by `save`, `restore` and `sync`.
 
     Args:
         bcast_object: gives all ranks an object of rank 0, such as `hvdlite.broadcast_object`.
@@ -49,7 +49,7 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Takes a note that the hosts have changed, from any thread; on rank 0, which decides for all in
+        """Records that the hosts have changed. Any thread may call it, on rank 0, which decides for all ranks in
         `check_host_updates`.
 
         Args:
@@ -59,9 +59,12 @@ class State:
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves the state, then sees to `check_host_updates`. Collective over all ranks.
+        """Saves the state, then calls `check_host_updates`. Collective over all ranks.
 
         A rank that SIGTERM has asked to leave an elastic training ends here.
+
+        Raises:
+            HostsUpdatedInterrupt: as for `check_host_updates`.
         """
         self.save()
         leave_if_asked("after a commit")

@@ -18,11 +18,6 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`; not for use in compiled programs.
 
-        hvdlite.jax.check_consistency(params, opt_state)          # now
-        checker = hvdlite.jax.check_consistency(every=1000)
-        ...
-        checker.step(params, opt_state)                           # compares after each 1000 calls
-
     Not-a-numbers and infinities are compared by their bits, too. Arrays on CPUs are not copied.
 
     Args:

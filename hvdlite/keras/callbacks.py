@@ -45,25 +45,25 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Gives all ranks the root's model and optimizers at the start of each ``fit``: ranks that start alike go on alike.
+    """Gives all ranks the root's model and optimizers at the start of each ``fit``, so that all ranks train one model.
 
-    That is the weights, and what the model or one of its layers has as an attribute (in a list or a dict too): all optimizers
-    with their iterations, slots and averages of weights; on TensorFlow a ``tf.Variable``, on torch buffers of modules. Slots
-    that only one rank has yet, from a checkpoint say, are made on the others. Random seeds stay each rank's own, so that
-    masks and augmentation differ between ranks, and so do metrics.
+    It broadcasts the weights, and what is an attribute of the model or of one of its layers (also in a list or a dict): all
+    optimizers with their iterations, slots and averages of weights; on TensorFlow each ``tf.Variable``, on torch buffers of
+    modules. If only one rank has slots, for example from a checkpoint, the others make them. It broadcasts neither metrics nor
+    random seeds, so that masks and augmentation differ between ranks.
 
     All this happens before the first batch, with what exists by then. On TensorFlow a model that was made without the shape
     of its input gets its variables from its first batch, and so do legacy optimizers of Keras 2 get their slots; then all is
-    broadcast again after the first batch, as in Horovod: the first step is one from different weights, of which the root's
-    outcome counts. With ``steps_per_execution`` above 1, so many steps are.
+    broadcast again after the first batch, as in Horovod: the ranks make the first step (with ``steps_per_execution`` above
+    1: so many steps) from different weights, and then all get the root's.
 
     Args:
         root_rank: the rank that has the right values, from a checkpoint say.
-        device: accepted for Horovod's sake; not used.
+        device: accepted for compatibility with Horovod; not used.
         local_variables: variables that stay this rank's, such as the weights of local layers (`PartialDistributedOptimizer`).
 
     Raises:
-        MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers are not alike.
+        MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers differ.
 
     """
 
@@ -134,11 +134,11 @@ class MarkStepCallback(Callback):
 class MetricAverageCallback(Callback):
     """Averages the metrics of an epoch over all ranks, for the callbacks after it in the list and for the history.
 
-    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these decide alike on all ranks. Each
-    rank counts as much as any other, whatever the number of its samples.
+    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these make the same decisions on all
+    ranks. All ranks have the same weight in the mean, also if their numbers of samples differ.
 
     Args:
-        device: accepted for Horovod's sake; not used.
+        device: accepted for compatibility with Horovod; not used.
 
     """
 
@@ -312,11 +312,11 @@ class BestModelCheckpoint(_ModelCheckpoint):
     Put `MetricAverageCallback` before it, so that the best epoch is that of all ranks.
 
     Args:
-        monitor: as for Keras's, and so are the arguments below.
-        verbose: see there.
-        mode: see there.
-        save_freq: see there.
-        save_weights_only: see there.
+        monitor: as for Keras's ModelCheckpoint, like the arguments below.
+        verbose: as for Keras's ModelCheckpoint.
+        mode: as for Keras's ModelCheckpoint.
+        save_freq: as for Keras's ModelCheckpoint.
+        save_weights_only: as for Keras's ModelCheckpoint.
         filepath: where; it may also be set later as an attribute, as Horovod's estimators do.
 
     Raises:

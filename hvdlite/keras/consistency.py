@@ -27,9 +27,6 @@ def check_consistency(
     """Checks that all ranks hold the same values, bit by bit. Collective over the process set; not for traced
     functions.
 
-        hvd.check_consistency(model, model.optimizer)                                    # now
-        model.fit(..., callbacks=[hvd.callbacks.ConsistencyCheckCallback(every=1000)])   # after each 1000 steps
-
     Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. On GPUs variables are copied to the host,
     one at a time.
 

@@ -19,7 +19,7 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Loads a model and wraps its optimizer, whose state goes on, as `DistributedOptimizer` does.
+    """Loads a model and wraps its optimizer, as `DistributedOptimizer` does. The optimizer keeps its state.
 
     Any saved model will do, of this or of one process. Call it on all ranks. A rank that loads a model alone has to broadcast
     it; `BroadcastGlobalVariablesCallback` does.
@@ -29,7 +29,7 @@ def load_model(
         custom_optimizers: classes of optimizers of your own.
         custom_objects: as for ``keras.models.load_model``.
         compression: as for `DistributedOptimizer`.
-        legacy_opts: accepted for Horovod's sake; not used: Keras knows which kind of optimizer it has saved.
+        legacy_opts: accepted for compatibility with Horovod; not used: Keras knows which kind of optimizer it has saved.
 
     Returns:
         The model. If it was saved with an optimizer, that is wrapped.

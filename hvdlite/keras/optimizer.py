@@ -74,9 +74,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in training steps of your own.
 
-    What ``apply`` and ``apply_gradients`` are given is reduced before anything else is done with it, so that clipping, weight
-    decay, averaging of weights and loss scaling see the gradients of all ranks, with the same bits everywhere. The model is
-    compiled with what this returns. In particular:
+    It reduces the gradients that ``apply`` and ``apply_gradients`` get before Keras uses them, so that clipping, weight decay,
+    averaging of weights and loss scaling see the gradients of all ranks, with the same bits everywhere. Compile the model with
+    what this returns. In particular:
 
     - Under the policy ``mixed_float16`` the optimizer is put into Keras's LossScaleOptimizer *before* it is wrapped, and
       ``compile()`` leaves it alone then. An overflow on one rank makes all ranks skip the step.
@@ -91,8 +91,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Args:
         optimizer: an optimizer of Keras. It is changed in place; wrapping it again replaces the first wrapping.
         name: for messages.
-        device_dense: accepted for Horovod's sake; not used.
-        device_sparse: accepted for Horovod's sake; not used.
+        device_dense: accepted for compatibility with Horovod; not used.
+        device_sparse: accepted for compatibility with Horovod; not used.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
         sparse_as_dense: make sparse gradients dense, instead of gathering their rows.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
@@ -108,7 +108,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients: divide gradients that `register_local_var` keeps on this rank by the number of ranks.
         auto_scale_loss: see above; as in ``compile(auto_scale_loss=...)``.
         start_check: what happens where the ranks' variables, or their optimizers', differ after the first batch of ``fit``
-            (or in front of the second update of a loop of one's own; docs/sharp_edges.md): "error", a MismatchError;
+            (or before the second update in your own loop; docs/sharp_edges.md): "error", a MismatchError;
             "warn", a line in the log; "broadcast", the same, and all ranks get the first rank's; "off": they are not compared.
             None: what the knob HVDLITE_START_CHECK says.
         shard: each variable is stepped by one rank of the set, which alone keeps its slots (Keras 3 only; docs/sharding.md).
@@ -174,22 +174,22 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: as for `DistributedOptimizer`, and so are the arguments that are not listed.
-        name: likewise.
-        device_dense: likewise.
-        device_sparse: likewise.
-        compression: likewise.
-        sparse_as_dense: likewise.
-        gradient_predivide_factor: likewise.
-        op: likewise.
-        backward_passes_per_step: likewise.
-        average_aggregated_gradients: likewise.
-        groups: likewise.
-        process_set: likewise.
+        name: as for `DistributedOptimizer`.
+        device_dense: as for `DistributedOptimizer`.
+        device_sparse: as for `DistributedOptimizer`.
+        compression: as for `DistributedOptimizer`.
+        sparse_as_dense: as for `DistributedOptimizer`.
+        gradient_predivide_factor: as for `DistributedOptimizer`.
+        op: as for `DistributedOptimizer`.
+        backward_passes_per_step: as for `DistributedOptimizer`.
+        average_aggregated_gradients: as for `DistributedOptimizer`.
+        groups: as for `DistributedOptimizer`.
+        process_set: as for `DistributedOptimizer`.
         local_layers: a layer, or a list of layers; they need not be built yet. Give their weights to
             `BroadcastGlobalVariablesCallback` as `local_variables` too.
         scale_local_gradients: divide these gradients by the number of ranks, as an average with zeros would.
         auto_scale_loss: as for `DistributedOptimizer`.
-        start_check: likewise.
+        start_check: as for `DistributedOptimizer`.
 
     Raises:
         InvalidArgumentError: `local_layers` holds something else than layers; or as for `DistributedOptimizer`.

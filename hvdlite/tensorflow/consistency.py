@@ -24,11 +24,6 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`; called eagerly.
 
-        hvd.check_consistency(model, optimizer)                         # now
-        checker = hvd.check_consistency(model, optimizer, every=1000)
-        ...
-        checker.step()                                                  # compares after each 1000 calls
-
     Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to the host,
     one at a time; others are not copied.
 

@@ -42,7 +42,7 @@ def broadcast_variables(
             same shapes and dtypes. They are paired by their order, as names differ where a rank has made more models.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
-        inplace: taken for Horovod's sake; the values are assigned in either case.
+        inplace: accepted for compatibility with Horovod; the values are assigned in either case.
 
     Returns:
         In a graph the operation that does it; eagerly, where it is done at once, None.
@@ -66,10 +66,10 @@ def broadcast_(
     """`broadcast_variables` that returns the new values.
 
     Args:
-        variables: as there.
-        root_rank: as there.
+        variables: as for `broadcast_variables`.
+        root_rank: as for `broadcast_variables`.
         name: pairs the ranks' calls.
-        process_set: as there.
+        process_set: as for `broadcast_variables`.
 
     Returns:
         One tensor for each variable; in a graph it is there when the variable has been assigned.
@@ -166,7 +166,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As `hvdlite.broadcast_object`; `session` is taken for Horovod's sake, objects do not travel through graphs."""
+    """As `hvdlite.broadcast_object`; `session` is not used, because objects do not go through graphs."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -181,5 +181,5 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `hvdlite.allgather_object`; `session` is taken for Horovod's sake, objects do not travel through graphs."""
+    """As `hvdlite.allgather_object`; `session` is not used, because objects do not go through graphs."""
     return objects.allgather_object(obj, name, process_set)

@@ -390,6 +390,10 @@ def join() -> tf.Tensor:
     Returns:
         The rank that joined last, a scalar int32 tensor.
 
+    Raises:
+        NotInitializedError: `hvdlite.init` has not been called.
+        tf.errors.OpError: (when it runs) a rank failed.
+
     """
     return collective_ops.join(global_process_set.require_member(Kind.JOIN))
 

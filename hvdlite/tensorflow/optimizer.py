@@ -50,10 +50,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: it stays the object it is, with its slots, and gets another class. For v1 optimizers it gains a method
             `register_local_var(var)`: the gradient of that variable stays this rank's own, and the attribute `weight`: how much
             this rank's gradients count where the ranks' batches differ in size.
-        name: taken for Horovod's sake; the optimizer keeps its own.
-        use_locking: likewise.
-        device_dense: likewise; devices are TensorFlow's choice.
-        device_sparse: likewise.
+        name: accepted for compatibility with Horovod; the optimizer keeps its own.
+        use_locking: accepted for compatibility with Horovod; not used.
+        device_dense: accepted for compatibility with Horovod; TensorFlow chooses the devices.
+        device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
         sparse_as_dense: make IndexedSlices dense before they are reduced?
         backward_passes_per_step: the number of passes to add up on each rank before they are reduced and applied.

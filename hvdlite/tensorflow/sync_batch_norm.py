@@ -34,7 +34,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     Inputs are of any floating dtype; they are normalised in float32, or float64 if they are float64.
 
     Args:
-        fused: False; taken for Horovod's sake.
+        fused: False; accepted for compatibility with Horovod.
         process_set: the ranks that share their statistics, or a list of their numbers.
         **kwargs: of ``tf.keras.layers.BatchNormalization``.
 

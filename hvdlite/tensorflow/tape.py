@@ -131,12 +131,12 @@ class _DistributedGradientTape:
         """As ``tf.GradientTape.gradient``, reduced over the ranks. Collective over the process set.
 
         Args:
-            target: as there.
-            sources: as there.
-            output_gradients: as there.
+            target: as for `DistributedGradientTape`.
+            sources: as for `DistributedGradientTape`.
+            output_gradients: as for `DistributedGradientTape`.
             use_generic_names: name the gradients for the engine by their places, not by the variables: for models whose
                 variables have different names on different ranks.
-            unconnected_gradients: as there.
+            unconnected_gradients: as for `DistributedGradientTape`.
             weight: how much this rank's gradients count, see `DistributedGradientTape`. None: as that was told.
 
         Returns:
@@ -210,8 +210,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Args:
         gradtape: a ``tf.GradientTape``, recording, finished or not yet entered. It is not changed.
-        device_dense: the device of the reductions is TensorFlow's choice; taken for Horovod's sake.
-        device_sparse: likewise.
+        device_dense: accepted for compatibility with Horovod; TensorFlow chooses the devices.
+        device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
         sparse_as_dense: make IndexedSlices dense before they are reduced?
         op: Average, Sum or Adasum.
@@ -271,20 +271,20 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     """A `DistributedGradientTape` that leaves the gradients of some layers to this rank.
 
     Args:
-        gradtape: as there, and so the other arguments.
-        device_dense: as there.
-        device_sparse: as there.
-        compression: as there.
-        sparse_as_dense: as there.
-        op: as there.
-        gradient_predivide_factor: as there.
-        num_groups: as there.
-        groups: as there.
-        process_set: as there.
+        gradtape: as for `DistributedGradientTape`, like the other arguments.
+        device_dense: as for `DistributedGradientTape`.
+        device_sparse: as for `DistributedGradientTape`.
+        compression: as for `DistributedGradientTape`.
+        sparse_as_dense: as for `DistributedGradientTape`.
+        op: as for `DistributedGradientTape`.
+        gradient_predivide_factor: as for `DistributedGradientTape`.
+        num_groups: as for `DistributedGradientTape`.
+        groups: as for `DistributedGradientTape`.
+        process_set: as for `DistributedGradientTape`.
         local_layers: a built Keras layer or a list of them, whose trainable weights each rank has for itself.
-        scale_local_gradients: as there.
-        start_check: as there.
-        weight: as there.
+        scale_local_gradients: as for `DistributedGradientTape`.
+        start_check: as for `DistributedGradientTape`.
+        weight: as for `DistributedGradientTape`.
 
     Raises:
         InvalidArgumentError: an argument is wrong, or a layer is not built yet.

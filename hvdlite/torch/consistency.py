@@ -29,9 +29,6 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over the process set.
 
-        hvd.check_consistency(model, optimizer)              # now
-        hvd.check_consistency(model, optimizer, every=1000)  # after each 1000 steps of the optimizer
-
     Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. Tensors on GPUs, and those whose elements
     are not in order in memory (``channels_last``), are copied to contiguous host memory, one at a time; others are not copied.
 

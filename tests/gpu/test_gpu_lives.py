@@ -1,7 +1,12 @@
 """GPU tensors over the life of a job: process sets that come and go, ranks that join, shutting down and starting again."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from support import driver_arrays
+from support.pages import function_of, name_examples
 from support.set_cases import FORMS, Members, added, check_form
 from support.world import REPEATS, WORLD
 
@@ -92,3 +97,16 @@ def test_results_outlive_their_operation(kind):
 def check_gathered(kind, turn, gathered):
     wanted = np.concatenate([np.full((rank + 1, 100), 10 * turn + rank, np.float32) for rank in range(SIZE)])
     np.testing.assert_array_equal(kind.host(gathered), wanted)
+
+
+def test_the_example_of_device_array(kind, monkeypatch):
+    """It is written for Numba, for which `DriverArray` stands here."""
+    if kind.name != "plain" or SIZE != 2:
+        pytest.skip("the example is for arrays that are neither torch's nor CuPy's, and for two ranks")
+
+    def as_cuda_array(array):
+        return SimpleNamespace(copy_to_host=lambda: driver_arrays.read(array))
+
+    cuda = SimpleNamespace(to_device=kind.tensor, as_cuda_array=as_cuda_array)
+    monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))
+    function_of(name_examples.examples("hvdlite")["DeviceArray"])()

@@ -2,12 +2,15 @@
 
 A block that begins with ```` ```python ```` is a whole program: the files named test_pages.py and test_*_pages.py run it on two
 ranks. A block that begins with ```` ```python fragment ```` leaves things out, or needs what these tests do not have (several
-hosts, a GPU, another library), and is only compiled.
+hosts, a GPU, another library), and is only compiled. The same files run the examples of public names (docs/name_examples.py).
 """
 
 import ast
 import functools
+import importlib.util
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +19,20 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")])
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+
+
+def load(name: str, folder: Path = DOCS) -> ModuleType:
+    """A program of docs/, imported."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+name_examples = load("name_examples")
 
 
 def name_of(page: Path) -> str:
@@ -86,3 +103,18 @@ def programs(*frameworks: str) -> list[Block]:
     """All blocks that are whole programs and import exactly some of these frameworks, or none if none is given."""
     found = [block for page in PAGES for block in python_blocks(page) if "fragment" not in block.words]
     return [block for block in found if (block.frameworks <= set(frameworks)) and bool(block.frameworks) == bool(frameworks)]
+
+
+def examples(*pages: str) -> list:
+    """The examples of public names on these pages of the reference that run in an ordinary job of two ranks."""
+    return [example for page in pages for example in name_examples.examples(page).values() if not example.note]
+
+
+def function_of(example) -> Callable[[], None]:
+    """An example of a public name, as a function."""
+    return getattr(_module_of(example.page), example.name)
+
+
+@functools.cache
+def _module_of(page: str) -> ModuleType:
+    return load(page, name_examples.FOLDER)

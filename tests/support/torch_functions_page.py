@@ -25,7 +25,7 @@ _TRAINING, _PARALLEL, _MESSAGES = "test_distributed_training.py", "test_parallel
 WRAPPERS = [
     ("DistributedDataParallel", "", f"{_TRAINING}::test_ddp_trains_as_on_gloo"),
     ("DDP with sparse gradients", "", f"{_TRAINING}::test_ddp_with_sparse_gradients"),
-    ("DDP: a hook of one's own", "", f"{_TRAINING}::test_a_comm_hook"),
+    ("DDP: your own hook", "", f"{_TRAINING}::test_a_comm_hook"),
     ("DDP: fp16_compress_hook", "", f"{_PARALLEL}::test_a_hook_that_compresses_to_float16"),
     ("DDP: PowerSGD", "works; gloo crashes with several buckets", f"{_PARALLEL}::test_power_sgd_with_several_buckets"),
     ("Join", "", f"{_TRAINING}::test_ddp_with_unequal_numbers_of_batches"),

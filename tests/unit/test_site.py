@@ -1,21 +1,12 @@
 """The site of docs/: its drawings are what their source makes; it builds without a warning, and a browser shows it (slow)."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.pages import DOCS, ROOT
-
-
-def load(name):
-    """A program of docs/, imported."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from support.pages import DOCS, ROOT, load, name_examples
 
 
 def test_drawings_are_what_their_source_makes():
@@ -64,6 +55,12 @@ def test_the_reference_has_signatures_and_sections(site):
     entry = text.partition('id="hvdlite.allreduce"')[2].partition('id="hvdlite.allreduce_"')[0]
     for part in ("prescale_factor", "Parameters", "Returns", "Raises"):
         assert part in entry
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(file.stem for file in name_examples.FOLDER.glob("*.py")))
+def test_the_reference_shows_every_example(site, page):
+    assert (site / "api" / f"{page}.html").read_text().count(">Example<") == len(name_examples.examples(page))
 
 
 PHONE, DESK = 390, 1280

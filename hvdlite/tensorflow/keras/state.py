@@ -11,10 +11,10 @@ class TensorFlowKerasState(KerasState):
     """As `hvdlite.keras.elastic.KerasState`.
 
     Args:
-        model: as there.
-        optimizer: as there.
-        backend: taken for Horovod's sake; the model knows its own.
-        **kwargs: as there.
+        model: as for `hvdlite.keras.elastic.KerasState`.
+        optimizer: as for `hvdlite.keras.elastic.KerasState`.
+        backend: accepted for compatibility with Horovod; the model knows its own.
+        **kwargs: as for `hvdlite.keras.elastic.KerasState`.
 
     """
 

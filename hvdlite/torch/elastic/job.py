@@ -40,14 +40,6 @@ class StepOutcome:
 class ElasticJob:
     """A training over a global order of samples, which goes on when ranks are lost; no step is lost or counted twice.
 
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-        job = hvd.elastic.Job(model=model, optimizer=optimizer, scheduler=scheduler, batch_size=512)
-        for x, y in job.batches(dataset, epochs=90):
-            with job.step():
-                loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
     `batch_size` is that of all ranks together, whatever their number. Each batch is dealt out to the ranks, which may get
     different numbers of samples: gradients are weighted by these (``optimizer.weight``), so the loss has to be a mean over the
     samples.

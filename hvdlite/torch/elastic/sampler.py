@@ -16,14 +16,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """Like torch's DistributedSampler, but it leaves out what was recorded as processed in this epoch.
 
     Every rank gets the same number of samples; some get samples twice where they do not divide evenly. Keep it in a
-    `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch:
-
-        for state.epoch in range(state.epoch, epochs):
-            for index, (inputs, targets) in enumerate(loader):  # DataLoader(dataset, batch_size, sampler=state.sampler)
-                train(inputs, targets)
-                state.sampler.record_batch(index, batch_size)
-                state.commit()
-            state.sampler.set_epoch(state.epoch + 1)
+    `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch.
 
     Args:
         dataset: anything that has a length.
