@@ -172,13 +172,21 @@ KNOBS: tuple[Knob, ...] = (
         low=0,
         horovod="HOROVOD_CACHE_CAPACITY",
     ),
+    Knob(
+        "ledger_copies",
+        "int",
+        16,
+        "Ranks of a process set that share no memory agree without the coordinator, each with a copy of the set's ledger, if "
+        "they are no more than this (at most 32); 0: never.",
+        low=0,
+    ),
     Knob("segment_bytes", "bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", low=1),
     Knob(
         "recursive_doubling_max_bytes",
         "bytes",
-        16 << 10,
-        "Up to this size auto takes the algorithm with low latency (recursive doubling; reducescatter: direct), above it the "
-        "ring.",
+        64 << 10,
+        "Up to this size auto takes the algorithm with low latency (recursive doubling; direct for 5 to 16 ranks and for "
+        "reducescatter), above it the ring.",
         low=0,
     ),
     Knob(

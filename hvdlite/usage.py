@@ -43,7 +43,7 @@ class Stats:
         control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host need none for
             allreduce, broadcast, reducescatter and barrier, but do for allgather, alltoall and join.
         control_bytes: their size.
-        agreed_in_memory: operations that were agreed on without messages.
+        agreed_in_memory: operations that were agreed on in the ledger, without the coordinator.
         negotiating_seconds: an operation was submitted here and not agreed on, because this rank gathered more operations or
             because another rank had not asked for it yet.
         waiting_seconds: the part of it after this rank had announced it: another rank had not asked, or its message had not

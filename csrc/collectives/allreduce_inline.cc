@@ -157,6 +157,14 @@ class AllreduceWholeTiles final : public TilePipeline {
   PartCursor draining_;
 };
 
+void fold(const void* const* inputs, int members, const AllreducePart& part,
+          const Reduction& reduction, kernels::Isa isa) {
+  void* const output = part.output;
+  kernels::reduce_kernels(reduction.dtype, reduction.op, isa)
+      .fold(&output, 1, inputs, members, part.count, reduction.prescale, reduction.postscale,
+            reduction.divisor);
+}
+
 }  // namespace
 
 void prepare_inline(SharedChannel& channel, const void* input, std::size_t bytes) {
@@ -173,11 +181,19 @@ void reduce_prepared(SharedChannel& channel, const AllreducePart& part, const Re
   for (int member = 0; member < members; ++member) {
     inputs[static_cast<std::size_t>(member)] = channel.prepared(member, channel.folded());
   }
-  void* const output = part.output;
-  kernels::reduce_kernels(reduction.dtype, reduction.op, isa)
-      .fold(&output, 1, inputs.data(), members, part.count, reduction.prescale, reduction.postscale,
-            reduction.divisor);
+  fold(inputs.data(), members, part, reduction, isa);
   channel.count_folded();
+}
+
+void reduce_payloads(const std::vector<std::vector<std::byte>>& payloads, const AllreducePart& part,
+                     const Reduction& reduction, kernels::Isa isa) {
+  HVD_CHECK(payloads.size() <= kMostMembers);
+  std::array<const void*, kMostMembers> inputs = {};
+  for (std::size_t member = 0; member < payloads.size(); ++member) {
+    HVD_CHECK(payloads[member].size() == part.count * base::size_of(reduction.dtype));
+    inputs[member] = payloads[member].data();
+  }
+  fold(inputs.data(), static_cast<int>(payloads.size()), part, reduction, isa);
 }
 
 std::unique_ptr<Collective> allreduce_inline(Comm comm, AllreduceArgs args, const Tuning& tuning) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "collectives/collective.h"
 
@@ -15,5 +16,8 @@ void prepare_inline(SharedChannel& channel, const void* input, std::size_t bytes
 // All members have: reduces their payloads into the part's output.
 void reduce_prepared(SharedChannel& channel, const AllreducePart& part, const Reduction& reduction,
                      kernels::Isa isa);
+// The same for payloads that came in messages, by member. Throws Error(Internal) if one has another size than the part.
+void reduce_payloads(const std::vector<std::vector<std::byte>>& payloads, const AllreducePart& part,
+                     const Reduction& reduction, kernels::Isa isa);
 
 }  // namespace hvdlite::collectives

@@ -21,6 +21,11 @@ constexpr std::string_view kCoded =
     "coded";  // as hierarchical, these serve codecs for every size and knob
 constexpr std::string_view kHierarchical = "hierarchical";
 
+// For this many ranks and few bytes, direct is faster than recursive doubling: it waits for two messages in turn, not for log2 p, and
+// sends each byte fewer times. More ranks than that would send too many messages.
+constexpr int kDirectFrom = 5;
+constexpr int kDirectUpTo = 16;
+
 // Up to this part of a tile one wait less is worth p-fold additions. A share, so that small tiles (of many ranks, of tests) behave
 // like large ones.
 constexpr std::size_t kInlineShare = 64;
@@ -131,12 +136,13 @@ CommShape shape_of(const Comm& comm) {
           shared ? comm.shared()->tile_bytes() / kInlineShare : 0};
 }
 
-bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, const SharedChannel& channel,
+bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, bool shares_memory,
                         const Selection& selection) {
-  const bool allowed = selection.allreduce == kAuto || selection.allreduce == kInline;
-  const bool is_coded = reduction.codec && reduction.codec.between == base::Between::kRanks;
-  return allowed && reduction.op != base::ReduceOp::kAdasum && !is_coded && bytes > 0 &&
-         bytes <= channel.prepared_bytes();
+  const bool allowed =
+      selection.allreduce == kAuto || (shares_memory && selection.allreduce == kInline);
+  const bool is_coded =
+      reduction.codec && (!shares_memory || reduction.codec.between == base::Between::kRanks);
+  return allowed && reduction.op != base::ReduceOp::kAdasum && !is_coded && bytes > 0;
 }
 
 bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,
@@ -152,13 +158,12 @@ std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Sele
     return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);
   }
   if (shape.shared_on_hosts) return forced_or(selection.allreduce, kHierarchical);
-  std::string_view automatic = "ring";
-  // With 2 ranks there is one addition an element, and all algorithms give the same bits.
-  if ((shape.ranks <= 2 || !selection.deterministic) &&
-      bytes <= selection.recursive_doubling_max_bytes) {
-    automatic = "recursive_doubling";
-  } else if (selection.deterministic) {
-    automatic = "direct";
+  std::string_view automatic = selection.deterministic ? "direct" : "ring";
+  if (bytes <= selection.recursive_doubling_max_bytes) {
+    if (shape.ranks >= kDirectFrom && shape.ranks <= kDirectUpTo) automatic = "direct";
+    // With 2 ranks there is one addition an element, and all algorithms give the same bits.
+    else if (shape.ranks <= 2 || !selection.deterministic)
+      automatic = "recursive_doubling";
   }
   return forced_or(selection.allreduce, automatic);
 }

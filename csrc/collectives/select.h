@@ -23,7 +23,7 @@ struct Selection {
   // changes sizes (the orders of direct and recursive_doubling differ).
   bool deterministic = false;
   // allreduce, reducescatter: up to here latency counts, above bandwidth
-  std::size_t recursive_doubling_max_bytes = 16 * 1024;
+  std::size_t recursive_doubling_max_bytes = 64 * 1024;
   Tuning tuning;
 };
 
@@ -55,8 +55,9 @@ std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
                                       const Selection& selection);
 std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection);
 
-// May the members that share this channel prepare an allreduce of this many bytes (allreduce_inline.h)?
-bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, const SharedChannel& channel,
+// May members prepare an allreduce of this many bytes (allreduce_inline.h), if that is not too many? shares_memory: all of them do;
+// otherwise the payloads travel in messages.
+bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, bool shares_memory,
                         const Selection& selection);
 
 // Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.

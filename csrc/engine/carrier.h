@@ -33,8 +33,9 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
     execution_.execute(set, std::move(fused), std::move(entries));
   }
   bool prepare(SetId set, const Entry& entry) override { return execution_.prepare(set, entry); }
-  void execute_prepared(SetId set, Entry& entry) override {
-    execution_.execute_prepared(set, entry);
+  void execute_prepared(SetId set, Entry& entry,
+                        const std::vector<std::vector<std::byte>>& payloads) override {
+    execution_.execute_prepared(set, entry, payloads);
   }
   void finish(std::span<const Entry> entries, const base::Status& status) override {
     shared_.finish(entries, status);

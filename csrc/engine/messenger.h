@@ -36,10 +36,11 @@ class Messenger {
   void end_all(const base::Status& why);
 
  private:
-  // Negotiation gets three kinds of messages, PointToPoint six, Membership all others.
+  // Negotiation gets four kinds of messages, PointToPoint six, Membership all others.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
+  void hear(int source, LedgerSteps& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, Verdict& message);
   void hear(int source, Offer& message) { point_to_point_.hear(source, std::move(message)); }
   void hear(int source, Clearance& message) { point_to_point_.hear(source, message); }

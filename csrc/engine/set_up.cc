@@ -95,7 +95,8 @@ Negotiation::Settings settings_of(const transport::Transport& transport, const b
           .fusion_threshold = config.fusion_threshold,
           .cache_capacity = config.cache_capacity,
           .join_refuses_others = config.horovod_rules,
-          .agreement_is_barrier = selection.barrier == "auto"};
+          .agreement_is_barrier = selection.barrier == "auto",
+          .ledger_copies = config.ledger_copies};
 }
 
 }  // namespace hvdlite::engine

@@ -40,6 +40,33 @@ def test_all_forced_algorithms_between_hosts_agree():
     assert list(job.stdout.values()) == ["ok\n"] * 4, job.report()
 
 
+def test_ranks_agree_without_the_coordinator_and_small_payloads_travel_along():
+    program = """
+        import numpy as np
+        import hvdlite as hvd
+        from hvdlite.runtime import RUNTIME
+
+        hvd.init()
+        names = ("agreed_in_memory", "cache_hits", "cache_misses", "riding_ops", "data_bytes_sent")
+        for count, rides in ((4, True), (4000, False)):
+            before = RUNTIME.engine.counters()
+            for step in range(3):
+                value = np.arange(count, dtype=np.float32) * (hvd.rank() + 1) + step
+                total = hvd.allreduce(value, name=f"x{count}", op=hvd.Sum)
+                assert np.array_equal(total, np.arange(count, dtype=np.float32) * 6 + 3 * step)
+            after = RUNTIME.engine.counters()
+            agreed, hits, misses, riding, sent = (after[name] - before[name] for name in names)
+            assert (agreed, hits, misses, riding) == (3, 0, 0, 3 if rides else 0), (agreed, hits, misses, riding)
+            assert sent == 0 if rides else sent > 0 or hvd.local_rank() > 0, sent
+        print("ok")
+    """
+    for ranks in ([1, 1, 1], [2, 1]):
+        with emulated_hosts(len(ranks)) as hosts:
+            job = hosts.run(ranks, program)
+        assert job.returncode == 0, job.report()
+        assert list(job.stdout.values()) == ["ok\n"] * 3, job.report()
+
+
 def test_a_program_may_end_mpi_itself():
     """The signs of life between hosts (csrc/job/job_driver.h) must be over by then."""
     program = """

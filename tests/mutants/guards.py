@@ -9,6 +9,7 @@ MISMATCH = ("tests/unit/test_engine_agreement.py", "tests/parallel/test_mismatch
 CACHE = ("tests/unit/test_response_cache.py", "tests/unit/test_engine_agreement.py")
 SETS = ("tests/unit/test_set_changes.py", "tests/parallel/test_process_sets.py")
 LEDGER = ("tests/unit/test_ledger.py", *AGREEMENT)
+COPIES = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py")
 RIDING = ("tests/unit/test_riding_payloads.py", "tests/parallel/test_allreduce.py")
 STALLS = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py", "tests/unit/test_stall.py")
 MEMBERSHIP = ("tests/unit/test_native_cases.py", "tests/sim/test_sim.py")

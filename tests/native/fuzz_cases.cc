@@ -1,4 +1,5 @@
 // What the fuzzer and a reading of the code found, each mended: a case dies, or a sanitizer says why, where the mending is taken away.
+// (Over 400 lines, because each decoder and each machine has its cases.)
 
 #include <cmath>
 #include <cstdio>
@@ -19,6 +20,7 @@ using base::ErrorCode;
 using base::OpKind;
 using engine::Announcement;
 using engine::Decision;
+using engine::LedgerSteps;
 using engine::Message;
 using engine::Request;
 using engine::Response;
@@ -171,6 +173,16 @@ void decoding() {
   }
   refuses("an unknown kind of operation", [&] { engine::decode(bytes); });
 
+  refuses("steps without a stamp",
+          [&] { engine::decode(engine::encode(LedgerSteps{.set = kWorld})); });
+  refuses("a stamp after which there is none", [&] {
+    engine::decode(engine::encode(LedgerSteps{.set = kWorld, .stamp = ~std::uint64_t{0}}));
+  });
+  LedgerSteps steps{.set = kWorld, .stamp = 1, .payload = Bytes(4)};
+  refuses("a payload of no unit", [&] { engine::decode(engine::encode(steps)); });
+  steps = {.set = kWorld, .stamp = 1, .steps = {{.kind = static_cast<LedgerSteps::Kind>(9)}}};
+  refuses("a step of no kind", [&] { engine::decode(engine::encode(steps)); });
+
   engine::Inquiry inquiry{.number = 1, .patience = 7.25};
   refuses("a question that waits for an hour",
           [&] { engine::decode(with<double>(engine::encode(inquiry), 7.25, 3600)); });
@@ -259,6 +271,30 @@ void announcing_what_cannot_be() {
   coordinator_fails_on("a payload that was not asked for", engine::Coming{1});
 }
 
+void making_steps_that_no_member_makes() {
+  using Kind = LedgerSteps::Kind;
+  const auto steps = [](std::uint64_t stamp, std::vector<LedgerSteps::Step> made) {
+    return LedgerSteps{.set = kWorld, .stamp = stamp, .steps = std::move(made)};
+  };
+  coordinator_fails_on("a list of rank 1", steps(1, {{.kind = Kind::kList, .key = 1}}));
+  coordinator_fails_on("a reopening of rank 1", steps(1, {{.kind = Kind::kReopen}}));
+  coordinator_fails_on("a diverted key of rank 1",
+                       steps(1, {{.kind = Kind::kDivert, .keys = {7}}}));
+  const Request small = request_of(OpKind::kAllreduce, "x", 4);
+  const LedgerSteps::Step x = {
+      .prepared = true, .key = small.name_hash, .content = small.content_hash};
+  for (const std::vector<LedgerSteps>& messages :
+       {std::vector{steps(2, {x}), steps(2, {})}, {steps(1, {x, x})}, {steps(1, {x})}}) {
+    Pair pair(false);  // the last message has no payload, though it says that the unit is prepared
+    pair.rank(0).submit(small);
+    pair.rank(0).pass();
+    for (const LedgerSteps& message : messages) pair.deliver(1, 0, message);
+    pair.rank(0).pass();
+    expect(pair.rank(0).failed() && pair.rank(0).done(),
+           "steps out of order, twice, or without payload");
+  }
+}
+
 // --- what a member may not be told ------------------------------------------------------------------------------------------
 
 void deciding_what_was_not_asked() {
@@ -273,11 +309,6 @@ void deciding_what_was_not_asked() {
   fails_on("an operation that nobody asked for", {}, deciding(mine));
   fails_on("a slot of gigabytes", mine,
            deciding(mine, [](Response& response) { response.slot = 0x7fff'fff0; }));
-  fails_on("the place in a ledger that is not there", mine, [&] {
-    ResponseList list = deciding(mine);
-    list.in_ledger = true;
-    return list;
-  }());
   ResponseList hit = deciding(mine, [](Response& response) { response.slot = 3; });
   hit.decisions[0].hit = true;
   fails_on("a slot that is empty", mine, hit);
@@ -363,6 +394,7 @@ int run_cases() {
       framing,
       addresses,
       announcing_what_cannot_be,
+      making_steps_that_no_member_makes,
       deciding_what_was_not_asked,
       deciding_twice,
       early,

@@ -68,6 +68,30 @@ engine::ResponseList make_list(Draw& draw) {
   return message;
 }
 
+engine::LedgerSteps make_steps(Draw& draw) {
+  using Kind = engine::LedgerSteps::Kind;
+  engine::LedgerSteps message;
+  message.set = make_set(draw);
+  message.stamp = 1 + draw.below(6);
+  message.exceptions = draw.below(4);
+  for (std::uint32_t more = draw.below(4); more > 0; --more) {
+    engine::LedgerSteps::Step& step = message.steps.emplace_back();
+    step.kind = static_cast<Kind>(draw.below(5));
+    step.absent = draw.one_in(4);
+    step.key = make_request(draw, message.set).name_hash;
+    if (step.kind == Kind::kAnnounce) {
+      step.content = draw.below(3);
+    } else {
+      step.keys.assign(draw.below(3), step.key);
+    }
+  }
+  if (message.steps.size() == 1 && draw.one_in(2)) {
+    message.steps.front().prepared = true;
+    message.payload.resize(draw.below(40));
+  }
+  return message;
+}
+
 engine::BlockedReport make_report(Draw& draw) {
   engine::BlockedReport message;
   message.version = draw.word();
@@ -183,7 +207,7 @@ Request make_request(Draw& draw, SetId set) {
 }
 
 engine::Message make_message(Draw& draw) {
-  switch (draw.below(13)) {
+  switch (draw.below(14)) {
     case 0:
     case 1:
       return make_announcement(draw);
@@ -205,6 +229,8 @@ engine::Message make_message(Draw& draw) {
       return make_stall_reply(draw);
     case 11:
       return make_point_to_point(draw);
+    case 12:
+      return make_steps(draw);
     default:
       if (draw.one_in(2)) return engine::FailureSeen{};
       if (draw.one_in(2)) return engine::GoodbyeSeen{};

@@ -7,7 +7,14 @@ NAMES = [name for name in native_cases.names() if not name.startswith("sim.")]  
 
 
 # The largest spaces of states; smaller ones of their kinds are beside them.
-SLOW = {f"engine.negotiation_explored.{name}" for name in ("three_ranks_of_which_one_leaves", "two_verdicts_at_any_time")}
+LARGE = (
+    "three_ranks_of_which_one_leaves",
+    "two_verdicts_at_any_time",
+    "copies_and_a_join_behind_a_name",
+    "copies_of_three_in_other_orders",
+    "copies_of_three_of_which_one_leaves",
+)
+SLOW = {f"engine.negotiation_explored.{name}" for name in LARGE}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES])

@@ -22,6 +22,7 @@ ALLOWED = {
     "support/warm.py": "waits until an interpreter is up, with a deadline",
     "support/patient_comm.py": "waits for the other ranks without taking the processor from them",
     "support/workers.py": "says from time to time how far the tests are",
+    "support/measure_links.py": "compares hvdlite's times with Open MPI's, and is no test",
     "support/guard_hosts.py": "compares the times of two builds, and is no test",
     "support/chaos_program.py": "is the program of a campaign that tells how soon elastic training goes on, and is no test",
     "support/elastic_training.py": "is the program of the figures in docs/elastic.md, and is no test",

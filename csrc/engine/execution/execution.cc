@@ -5,6 +5,7 @@
 
 #include "collectives/allreduce_inline.h"
 #include "engine/negotiation/ledger.h"
+#include "engine/negotiation/replicated_ledger.h"
 #include "transport/host_window.h"
 
 namespace hvdlite::engine {
@@ -44,6 +45,11 @@ collectives::Selection unforced(const collectives::Selection& selection) {
   return result;
 }
 
+// Do the members agree in a ledger that they share?
+bool share_ledger(const SharingSet& set) {
+  return set.shared.channel && !set.shared.hosts && set.size() <= Ledger::kMaxMembers;
+}
+
 SharingSetPtr sharing(const ProcessSet& set, SharedRegions shared) {
   return std::make_shared<const SharingSet>(SharingSet{set, std::move(shared)});
 }
@@ -72,10 +78,9 @@ std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
   // A reused set id begins with other tags than its predecessor, whose messages may still be in flight.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
-  const SharedRegions& shared = known.host->shared;
-  if (!shared.channel || shared.hosts || set.size() > Ledger::kMaxMembers) return nullptr;
+  if (!share_ledger(*known.host)) return nullptr;
   return std::make_unique<SharedAgreement>(transport_.window()->ledger(regions.first->number),
-                                           shared.channel, set.id.epoch);
+                                           known.host->shared.channel, set.id.epoch);
 }
 
 void Execution::share_staging(SetId set, const Regions::Grant& regions) {
@@ -100,32 +105,44 @@ bool Execution::share_memory(SetId set) const {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-bool Execution::may_prepare(const collectives::SharedChannel& channel,
-                            const Request& request) const {
+bool Execution::may_prepare(const SharingSet& set, const Request& request) const {
+  const bool shares = share_ledger(set);
+  // The hierarchical algorithm adds up each host first, so its bits are others.
+  if (selection_.deterministic && set.shared.hosts) return false;
+  const std::size_t most =
+      shares ? set.shared.channel->prepared_bytes() : ReplicatedLedger::inline_bytes(set.size());
   return request.kind == OpKind::kAllreduce && !request.absent && !request.on_gpu() &&
-         !request.weighted && request.arena == 0 &&
-         collectives::prepares_allreduce(request.bytes(), reduction_of(request, 1), channel,
+         !request.weighted && request.arena == 0 && request.bytes() <= most &&
+         collectives::prepares_allreduce(request.bytes(), reduction_of(request, 1), shares,
                                          selection_);
 }
 
 bool Execution::prepare(SetId set, const Entry& entry) {
-  collectives::SharedChannel& channel = *sets_.find(set)->second.host->shared.channel;
+  const SharingSet& known = *sets_.find(set)->second.host;
   const Request& request = *entry.request;
-  if (!may_prepare(channel, request)) return false;
-  collectives::prepare_inline(channel, entry.input, request.bytes());
+  if (!may_prepare(known, request)) return false;
+  if (share_ledger(known)) {
+    collectives::prepare_inline(*known.shared.channel, entry.input, request.bytes());
+  }
   return true;
 }
 
-void Execution::execute_prepared(SetId set, Entry& entry) {
-  collectives::SharedChannel& channel = *sets_.find(set)->second.host->shared.channel;
+void Execution::execute_prepared(SetId set, Entry& entry,
+                                 const std::vector<std::vector<std::byte>>& payloads) {
+  const SharingSet& known = *sets_.find(set)->second.host;
   const Request& request = *entry.request;
-  HVD_CHECK(may_prepare(channel, request));
-  const int members = channel.size();
-  const bool moves = request.bytes() > kTinyBytes;
+  HVD_CHECK(may_prepare(known, request));
+  const int members = known.size();
+  const bool moves = request.bytes() > kTinyBytes || !payloads.empty();
   if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
-  collectives::reduce_prepared(
-      channel, {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
-      reduction_of(request, members), selection_.tuning.isa);
+  const collectives::AllreducePart part = {entry.input, entry.output,
+                                           static_cast<std::size_t>(request.elements())};
+  const collectives::Reduction reduction = reduction_of(request, members);
+  if (share_ledger(known)) {
+    collectives::reduce_prepared(*known.shared.channel, part, reduction, selection_.tuning.isa);
+  } else {
+    collectives::reduce_payloads(payloads, part, reduction, selection_.tuning.isa);
+  }
   entry.completion->contributors = members;
   // An operation that moved nothing counts as one with a single member: no link had to carry it.
   shared_.usage.moves(request.kind, request.bytes(), moves ? static_cast<std::size_t>(members) : 1);

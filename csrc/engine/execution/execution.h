@@ -9,8 +9,8 @@
 // (device_lane.h).
 //
 // Small allreduces are prepared (collectives/allreduce_inline.h): before the members have agreed, each puts its payload where the
-// others will look for it. If all have done so, the operation needs no further exchange: it runs beside the lanes and ends as
-// soon as it is agreed.
+// others will look for it, or into the message that announces it. If all have done so, the operation needs no further exchange: it
+// runs beside the lanes and ends as soon as it is agreed.
 #pragma once
 
 #include <algorithm>
@@ -44,10 +44,11 @@ class Execution {
   bool share_memory(SetId set) const;
 
   // --- operations ---
-  // True if this rank's payload now lies where the other members will look for it.
+  // True if this rank's payload now lies where the other members will look for it, or may travel with the announcement.
   bool prepare(SetId set, const Entry& entry);
-  // Called when all members have prepared the operation.
-  void execute_prepared(SetId set, Entry& entry);
+  // Called when all members have prepared the operation. payloads: as Effects::execute_prepared.
+  void execute_prepared(SetId set, Entry& entry,
+                        const std::vector<std::vector<std::byte>>& payloads);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
 
   // Transfers to and from another rank; see Transfers.
@@ -97,7 +98,7 @@ class Execution {
     std::deque<std::unique_ptr<Operation>> running;
     std::size_t running_bytes = 0;
   };
-  bool may_prepare(const collectives::SharedChannel& channel, const Request& request) const;
+  bool may_prepare(const SharingSet& set, const Request& request) const;
   std::uint32_t next_tag(Set& set) const;
   DeviceLane& device_lane(Set& set, const std::vector<Entry>& entries);
   bool start(Lane& lane);

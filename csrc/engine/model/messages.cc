@@ -284,6 +284,54 @@ void get(Reader& reader, Rejection& message) {
 void put(Writer& writer, const Receipt& message) { writer.put(message.bytes); }
 void get(Reader& reader, Receipt& message) { message.bytes = reader.get<std::uint64_t>(); }
 
+void put(Writer& writer, const LedgerSteps& message) {
+  put_set(writer, message.set);
+  writer.put(message.stamp);
+  writer.put(message.exceptions);
+  writer.put(static_cast<std::uint32_t>(message.steps.size()));
+  for (const LedgerSteps::Step& step : message.steps) {
+    const int flags = (step.absent ? 1 : 0) + (step.prepared ? 2 : 0);
+    writer.put(static_cast<std::uint8_t>(static_cast<int>(step.kind) * 4 + flags));
+    writer.put(step.key);
+    if (step.kind == LedgerSteps::Kind::kAnnounce) {
+      writer.put(step.content);
+    } else {
+      writer.put_vector(step.keys);
+    }
+  }
+  writer.put_bytes(message.payload);
+}
+
+void get(Reader& reader, LedgerSteps& message) {
+  message.set = get_set(reader);
+  message.stamp = reader.get<std::uint64_t>();
+  message.exceptions = reader.get<std::uint64_t>();
+  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
+    LedgerSteps::Step& step = message.steps.emplace_back();
+    const auto head = reader.get<std::uint8_t>();
+    if (head / 4 > static_cast<int>(LedgerSteps::Kind::kList)) {
+      throw base::Error(base::ErrorCode::kInternal, "a control message has a step of no kind");
+    }
+    step.kind = static_cast<LedgerSteps::Kind>(head / 4);
+    step.absent = (head & 1) != 0;
+    step.prepared = (head & 2) != 0;
+    step.key = reader.get<std::uint64_t>();
+    if (step.kind == LedgerSteps::Kind::kAnnounce) {
+      step.content = reader.get<std::uint64_t>();
+    } else {
+      step.keys = reader.get_vector<std::uint64_t>();
+    }
+  }
+  const auto payload = reader.get_bytes();
+  message.payload.assign(payload.begin(), payload.end());
+  const bool one_prepared = message.steps.size() == 1 && message.steps.front().prepared;
+  if (message.stamp == 0 || message.stamp > LedgerSteps::kMostStamp ||
+      (!one_prepared && !message.payload.empty())) {
+    throw base::Error(base::ErrorCode::kInternal,
+                      "a control message makes steps that no rank makes");
+  }
+}
+
 // Decodes the alternative of this index.
 template <std::size_t I = 0>
 Message decode_as(std::size_t index, Reader& reader) {

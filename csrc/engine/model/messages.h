@@ -36,6 +36,30 @@ struct ResponseList {
   std::vector<Response> responses;  // after decoding
 };
 
+// A member -> all other members, if the set's ledger is replicated (replicated_ledger.h): steps that this member makes in it.
+struct LedgerSteps {
+  enum class Kind : std::uint8_t { kAnnounce, kDivert, kClose, kReopen, kList };
+  // What a step is about. announce: a unit (Agreement::Unit). divert, reopen: in `keys` those that the coordinator counts. list:
+  // its number in `key`, and in `keys` those that it decides.
+  struct Step {
+    Kind kind = Kind::kAnnounce;
+    bool absent = false;
+    bool prepared = false;
+    std::uint64_t key = 0;
+    std::uint64_t content = 0;
+    std::vector<std::uint64_t> keys{};
+  };
+  // Larger stamps than any rank reaches would leave no stamps after them.
+  static constexpr std::uint64_t kMostStamp = std::uint64_t{1} << 62;
+
+  SetId set{};
+  std::uint64_t stamp = 0;
+  // So many exceptions in the log (entries that are not complete units) the sender had read.
+  std::uint64_t exceptions = 0;
+  std::vector<Step> steps{};
+  std::vector<std::byte> payload{};  // of a prepared unit, which is then the only step
+};
+
 // Any rank -> all: this rank is about to end for this cause.
 struct Failure {
   std::string cause;
@@ -153,7 +177,7 @@ struct Receipt {
 
 using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
                              BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, StallReply, Alive,
-                             Offer, Clearance, Coming, Withdrawal, Rejection, Receipt>;
+                             Offer, Clearance, Coming, Withdrawal, Rejection, Receipt, LedgerSteps>;
 
 std::vector<std::byte> encode(const Message& message);
 // The payload of an Offer stays where it is in the bytes.

@@ -1,23 +1,32 @@
-// The port through which the members of a process set agree without messages. Behind it are a table of the units that members
-// have announced, and a log of the units that all members have announced. ledger.h describes the protocol and shows that every
-// unit is agreed exactly once.
+// The port through which the members of a process set agree without the coordinator. Behind it are a table of the units that
+// members have announced, and a log of the units that all members have announced. ledger.h describes the protocol and shows that
+// every unit is agreed exactly once. Members that share memory share the table and the log (SharedAgreement). Other members have
+// a copy each, in which all make the same steps in the same order (ReplicatedLedger).
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
-// Throws: Error(Internal) if the shared memory holds what no correct member writes.
+// Throws: Error(Internal) if the shared memory holds what no correct member writes, or a member sends what no correct one sends.
 //
 // Each try_... is one step: the other members see all of it or nothing. A step may be refused; the caller tries it again later. A
+// step in a copy is done when the log has its entry, so a step that is "done" may still be on its way to the other members. A
 // member that ends in the middle of a step leaves nothing of the step behind. After that the other members' steps are refused,
 // but they can still read the log.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "base/hash.h"
+#include "engine/model/messages.h"
 
 namespace hvdlite::engine {
 
 class Agreement {
  public:
   virtual ~Agreement() = default;
+
+  // Do the members share it in memory, so that a step needs no message?
+  virtual bool is_in_memory() const = 0;
 
   // --- its beginning ---
   // Have all earlier users of this memory left it?
@@ -58,6 +67,8 @@ class Agreement {
     bool absent = false;        // no value on this member
     // This member has prepared it; the agreement only reports whether all members have.
     bool prepared = false;
+    std::span<const std::byte>
+        payload{};  // of a prepared unit; a copy of the agreement carries it to the other members
     bool by_message = false;  // output: the caller has to send it to the coordinator
   };
   // Needs that this member has read the whole log.
@@ -80,6 +91,20 @@ class Agreement {
   };
   // Removes from `upkeep` the changes that this step has made.
   virtual Step try_keep(Upkeep& upkeep) = 0;
+
+  // --- only for copies ---
+  // The payloads of all members, by index, of the prepared unit that pop() has just taken; none if members share memory.
+  virtual std::vector<std::vector<std::byte>> take_payloads() { return {}; }
+  // Another member's steps have arrived.
+  virtual void hear(int member, LedgerSteps steps) = 0;
+  // Tells the other members that this member has nothing to add, if they can go on only then. Returns true if it did so.
+  virtual bool acknowledge() { return false; }
+  // That member makes no more steps. All its steps have arrived.
+  virtual void left(int /*member*/) {}
+  // This member makes no more steps, and the others send it nothing but the coordinator's lists.
+  virtual void leave() {}
+  // Adds what tells states of this member's copy apart (Negotiation::digest).
+  virtual void add_to(base::Hasher& /*hasher*/) const {}
 };
 
 }  // namespace hvdlite::engine

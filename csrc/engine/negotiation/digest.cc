@@ -84,6 +84,7 @@ void Coordinator::add_to(base::Hasher& hasher) const {
 void SetNegotiation::add_to(base::Hasher& hasher) const {
   hasher.add_pair(set_.id.id, static_cast<std::int32_t>(set_.id.epoch));
   local_units_.add_to(hasher);
+  if (port_) port_->add_to(hasher);
   hasher.add(seen_);
   cache_.add_to(hasher);
   add_table(hasher, pending_, [](base::Hasher& each, const Pending& pending) {

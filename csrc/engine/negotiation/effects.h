@@ -36,7 +36,9 @@ class Effects {
   // operation now, to save time after the agreement? If all members have prepared it, execute_prepared() follows, otherwise
   // execute().
   virtual bool prepare(SetId set, const Entry& entry) = 0;
-  virtual void execute_prepared(SetId set, Entry& entry) = 0;
+  // payloads: the input of each member, by index; empty if the members share memory and prepare() has put the inputs there.
+  virtual void execute_prepared(SetId set, Entry& entry,
+                                const std::vector<std::vector<std::byte>>& payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
   virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
   // Have all operations of that set ended?

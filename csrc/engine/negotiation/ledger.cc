@@ -320,6 +320,11 @@ Agreement::Step SharedAgreement::close(bool up_to_date, int tries) {
   return hold(close, up_to_date, tries);
 }
 
+void SharedAgreement::hear(int, LedgerSteps) {
+  throw base::Error(base::ErrorCode::kInternal,
+                    "it has steps in a ledger that the ranks of the set share in memory");
+}
+
 Agreement::Step SharedAgreement::try_list(std::uint64_t number,
                                           std::span<const std::uint64_t> decided) {
   const auto append = [&] {

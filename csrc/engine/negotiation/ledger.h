@@ -136,6 +136,7 @@ class SharedAgreement final : public Agreement {
   SharedAgreement(std::byte* memory, std::shared_ptr<collectives::SharedChannel> channel,
                   std::uint32_t serial);
 
+  bool is_in_memory() const override { return true; }
   bool may_begin() override { return channel_->is_free(); }
   void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) override {
     ledger_.create(sequence, keys);
@@ -153,6 +154,7 @@ class SharedAgreement final : public Agreement {
   bool is_open() const override { return ledger_.is_open(); }
   Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) override;
   Step try_keep(Upkeep& upkeep) override;
+  void hear(int member, LedgerSteps steps) override;
 
  private:
   // A member that fails tries for some milliseconds to get the lock. In this time the holder of the lock gets a processor.

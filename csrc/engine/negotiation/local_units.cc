@@ -93,6 +93,13 @@ const Entry* LocalUnits::only_one() const {
   return alone && waiting_.front().size() == 1 ? &waiting_.front().front() : nullptr;
 }
 
+void LocalUnits::mark_prepared(bool prepared) {
+  const Entry& entry = waiting_.front().front();
+  units_.front().prepared = prepared;
+  units_.front().payload = {static_cast<const std::byte*>(entry.input),
+                            prepared ? entry.request->bytes() : 0};
+}
+
 std::vector<Entry> LocalUnits::take(std::uint64_t key) {
   auto found = announced_.extract(key);
   return found.empty() ? std::vector<Entry>() : std::move(found.mapped());
@@ -150,9 +157,21 @@ bool SetNegotiation::agree() {
   if (!port_->exists()) return joins_ ? announce_join() : begin();
   bool moved = read();
   if (attentive_) moved = keep_port() || moved;
-  if (joins_) return announce_join() || moved;
-  if (local_units_.has_waiting()) moved = announce_waiting() || moved;
-  return moved;
+  if (joins_) {
+    moved = announce_join() || moved;
+  } else if (local_units_.has_waiting()) {
+    moved = announce_waiting() || moved;
+  }
+  if (!port_->acknowledge()) return moved;
+  read();
+  return true;
+}
+
+void SetNegotiation::hear(int source, LedgerSteps message) {
+  const int member = set_.index_of(source);
+  HVD_CHECK(port_ != nullptr && member >= 0);
+  port_->hear(member, std::move(message));
+  attend();
 }
 
 // The agreement begins when the last users of its memory have left. Until then everything goes through messages.
@@ -294,7 +313,7 @@ void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
     taken = std::move(unit);
     HVD_CHECK(taken.size() == 1);
     ++all_.counters_.agreed_in_memory;
-    all_.effects_.execute_prepared(set_.id, taken.front());
+    all_.effects_.execute_prepared(set_.id, taken.front(), port_->take_payloads());
     taken.clear();
     return;
   }

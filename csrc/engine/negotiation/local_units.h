@@ -50,7 +50,7 @@ class LocalUnits {
   // The waiting entry, if it is the only one and this rank has announced nothing else; null otherwise.
   const Entry* only_one() const;
   // Says whether the only waiting unit is prepared.
-  void mark_prepared(bool prepared) { units_.front().prepared = prepared; }
+  void mark_prepared(bool prepared);
 
   // Takes the entries that this rank has announced under a key; none if it has announced nothing.
   std::vector<Entry> take(std::uint64_t key);

@@ -103,6 +103,8 @@ void Negotiation::hear(int source, ResponseList message) {
   hear_in_set(source, std::move(message));
 }
 
+void Negotiation::hear(int source, LedgerSteps message) { hear_in_set(source, std::move(message)); }
+
 void Negotiation::hear(int source, Verdict message) {
   HVD_CHECK(source == 0);
   if (SetNegotiation* set = find(message.set)) set->hear(std::move(message));
@@ -150,7 +152,9 @@ std::set<int> Negotiation::leave(const Status& why) {
 
 void Negotiation::fail_undecided(int coordinator, const Status& why) {
   for (auto& [id, set] : sets_) {
-    if (set->set().coordinator_rank() == coordinator) set->fail_pending(why);
+    if (set->set().coordinator_rank() != coordinator) continue;
+    set->catch_up();  // its last lists have arrived, but may wait for their place in the log
+    set->fail_pending(why);
   }
 }
 

@@ -37,6 +37,7 @@ class Negotiation {
     std::size_t cache_capacity = 0;
     bool join_refuses_others = false;   // while members have joined, only allreduces are allowed
     bool agreement_is_barrier = false;  // a barrier is done when all members have reached it
+    std::size_t ledger_copies = 0;      // so many members of a set may agree in copies of a ledger
   };
 
   // Begins with the set of all ranks. `effects` and `counters` must outlive the Negotiation.
@@ -52,6 +53,7 @@ class Negotiation {
   // --- what others say ---
   void hear(int source, Announcement message);
   void hear(int source, ResponseList message);
+  void hear(int source, LedgerSteps message);
   void hear(int source, Verdict message);
 
   // --- how ranks end ---
@@ -86,7 +88,7 @@ class Negotiation {
   }
   // Removals that this rank holds back until its operations on the set have ended.
   const std::vector<Entry>& held_removals() const { return held_removals_; }
-  // Differs for states that may continue differently. Does not include the port's state.
+  // Differs for states that may continue differently. Includes a port's state if this rank has its own copy.
   std::uint64_t digest() const;
 
  private:
@@ -125,6 +127,7 @@ class Negotiation {
   void settle(const Response& response, Entry& entry);
   void handle_early(std::uint32_t epoch);
   SetId create_set(std::vector<int> members);
+  std::unique_ptr<Agreement> replicate(const ProcessSet& set);
   void remove_set(std::int32_t id);
   bool may_remove(std::int32_t id) const;
   bool hold_removal(Entry& entry);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/negotiation/negotiation.h"
+#include "engine/negotiation/replicated_ledger.h"
 
 namespace hvdlite::engine {
 
@@ -51,8 +52,10 @@ void Negotiation::handle_early(std::uint32_t epoch) {
   for (auto& [source, message] : early.mapped()) {
     if (auto* announcement = std::get_if<Announcement>(&message)) {
       hear(source, std::move(*announcement));
+    } else if (auto* list = std::get_if<ResponseList>(&message)) {
+      hear(source, std::move(*list));
     } else {
-      hear(source, std::move(std::get<ResponseList>(message)));
+      hear(source, std::move(std::get<LedgerSteps>(message)));
     }
   }
 }
@@ -70,9 +73,28 @@ SetId Negotiation::create_set(std::vector<int> members) {
   set.members = std::make_shared<const std::vector<int>>(std::move(members));
   set.index = set.index_of(settings_.rank);
   auto port = effects_.add_set(set, regions_.take(set.id.id, *set.members));
+  if (!port) port = replicate(set);
   const SetId id = set.id;
   sets_[id.id] = std::make_unique<SetNegotiation>(*this, std::move(set), std::move(port));
   return id;
+}
+
+// For members that do not share a ledger; null if there are too many of them, or this rank is no member.
+std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
+  const int most = static_cast<int>(
+      std::min(settings_.ledger_copies, static_cast<std::size_t>(ReplicatedLedger::kMaxMembers)));
+  if (!set.is_member() || set.size() < 2 || set.size() > most) return nullptr;
+  const auto tell = [this, members = set.members](const LedgerSteps& steps) {
+    const Message message = steps;
+    for (const int member : *members) {
+      if (member != settings_.rank && !has_left(member)) effects_.send(member, message);
+    }
+  };
+  auto port = std::make_unique<ReplicatedLedger>(set.id, set.size(), set.index, tell);
+  for (int member = 0; member < set.size(); ++member) {
+    if (has_left((*set.members)[static_cast<std::size_t>(member)])) port->left(member);
+  }
+  return port;
 }
 
 bool Negotiation::may_remove(std::int32_t id) const {

@@ -234,7 +234,10 @@ void SetNegotiation::left(int rank, const Status& why) {
   const int member = set_.index_of(rank);
   if (member < 0 || !set_.is_member()) return;
   if (coordinator_) coordinator_->leave(member, why);
-  if (port_) upkeep_.close = true;
+  if (port_) {
+    port_->left(member);
+    upkeep_.close = true;
+  }
   attend();
   if (set_.coordinator_rank() == rank) {
     broken_ = why;
@@ -244,6 +247,7 @@ void SetNegotiation::left(int rank, const Status& why) {
 
 bool SetNegotiation::leave(const Status& why) {
   if (!set_.is_member()) return false;
+  if (port_) port_->leave();
   const int coordinator = set_.coordinator_rank();
   decltype(pending_) decidable;
   if (coordinator != all_.settings_.rank && !all_.has_left(coordinator)) {

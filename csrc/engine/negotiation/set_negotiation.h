@@ -46,6 +46,7 @@ class SetNegotiation {
   // --- what others say ---
   void hear(int source, Announcement message);
   void hear(int source, ResponseList message);
+  void hear(int source, LedgerSteps message);
   void hear(Verdict message);
 
   // --- endings ---
@@ -67,7 +68,7 @@ class SetNegotiation {
   // --- questions ---
   bool has_pending() const { return !pending_.empty() || local_units_.has_entries(); }
   bool has_joined() const;
-  bool agrees_in_memory() const { return port_ != nullptr; }
+  bool agrees_in_memory() const { return port_ != nullptr && port_->is_in_memory(); }
   // Must this rank try again, because another rank held the lock?
   bool tries_again() const { return try_again_; }
   // Calls visit(const Entry&) for each entry that is not agreed.

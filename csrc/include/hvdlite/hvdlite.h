@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 6
+#define HVDLITE_ABI_VERSION 7
 
 enum {
   HVDLITE_OK = 0,
@@ -341,10 +341,11 @@ typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;
   int64_t control_messages_sent, control_bytes_sent;
   int64_t fused_ops, cache_hits, cache_misses;
-  int64_t agreed_in_memory; /* operations that the ranks of a host agreed on without messages */
+  int64_t
+      agreed_in_memory; /* operations that were agreed on in the ledger, without the coordinator */
   int64_t data_bytes_sent;
   int64_t arena_ops;    /* fused operations on tensors that lay in an arena on all members */
-  int64_t riding_ops;   /* allreduces whose payload came with the announcement in shared memory */
+  int64_t riding_ops;   /* allreduces whose payload came with the announcement */
   int64_t open_results; /* allreduces whose result other ranks stored where it lies */
   int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
   int64_t staged_ops;   /* and through host memory */

@@ -1,6 +1,7 @@
 // Negotiation in every order: small jobs of its machines are stepped in all possible orders of what their ranks do and what arrives,
 // as long as that leads to states not seen before.
 #include <map>
+#include <numeric>
 #include <unordered_set>
 
 #include "engine/negotiation_job.h"
@@ -14,8 +15,9 @@ struct Plan {
   // What each rank asks for, in its order: a letter for a tensor (a capital: with another content), + to join, > and < to add and
   // remove a set of all ranks, and . to leave.
   std::vector<std::string> programs;
-  int verdicts = 0;  // that may come, on all that is asked for
-  int dies = -1;     // the rank that may die, between its steps or in one
+  int verdicts = 0;         // that may come, on all that is asked for
+  int dies = -1;            // the rank that may die, between its steps or in one
+  bool replicates = false;  // ranks that share no memory have copies of a ledger
 };
 
 // What may happen next.
@@ -38,15 +40,17 @@ struct Choice {
 // A job on the way through its plan.
 class Walk {
  public:
-  explicit Walk(const Plan& plan) : plan_(plan), job_(plan.hosts), ranks_(plan.programs.size()) {
+  explicit Walk(const Plan& plan)
+      : plan_(plan), job_(plan.hosts, 2, plan.replicates ? 16 : 0), ranks_(plan.programs.size()) {
     job_.run();  // the agreement begins
   }
 
   std::vector<Choice> choices() {
     std::vector<Choice> found;
     for (int rank = 0; rank < job_.size(); ++rank) {
-      for (const auto kind :
-           {Choice::kAsk, Choice::kPass, Choice::kPassOneStep, Choice::kPassRefused}) {
+      for (const auto kind : {Choice::kAsk, Choice::kPass}) found.push_back({kind, rank});
+      if (plan_.replicates) continue;  // no step of a copy is refused
+      for (const auto kind : {Choice::kPassOneStep, Choice::kPassRefused}) {
         found.push_back({kind, rank});
       }
     }
@@ -221,6 +225,13 @@ void expect_states(const Plan& plan, std::size_t least) {
   EXPECT_OR(states >= least, std::to_string(states) + " states");
 }
 
+// Ranks on hosts of their own, with copies of the ledger.
+Plan copies(std::vector<std::string> programs, int verdicts = 0) {
+  std::vector<int> hosts(programs.size());
+  std::iota(hosts.begin(), hosts.end(), 0);
+  return {hosts, std::move(programs), verdicts, /*dies=*/-1, /*replicates=*/true};
+}
+
 TEST(two_ranks_in_opposite_orders) { expect_states({kOneHost, {"abc", "cba"}}, 250); }
 TEST(the_same_names_again) { expect_states({kOneHost, {"aba", "baa"}}, 190); }
 TEST(a_verdict_at_any_time) { expect_states({kOneHost, {"ab", "ba"}, /*verdicts=*/1}, 3190); }
@@ -250,6 +261,21 @@ TEST(three_ranks_of_which_one_leaves) { expect_states({kThree, {"a", "a", "a."}}
 TEST(two_ranks_apart) { expect_states({kApart, {"abA", "baa"}}, 150); }
 TEST(two_ranks_apart_one_of_which_joins) { expect_states({kApart, {"+b", "a+b"}}, 70); }
 TEST(two_ranks_apart_one_of_which_leaves) { expect_states({kApart, {"abc", "ba."}}, 540); }
+
+TEST(copies_in_opposite_orders) { expect_states(copies({"ab", "ba"}), 290); }
+TEST(copies_and_the_same_names_again) { expect_states(copies({"aba", "baa"}), 680); }
+TEST(copies_and_a_mismatch) { expect_states(copies({"Aa", "aa"}), 260); }
+TEST(copies_and_a_mismatch_beside_other_names) { expect_states(copies({"bA", "ab"}), 2700); }
+TEST(copies_and_a_verdict) { expect_states(copies({"a", "b"}, /*verdicts=*/1), 8200); }
+TEST(copies_and_a_join) { expect_states(copies({"+", "a+"}), 17600); }
+TEST(copies_and_a_join_behind_a_name) { expect_states(copies({"a+", "ba+"}), 100000); }
+TEST(copies_and_a_rank_that_leaves) { expect_states(copies({"ab", "a."}), 11900); }
+TEST(copies_and_a_coordinator_that_leaves) { expect_states(copies({"a.", "ba"}), 9900); }
+TEST(copies_and_both_leave) { expect_states(copies({"a.", "."}), 3800); }
+TEST(copies_beside_a_set_that_comes) { expect_states(copies({">a", "a>"}), 310); }
+TEST(copies_of_three) { expect_states(copies({"a", "a", "a"}), 660); }
+TEST(copies_of_three_in_other_orders) { expect_states(copies({"ab", "ba", "ab"}), 180000); }
+TEST(copies_of_three_of_which_one_leaves) { expect_states(copies({"a", "a", "."}), 50000); }
 
 }  // namespace
 }  // namespace hvdlite::engine::negotiation_test

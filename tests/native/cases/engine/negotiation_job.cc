@@ -1,6 +1,7 @@
 #include "engine/negotiation_job.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "engine/model/hashing.h"
@@ -11,12 +12,13 @@ using base::OpKind;
 
 namespace {
 
-Negotiation::Settings settings_of(int rank) {
+Negotiation::Settings settings_of(int rank, int ledger_copies) {
   return {.rank = rank,
           .fusion_threshold = 1 << 20,
           .cache_capacity = 8,
           .join_refuses_others = false,
-          .agreement_is_barrier = true};
+          .agreement_is_barrier = true,
+          .ledger_copies = static_cast<std::size_t>(ledger_copies)};
 }
 
 std::string text_of(const FusedOp& fused, const std::vector<Entry>& entries, int members) {
@@ -45,7 +47,7 @@ Rank::Rank(Job& job, int number)
     : job_(job),
       number_(number),
       negotiation_(std::make_unique<Negotiation>(
-          settings_of(number), static_cast<int>(job.hosts().size()),
+          settings_of(number, job.ledger_copies()), static_cast<int>(job.hosts().size()),
           Regions(job.regions(), job.hosts(), number, job.regions() > 0), counters, *this)) {}
 
 CompletionPtr Rank::ask(Request request) {
@@ -53,6 +55,8 @@ CompletionPtr Rank::ask(Request request) {
   Entry entry;
   entry.request = std::make_shared<const Request>(std::move(request));
   entry.completion = std::make_shared<Completion>();
+  static const std::array<std::byte, 64> kInput{};  // what is prepared is small
+  entry.input = kInput.data();
   const CompletionPtr completion = entry.completion;
   negotiation_->admit(entry);
   return completion;
@@ -122,7 +126,9 @@ void Rank::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
   finish(entries, {});
 }
 
-void Rank::execute_prepared(SetId, Entry& entry) {
+void Rank::execute_prepared(SetId, Entry& entry,
+                            const std::vector<std::vector<std::byte>>& inputs) {
+  payloads = inputs;
   did.push_back(entry.request->name + "!");
   finish({&entry, 1}, {});
 }
@@ -146,7 +152,8 @@ std::unique_ptr<Agreement> Rank::add_set(const ProcessSet& set, const Regions::G
 
 // --- the job ----------------------------------------------------------------------------------------------------------
 
-Job::Job(std::vector<int> hosts, int regions) : hosts_(std::move(hosts)), regions_(regions) {
+Job::Job(std::vector<int> hosts, int regions, int ledger_copies)
+    : hosts_(std::move(hosts)), regions_(regions), ledger_copies_(ledger_copies) {
   for (int rank = 0; rank < static_cast<int>(hosts_.size()); ++rank) {
     ranks_.push_back(std::make_unique<Rank>(*this, rank));
   }
@@ -182,7 +189,8 @@ void Job::deliver(std::pair<int, int> wire) {
       [&](auto& content) {
         using Content = std::decay_t<decltype(content)>;
         if constexpr (std::is_same_v<Content, Announcement> ||
-                      std::is_same_v<Content, ResponseList>) {
+                      std::is_same_v<Content, ResponseList> ||
+                      std::is_same_v<Content, LedgerSteps>) {
           rank.negotiation().hear(wire.first, std::move(content));
         } else if constexpr (std::is_same_v<Content, Goodbye>) {
           rank.negotiation().catch_up();

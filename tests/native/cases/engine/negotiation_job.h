@@ -15,7 +15,8 @@
 namespace hvdlite::engine::negotiation_test {
 
 // Each rank's host.
-inline const std::vector<int> kOneHost = {0, 0}, kThree = {0, 0, 0}, kApart = {0, 1};
+inline const std::vector<int> kOneHost = {0, 0}, kThree = {0, 0, 0}, kApart = {0, 1},
+                              kThreeApart = {0, 1, 2};
 
 // What a rank did, in order: "x", "x+y" for what is fused, "x/1" with one contributor, "x!" as prepared, "-x" if it has joined.
 using Did = std::vector<std::string>;
@@ -56,7 +57,8 @@ class Rank final : public Effects {
   void ring(int) override { ++rung; }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override;
   bool prepare(SetId, const Entry&) override { return prepares; }
-  void execute_prepared(SetId set, Entry& entry) override;
+  void execute_prepared(SetId set, Entry& entry,
+                        const std::vector<std::vector<std::byte>>& payloads) override;
   void finish(std::span<const Entry> entries, const base::Status& status) override;
   bool idle(SetId) override { return !busy; }
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions) override;
@@ -67,7 +69,8 @@ class Rank final : public Effects {
   void announced_in_memory(std::span<const Entry>) override {}
   void before_announcing() override {}
   void came_last(int rank, std::size_t) override { last = rank; }
-  int last = -1;  // whose request was the last one needed
+  int last = -1;                                 // whose request was the last one needed
+  std::vector<std::vector<std::byte>> payloads;  // of the last operation that all had prepared
 
  private:
   Job& job_;
@@ -78,12 +81,14 @@ class Rank final : public Effects {
 class Job {
  public:
   // hosts: what stands for each rank's host; regions of each host's window, 0: no memory is shared.
-  explicit Job(std::vector<int> hosts, int regions = 2);
+  // ledger_copies: members of a set that may agree in copies of a ledger.
+  explicit Job(std::vector<int> hosts, int regions = 2, int ledger_copies = 0);
 
   Rank& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& hosts() const { return hosts_; }
   int regions() const { return regions_; }
+  int ledger_copies() const { return ledger_copies_; }
 
   // Wires that carry something, each in its order; the next message of one arrives.
   std::vector<std::pair<int, int>> busy() const;
@@ -104,7 +109,7 @@ class Job {
 
  private:
   std::vector<int> hosts_;
-  int regions_;
+  int regions_, ledger_copies_;
   std::map<SetId, std::shared_ptr<PlainTable>> tables_;
   std::map<int, Departures> departures_;
   std::map<std::pair<int, int>, std::deque<Message>> wires_;

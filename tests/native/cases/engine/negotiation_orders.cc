@@ -86,10 +86,17 @@ Did without_absence(Did did) {
   return did;
 }
 
-void expect_agreement_in_many_orders(const std::vector<int>& hosts,
-                                     const std::vector<std::string>& programs) {
+// How the ranks agree: in memory if they are on one host; otherwise in copies of a ledger, or with the coordinator.
+struct Ways {
+  std::vector<int> hosts;
+  int ledger_copies = 0;
+};
+const std::vector<Ways> kTwoRanks = {{kOneHost}, {kApart}, {kApart, 2}};
+const std::vector<Ways> kThreeRanks = {{kThree}, {kThreeApart, 3}};
+
+void expect_agreement_in_many_orders(const Ways& ways, const std::vector<std::string>& programs) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    Job job(hosts);
+    Job job(ways.hosts, 2, ways.ledger_copies);
     Programs running(job, programs, seed);
     running.run();
     running.expect_all_ended();
@@ -104,32 +111,33 @@ void expect_agreement_in_many_orders(const std::vector<int>& hosts,
 }
 
 TEST(in_many_orders_all_do_the_same_in_one_order) {
-  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
-    expect_agreement_in_many_orders(hosts, {"abcd", "dbca"});
-    expect_agreement_in_many_orders(hosts, {"abaab", "baaba"});
+  for (const Ways& ways : kTwoRanks) {
+    expect_agreement_in_many_orders(ways, {"abcd", "dbca"});
+    expect_agreement_in_many_orders(ways, {"abaab", "baaba"});
   }
-  expect_agreement_in_many_orders(kThree, {"abc", "bca", "cab"});
+  for (const Ways& ways : kThreeRanks) expect_agreement_in_many_orders(ways, {"abc", "bca", "cab"});
 }
 
 TEST(in_many_orders_a_mismatch_fails_alike_and_diverts_no_longer_than_it_must) {
-  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
-    expect_agreement_in_many_orders(hosts, {"aAb", "aab"});
-    expect_agreement_in_many_orders(hosts, {"bAa", "abA"});
+  for (const Ways& ways : kTwoRanks) {
+    expect_agreement_in_many_orders(ways, {"aAb", "aab"});
+    expect_agreement_in_many_orders(ways, {"bAa", "abA"});
   }
-  expect_agreement_in_many_orders(kThree, {"aab", "aAb", "baa"});
+  for (const Ways& ways : kThreeRanks) expect_agreement_in_many_orders(ways, {"aab", "aAb", "baa"});
 }
 
 TEST(in_many_orders_ranks_join_and_go_on) {
-  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
-    expect_agreement_in_many_orders(hosts, {"a+ab", "ba+ba"});
-    expect_agreement_in_many_orders(hosts, {"+a", "cd+a"});
+  for (const Ways& ways : kTwoRanks) {
+    expect_agreement_in_many_orders(ways, {"a+ab", "ba+ba"});
+    expect_agreement_in_many_orders(ways, {"+a", "cd+a"});
   }
-  expect_agreement_in_many_orders(kThree, {"+ab", "c+ba", "dc+ab"});
+  for (const Ways& ways : kThreeRanks)
+    expect_agreement_in_many_orders(ways, {"+ab", "c+ba", "dc+ab"});
 }
 
 TEST(in_many_orders_sets_come_and_go) {
-  for (const std::vector<int>& hosts : {kOneHost, kApart}) {
-    expect_agreement_in_many_orders(hosts, {"a>b<c>", "b>a<c>"});
+  for (const Ways& ways : kTwoRanks) {
+    expect_agreement_in_many_orders(ways, {"a>b<c>", "b>a<c>"});
   }
 }
 

@@ -46,7 +46,8 @@ void expect_deadlock(const Outcome& outcome, const std::vector<std::string>& par
 const std::vector<Shape> kShapes = {one_host(3),
                                     {.hosts = {0, 0, 0}, .shared_memory = false},
                                     {.hosts = {0, 0, 1}},
-                                    {.hosts = {0, 1, 2}}};
+                                    {.hosts = {0, 1, 2}},
+                                    {.hosts = {0, 1, 2}, .ledger_copies = false}};
 
 TEST(different_names_are_found_and_told_with_who_waits_for_what) {
   for (const Shape& shape : kShapes) {

@@ -34,12 +34,13 @@ constexpr NamedPlace kPlaces[] = {{"others_wait", Place::kNegotiation},
 struct Layout {
   const char* name;
   std::vector<int> hosts;
-  bool shared_memory;
+  bool shared_memory = true;
+  bool ledger_copies = true;
 };
 const std::vector<Layout> kLayouts = {{"one_host", {0, 0, 0}, true},
-                                      {"one_host_by_messages", {0, 0, 0}, false},
-                                      {"alone_on_its_host", {0, 1, 2}, true},
-                                      {"with_a_neighbour", {0, 1, 1, 2}, true}};
+                                      {"one_host_by_messages", {0, 0, 0}, false, false},
+                                      {"alone_on_its_host", {0, 1, 2}},
+                                      {"with_a_neighbour", {0, 1, 1, 2}}};
 
 struct Case {
   Ending ending;
@@ -114,7 +115,8 @@ struct Run {
       : one(which),
         job({.hosts = which.layout.hosts,
              .shared_memory = which.layout.shared_memory,
-             .mpi_tells = which.mpi_tells},
+             .mpi_tells = which.mpi_tells,
+             .ledger_copies = which.layout.ledger_copies},
             knobs(which)) {
     outcomes.resize(one.layout.hosts.size());
     job.begin([this](Rank& rank) { return program(rank); });

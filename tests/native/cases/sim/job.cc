@@ -282,6 +282,15 @@ void Rank::tick() {
 
 // --- the job --------------------------------------------------------------------------------------------------------
 
+namespace {
+
+base::Config config_of(base::Config config, const Shape& shape) {
+  if (!shape.ledger_copies) config.ledger_copies = 0;
+  return config;
+}
+
+}  // namespace
+
 Job::Job(Shape shape, const base::Config& config)
     : shape_(std::move(shape)),
       fabric_(transport::make_fabric(fabric_of(shape_, network_))),
@@ -290,7 +299,7 @@ Job::Job(Shape shape, const base::Config& config)
   for (const int host : shape_.hosts) network_.nodes.emplace_back().host = host;
   network_.cut.resize(shape_.hosts.size());
   for (int number = 0; number < static_cast<int>(shape_.hosts.size()); ++number) {
-    ranks_.emplace_back(*this, number, config);
+    ranks_.emplace_back(*this, number, config_of(config, shape_));
   }
 }
 

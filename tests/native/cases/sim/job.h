@@ -35,6 +35,8 @@ struct Shape {
   std::vector<int> hosts;  // number of each rank's host
   bool shared_memory = true;
   bool mpi_tells = false;
+  bool ledger_copies =
+      true;  // ranks that share no memory agree in copies of a ledger; otherwise by the coordinator
   std::size_t mail_bytes = 0;  // of each ring of control messages in a host; 0: as for real hosts
   std::uint64_t seed = 0;      // of the order in which ranks get to run; 0: by number
 };

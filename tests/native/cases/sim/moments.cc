@@ -16,9 +16,12 @@ struct Way {
   const char* name;
   bool shared_memory;
   bool several_hosts;
+  bool ledger_copies = true;
 };
-constexpr Way kWays[] = {
-    {"memory", true, false}, {"messages", false, false}, {"hosts", true, true}};
+constexpr Way kWays[] = {{"memory", true, false},
+                         {"messages", false, false, false},
+                         {"copies", false, false},
+                         {"hosts", true, true}};
 
 // Operations drawn from a seed: each step the same on all ranks, in an order of each rank's own.
 struct Schedule {
@@ -37,6 +40,7 @@ struct Schedule {
       shape.hosts[victim == 0 ? 1 : 0] = 0;
     }
     shape.shared_memory = way.shared_memory;
+    shape.ledger_copies = way.ledger_copies;
     shape.seed = seed % 3;
     config = usual();
     const std::size_t thresholds[] = {1, 4096, std::size_t{64} << 20};
@@ -178,6 +182,7 @@ std::string leave_at(const Way& way, int leaver, std::uint64_t seed, std::uint64
   Shape shape = one_host(3);
   if (way.several_hosts) shape.hosts = {0, 1, 2};
   shape.shared_memory = way.shared_memory;
+  shape.ledger_copies = way.ledger_copies;
   shape.seed = seed;
   base::Config config = usual();
   config.log_level = base::LogLevel::kOff;

@@ -1,0 +1,360 @@
+#include "engine/negotiation/replicated_ledger.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "base/error.h"
+#include "engine/model/hashing.h"
+
+namespace hvdlite::engine {
+
+namespace {
+
+// The inline payloads that a member sends to all others together. To reduce first would send less, but later.
+constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
+
+[[noreturn]] void wrong(const char* what) {
+  throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
+}
+
+}  // namespace
+
+std::size_t ReplicatedLedger::inline_bytes(int members) {
+  return kInlineBytes / static_cast<std::size_t>(std::max(members - 1, 1));
+}
+
+ReplicatedLedger::ReplicatedLedger(SetId set, int members, int index, Tell tell)
+    : set_(set),
+      index_(index),
+      tell_(std::move(tell)),
+      members_(static_cast<std::size_t>(members)) {
+  HVD_CHECK(members > 1 && members <= kMaxMembers && index < members);
+}
+
+// --- the log ----------------------------------------------------------------------------------------------------------
+
+void ReplicatedLedger::pop() {
+  const LogEntry entry = log_.front();
+  log_.pop_front();
+  if (entry.kind != Kind::kComplete) {
+    ++read_;
+    changed_ = true;
+  }
+  if (entry.kind == Kind::kClosed) {
+    silent_since_ = closing_read_ = read_;
+    closing_ = false;
+  }
+  if (entry.prepared == 0) return;
+  taken_ = std::move(payloads_.front());
+  payloads_.pop_front();
+}
+
+// --- this member's steps ----------------------------------------------------------------------------------------------
+
+Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
+  if (has_news()) return Step::kUnread;
+  if (closing_ || has_left_) return Step::kRefused;
+  LedgerSteps message;
+  for (Unit& unit : units) {
+    const auto cell = cells_.find(unit.key);
+    unit.by_message = !open_ || (cell != cells_.end() && cell->second.diverted);
+    if (unit.by_message) continue;
+    message.steps.push_back({.kind = LedgerSteps::Kind::kAnnounce,
+                             .absent = unit.absent,
+                             .prepared = unit.prepared,
+                             .key = unit.key,
+                             .content = unit.content});
+    if (unit.prepared) message.payload.assign(unit.payload.begin(), unit.payload.end());
+  }
+  if (message.steps.empty()) return Step::kDone;
+  silent_since_ = 0;
+  make(std::move(message));
+  return Step::kDone;
+}
+
+Agreement::Step ReplicatedLedger::try_close() {
+  if (has_news()) return Step::kUnread;
+  if (silent_since_ == 0 || (open_ && own_list_ > silent_since_)) {
+    if (!std::exchange(closing_, true)) make({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
+    return has_news() ? Step::kUnread : Step::kRefused;
+  }
+  const bool mine_are_made = std::ranges::none_of(waiting_, [&](const auto& item) {
+    return item.first.second == index_ && !item.second.message.steps.empty();
+  });
+  const bool done = mine_are_made && have_all_read(std::max(silent_since_, own_list_));
+  return done ? Step::kDone : Step::kRefused;
+}
+
+Agreement::Step ReplicatedLedger::try_list(std::uint64_t number,
+                                           std::span<const std::uint64_t> decided) {
+  HVD_CHECK(!has_left_);
+  make({.steps = {{.kind = LedgerSteps::Kind::kList,
+                   .key = number,
+                   .keys = {decided.begin(), decided.end()}}}});
+  return Step::kDone;
+}
+
+Agreement::Step ReplicatedLedger::try_keep(Upkeep& upkeep) {
+  if (has_left_) return Step::kRefused;
+  LedgerSteps message;
+  if (std::exchange(upkeep.close, false)) {
+    message.steps.push_back({.kind = LedgerSteps::Kind::kClose});
+    upkeep.divert.clear();
+  }
+  if (!upkeep.divert.empty()) {
+    message.steps.push_back(
+        {.kind = LedgerSteps::Kind::kDivert, .keys = std::exchange(upkeep.divert, {})});
+  }
+  if (std::exchange(upkeep.reopen, false) && !reopening_) {
+    reopening_ = true;
+    message.steps.push_back({.kind = LedgerSteps::Kind::kReopen, .keys = upkeep.counted});
+  }
+  if (message.steps.empty()) return Step::kRefused;  // the reopening is on its way
+  make(std::move(message));
+  return Step::kDone;
+}
+
+bool ReplicatedLedger::acknowledge() {
+  if (has_left_ || !std::exchange(changed_, false)) return false;
+  const bool must_tell = read_ > me().told && (!open_ || closing_read_ > me().told);
+  if (!must_tell && !holds_up_others()) return false;
+  make({});
+  return true;
+}
+
+void ReplicatedLedger::make(LedgerSteps message) {
+  message.set = set_;
+  message.stamp = std::max(me().stamp + 1, highest_);
+  message.exceptions = read_;
+  tell_(message);
+  take(index_, std::move(message));
+}
+
+// --- the others' ------------------------------------------------------------------------------------------------------
+
+void ReplicatedLedger::hear(int member, LedgerSteps message) {
+  const MemberState& sender = members_.at(static_cast<std::size_t>(member));
+  if (member == index_ || sender.is_gone) wrong("makes steps in a ledger that it has left");
+  if (message.stamp <= sender.stamp || message.exceptions < sender.told) {
+    wrong("makes steps in a ledger out of their order");
+  }
+  for (const LedgerSteps::Step& step : message.steps) {
+    const bool by_all =
+        step.kind == LedgerSteps::Kind::kAnnounce || step.kind == LedgerSteps::Kind::kClose;
+    if (!by_all && member != 0) wrong("makes a step in a ledger that only the coordinator makes");
+  }
+  take(member, std::move(message));
+}
+
+void ReplicatedLedger::left(int member) {
+  members_[static_cast<std::size_t>(member)].is_gone = true;
+  advance();
+}
+
+void ReplicatedLedger::leave() {
+  has_left_ = true;
+  advance();
+}
+
+void ReplicatedLedger::take(int member, LedgerSteps message) {
+  MemberState& sender = members_[static_cast<std::size_t>(member)];
+  const std::uint64_t stamp = message.stamp;
+  sender.stamp = stamp;
+  sender.told = message.exceptions;
+  highest_ = std::max(highest_, stamp);
+  waiting_.emplace(Place{stamp, member}, HeardSteps{std::move(message), ++arrivals_});
+  advance();
+}
+
+// --- all members' steps, in their order -------------------------------------------------------------------------------
+
+// Can no message come from this member any more that belongs before this place?
+bool ReplicatedLedger::precedes(int member, Place place) const {
+  const MemberState& other = members_[static_cast<std::size_t>(member)];
+  // Its next stamp is greater than its last one. With an equal stamp, the lower index comes first.
+  return other.is_gone || other.stamp + (member > place.second ? 1 : 0) >= place.first;
+}
+
+void ReplicatedLedger::advance() {
+  changed_ = true;
+  while (!waiting_.empty()) {
+    const Place place = waiting_.begin()->first;
+    // A member that has left follows the coordinator's lists only, in the order in which they come.
+    for (int member = 0; !has_left_ && member < static_cast<int>(members_.size()); ++member) {
+      if (member != place.second && !precedes(member, place)) return;
+    }
+    HeardSteps heard = std::move(waiting_.begin()->second);
+    waiting_.erase(waiting_.begin());
+    carry_out(place.second, std::move(heard));
+  }
+}
+
+void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
+  const std::size_t before = log_.size();
+  for (LedgerSteps::Step& step : heard.message.steps) {
+    switch (step.kind) {
+      case LedgerSteps::Kind::kAnnounce:
+        announce(member, heard.message, step, heard.arrival);
+        break;
+      case LedgerSteps::Kind::kDivert:
+        for (const std::uint64_t key : step.keys) divert(key, member);
+        break;
+      case LedgerSteps::Kind::kClose:
+        close(member);
+        break;
+      case LedgerSteps::Kind::kReopen:
+        open_ = true;
+        for (const std::uint64_t key : step.keys) cells_[key].diverted = true;
+        if (member == index_) reopening_ = false;
+        break;
+      case LedgerSteps::Kind::kList:
+        except(Kind::kList, step.key, member);
+        if (member == index_) own_list_ = exceptions_;
+        for (const std::uint64_t key : step.keys) {
+          cells_.erase(key);
+          excepted_[key] = exceptions_;
+          excepted_in_order_.emplace_back(exceptions_, key);
+        }
+        break;
+    }
+  }
+  // Members fuse what one message completes.
+  if (log_.size() > before) log_.back().last = 1;
+  members_[static_cast<std::size_t>(member)].exceptions = heard.message.exceptions;
+  forget_exceptions();
+}
+
+void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::Step& step,
+                                std::uint64_t arrival) {
+  if (has_left_ || is_void(step.key, message.exceptions)) return;
+  if (!open_) wrong("announces an operation in a closed ledger");
+  const auto [found, is_new] = cells_.try_emplace(step.key);
+  AnnouncedUnit& cell = found->second;
+  if (is_new) cell.content = step.content;
+  if (!cell.diverted && cell.content != step.content) cell.diverted = true;
+  if (cell.diverted) return except(Kind::kDiverted, step.key, member);
+  const std::uint32_t bit = std::uint32_t{1} << member;
+  if ((cell.announced & bit) != 0) wrong("announces an operation twice");
+  cell.announced |= bit;
+  if (!step.absent) ++cell.contributors;
+  cell.prepared = cell.prepared && step.prepared;
+  if (step.prepared) {
+    cell.payloads.resize(members_.size());
+    cell.payloads[static_cast<std::size_t>(member)] = std::move(message.payload);
+  }
+  if (arrival > cell.last_arrival) {
+    cell.last_arrival = arrival;
+    cell.last = static_cast<std::uint8_t>(member);
+  }
+  if (std::popcount(cell.announced) < static_cast<int>(members_.size())) return;
+  log_.push_back({.key = step.key,
+                  .kind = Kind::kComplete,
+                  .by = cell.last,
+                  .contributors = cell.contributors,
+                  .prepared = cell.prepared ? std::uint16_t{1} : std::uint16_t{0}});
+  if (cell.prepared) payloads_.push_back(std::move(cell.payloads));
+  cells_.erase(found);
+}
+
+void ReplicatedLedger::divert(std::uint64_t key, int by) {
+  if (!open_) return;
+  AnnouncedUnit& cell = cells_[key];
+  if (cell.announced != 0 && !cell.diverted) except(Kind::kDiverted, key, by);
+  cell.diverted = true;
+}
+
+void ReplicatedLedger::close(int by) {
+  if (!std::exchange(open_, false)) return;
+  cells_.clear();
+  except(Kind::kClosed, 0, by);
+  closed_at_ = exceptions_;
+}
+
+void ReplicatedLedger::except(Kind kind, std::uint64_t key, int by) {
+  ++exceptions_;
+  log_.push_back({.key = key, .kind = kind, .by = static_cast<std::uint8_t>(by)});
+  if (kind != Kind::kDiverted) return;
+  excepted_[key] = exceptions_;
+  excepted_in_order_.emplace_back(exceptions_, key);
+}
+
+// --- questions --------------------------------------------------------------------------------------------------------
+
+bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) const {
+  const auto found = excepted_.find(key);
+  return exceptions < closed_at_ || (found != excepted_.end() && exceptions < found->second);
+}
+
+// Drops what all members had read before the steps that are still to come.
+void ReplicatedLedger::forget_exceptions() {
+  if (excepted_in_order_.empty()) return;
+  std::uint64_t least = exceptions_;
+  for (const MemberState& member : members_) {
+    if (!member.is_gone) least = std::min(least, member.exceptions);
+  }
+  while (!excepted_in_order_.empty() && excepted_in_order_.front().first <= least) {
+    const auto [number, key] = excepted_in_order_.front();
+    excepted_in_order_.pop_front();
+    const auto found = excepted_.find(key);
+    if (found != excepted_.end() && found->second == number) excepted_.erase(found);
+  }
+}
+
+bool ReplicatedLedger::have_all_read(std::uint64_t exceptions) const {
+  return std::ranges::all_of(members_, [&](const MemberState& member) {
+    return member.is_gone || member.told >= exceptions || &member == &members_[index_];
+  });
+}
+
+bool ReplicatedLedger::holds_up_others() const {
+  std::unordered_map<std::uint64_t, int> announced;
+  for (const auto& [place, heard] : waiting_) {
+    for (const LedgerSteps::Step& step : heard.message.steps) {
+      if (step.kind == LedgerSteps::Kind::kAnnounce) ++announced[step.key];
+    }
+  }
+  const auto matters = [&](const LedgerSteps::Step& step) {
+    if (step.kind != LedgerSteps::Kind::kAnnounce) return true;
+    const auto cell = cells_.find(step.key);
+    if (cell == cells_.end()) {
+      return announced[step.key] >= static_cast<int>(members_.size());
+    }
+    return cell->second.diverted || announced[step.key] + std::popcount(cell->second.announced) >=
+                                        static_cast<int>(members_.size());
+  };
+  return std::ranges::any_of(waiting_, [&](const auto& item) {
+    const auto& [place, heard] = item;
+    return place.second != index_ && !precedes(index_, place) &&
+           std::ranges::any_of(heard.message.steps, matters);
+  });
+}
+
+void ReplicatedLedger::add_to(base::Hasher& hasher) const {
+  for (const MemberState& member : members_) {
+    hasher.add(member.stamp);
+    hasher.add(member.told);
+    hasher.add(member.exceptions);
+    hasher.add(member.is_gone ? 1 : 0);
+  }
+  for (const auto& [place, heard] : waiting_) add_message(hasher, heard.message);
+  hasher.add(open_ ? 1 : 0);
+  add_table(hasher, cells_, [](base::Hasher& each, const AnnouncedUnit& cell) {
+    each.add(cell.content);
+    each.add_pair(static_cast<std::int32_t>(cell.announced), cell.contributors);
+    each.add_pair(cell.diverted ? 1 : 0, cell.prepared ? 1 : 0);
+  });
+  for (const LogEntry& entry : log_) {
+    hasher.add(entry.key);
+    hasher.add_pair(static_cast<int>(entry.kind), 2 * entry.last + entry.prepared);
+  }
+  add_table(hasher, excepted_, [](base::Hasher& each, std::uint64_t number) { each.add(number); });
+  for (const std::uint64_t number :
+       {exceptions_, closed_at_, read_, closing_read_, silent_since_, own_list_, highest_}) {
+    hasher.add(number);
+  }
+  hasher.add_pair((reopening_ ? 2 : 0) + (closing_ ? 1 : 0),
+                  (has_left_ ? 2 : 0) + (changed_ ? 1 : 0));
+}
+
+}  // namespace hvdlite::engine

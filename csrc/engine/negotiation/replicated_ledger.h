@@ -1,0 +1,159 @@
+// Negotiation without the coordinator for members that share no memory: each has a copy of the ledger (ledger.h), and all copies
+// make the same steps in the same order.
+//
+// A member tells all others each of its steps in a message. A message has a stamp, and steps are made in the order of (stamp,
+// index of the member). A member chooses as its next stamp the smallest number that is greater than its last one and not smaller
+// than any it has heard. So after a message with stamp s it sends none with a stamp up to s, and a copy makes a step when every
+// other member has sent a later stamp, or one that is as late.
+//
+//   member 0: announce a (stamp 7) --+--> member 1 has announced a itself, with stamp 7: both copies make 7.0 and 7.1, and the
+//   member 1: announce a (stamp 7) --+--> last one completes a
+//
+// Members that announce the same units thus agree after one message each, sent at the same time. That is half of the way to a
+// coordinator and back. A member that is silent holds the others up only where that matters: it sends a message without steps (an
+// acknowledgement) as soon as a step of another member changes anything, which is when
+//   - all members have announced the unit, but in messages with different stamps, or
+//   - it is no announcement, or an announcement under a diverted key.
+//
+// Other differences to the ledger in shared memory:
+//   - A step is made later than it is asked for. So an announcement may meet a log entry that its sender had not read: the key has
+//     been diverted or decided, or the ledger closed. Such entries (all but kComplete) are exceptions. They are numbered, and a
+//     message says how many its sender has read. An announcement is void if a later exception concerns its key. Its sender takes the
+//     unit back when it reads the exception.
+//   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator: then all have
+//     executed what it took part in. So members tell at once what they read while the ledger is closed.
+//   - A small payload travels with its announcement to every member (inline payload). If the unit becomes complete, every member
+//     has all payloads, and nothing is left to send.
+//
+// Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978), and copies
+// that make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). Acknowledgements only on
+// demand are hvdlite's own.
+//
+// The number of messages grows with the square of the number of members. Therefore large sets ask the coordinator
+// (HVDLITE_LEDGER_COPIES).
+//
+// Thread: the holder of the progress token. Owns: this member's copy, and messages whose steps are not made yet. Blocks: never.
+// Throws: Error(Internal) on what no correct member sends; what `tell` throws.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/hash.h"
+#include "engine/negotiation/agreement.h"
+
+namespace hvdlite::engine {
+
+class ReplicatedLedger final : public Agreement {
+ public:
+  static constexpr int kMaxMembers = 32;
+  // Sends a message to all other members that have not left.
+  using Tell = std::function<void(const LedgerSteps&)>;
+
+  ReplicatedLedger(SetId set, int members, int index, Tell tell);
+
+  // The largest inline payload: the fewer members, the larger.
+  static std::size_t inline_bytes(int members);
+
+  bool is_in_memory() const override { return false; }
+  bool may_begin() override { return true; }
+  void begin(std::uint64_t, std::span<const std::uint64_t>) override {}
+  bool exists() const override { return true; }
+  std::uint64_t first_sequence() const override { return 0; }
+
+  bool has_news() const override { return !log_.empty(); }
+  LogEntry front() const override { return log_.front(); }
+  void pop() override;
+  std::vector<std::vector<std::byte>> take_payloads() override { return std::move(taken_); }
+
+  Step try_announce(std::span<Unit> units) override;
+  Step try_close() override;
+  Step try_abandon() override { return Step::kDone; }  // the failure itself tells the others
+  bool is_open() const override { return open_; }
+  Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) override;
+  Step try_keep(Upkeep& upkeep) override;
+
+  void hear(int member, LedgerSteps steps) override;
+  bool acknowledge() override;
+  void left(int member) override;
+  void leave() override;
+
+  void add_to(base::Hasher& hasher) const override;
+
+ private:
+  using Kind = Agreement::Kind;
+  using Place = std::pair<std::uint64_t, int>;  // in the order of all steps: stamp, member
+  struct MemberState {
+    std::uint64_t stamp = 0;       // of its last message
+    std::uint64_t told = 0;        // exceptions that it had read then
+    std::uint64_t exceptions = 0;  // the same, of its last message whose steps are made
+    bool is_gone = false;
+  };
+  struct HeardSteps {
+    LedgerSteps message;
+    std::uint64_t arrival = 0;
+  };
+  struct AnnouncedUnit {
+    std::uint64_t content = 0;
+    std::uint32_t announced = 0;  // a bit for each member
+    std::uint16_t contributors = 0;
+    bool diverted = false;
+    bool prepared = true;  // by all that have announced it
+    std::uint64_t last_arrival = 0;
+    std::uint8_t last = 0;  // the member whose announcement arrived last here
+    std::vector<std::vector<std::byte>> payloads;  // by member; empty unless prepared
+  };
+
+  MemberState& me() { return members_[static_cast<std::size_t>(index_)]; }
+  void make(LedgerSteps message);
+  void take(int member, LedgerSteps message);
+  bool precedes(int member, Place place) const;
+  void advance();
+  void carry_out(int member, HeardSteps heard);
+  void announce(int member, LedgerSteps& message, LedgerSteps::Step& step, std::uint64_t arrival);
+  void divert(std::uint64_t key, int by);
+  void close(int by);
+  void except(Kind kind, std::uint64_t key, int by);
+  void forget_exceptions();
+  bool is_void(std::uint64_t key, std::uint64_t exceptions) const;
+  bool have_all_read(std::uint64_t exceptions) const;
+  bool holds_up_others() const;
+
+  const SetId set_;
+  const int index_;
+  const Tell tell_;
+  std::vector<MemberState> members_;
+  std::uint64_t highest_ = 0;  // stamp that this member has heard
+  std::uint64_t arrivals_ = 0;
+  std::map<Place, HeardSteps> waiting_;  // messages whose steps are not made yet
+
+  // --- the copy ---
+  bool open_ = true;
+  std::unordered_map<std::uint64_t, AnnouncedUnit> cells_;    // by key
+  std::deque<LogEntry> log_;                                  // what this member has not read
+  std::deque<std::vector<std::vector<std::byte>>> payloads_;  // of prepared units in the log
+  std::vector<std::vector<std::byte>> taken_;                 // of the one that was popped last
+  std::uint64_t exceptions_ = 0;                              // in the log so far
+  std::uint64_t closed_at_ = 0;                               // number of the last closing; 0: none
+  // The last exception that concerns a key, as long as an announcement may come whose sender had not read it; and the same in
+  // their order.
+  std::unordered_map<std::uint64_t, std::uint64_t> excepted_;
+  std::deque<std::pair<std::uint64_t, std::uint64_t>> excepted_in_order_;
+
+  // --- this member ---
+  std::uint64_t read_ = 0;          // exceptions that it has read
+  std::uint64_t closing_read_ = 0;  // number of the last closing that it has read
+  bool reopening_ = false;          // it has asked for a reopening that is not made yet
+  bool closing_ = false;            // it has asked for a closing, and has read none since
+  std::uint64_t silent_since_ =
+      0;  // number of the last closing that it has read; 0 if it has announced anything since
+  std::uint64_t own_list_ = 0;  // number of the last list of its own
+  bool has_left_ = false;
+  bool changed_ = false;  // since it last looked whether it holds up others
+};
+
+}  // namespace hvdlite::engine

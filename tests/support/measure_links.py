@@ -1,0 +1,88 @@
+"""Times of an allreduce between emulated hosts beside Open MPI's, in one job: python -m support.measure_links, in tests/.
+
+Each figure is the mean of many calls, one after the other, on the slowest rank. hvdlite and Open MPI take turns, and the
+table has the median of the turns. "wire" is the time that an ideal ring's bytes and the delays of recursive doubling take.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+
+from support.hosts import emulated_hosts
+
+CALLS = {4: 60, 64 << 10: 60, 4 << 20: 4}  # one after the other, by the bytes of the tensor
+PROGRAM = """
+import json, os, sys, time
+import numpy as np
+from mpi4py import MPI
+import hvdlite as hvd
+
+sizes, turns, algorithms = json.loads(sys.argv[1])
+world = MPI.COMM_WORLD
+times = {}
+
+def mean(call, calls):
+    world.Barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return world.allreduce(time.perf_counter() - start, MPI.MAX) / calls
+
+for algorithm in algorithms:
+    os.environ["HVDLITE_ALLREDUCE_ALGORITHM"] = algorithm
+    hvd.init()
+    for size, calls in sizes:
+        value = np.full(size // 4, hvd.rank() + 1, np.float32)
+        result = np.empty_like(value)
+        ours = lambda: hvd.allreduce(value, name=f"x{size}", op=hvd.Sum)
+        theirs = lambda: world.Allreduce(value, result, MPI.SUM)
+        for call in (ours, theirs):
+            mean(call, 2)  # connections, the response cache
+        for _ in range(turns):
+            times.setdefault(f"{algorithm} {size}", []).append(mean(ours, calls))
+            if algorithm == algorithms[0]:
+                times.setdefault(f"Open MPI {size}", []).append(mean(theirs, calls))
+        theirs()
+        assert np.array_equal(ours(), result)
+    hvd.shutdown()
+if world.rank == 0:
+    print(json.dumps(times), flush=True)
+"""
+
+
+def ideal(hosts: int, size: int, rate_mbit: float, delay_us: float) -> float:
+    """Seconds: the delays of recursive doubling, and the bytes that a ring sends over each host's link."""
+    return (hosts - 1).bit_length() * delay_us * 1e-6 + 2 * (hosts - 1) / hosts * size / (rate_mbit * 1e6 / 8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m support.measure_links", description=__doc__.splitlines()[0])
+    layouts = "2x1,4x1,8x1,2x2"
+    parser.add_argument("--hosts", default=layouts, metavar="HxR,...", help="hosts and ranks on each; default: %(default)s")
+    parser.add_argument("--sizes", default="4,65536,4194304", metavar="BYTES,...", help="of the tensor; default: %(default)s")
+    parser.add_argument("--algorithms", default="auto", metavar="NAME,...", help="of hvdlite, one after the other")
+    parser.add_argument("--turns", type=int, default=3, help="of each figure; default: %(default)s")
+    parser.add_argument("--rate-mbit", type=float, default=100, help="of each host's link; default: %(default)s")
+    parser.add_argument("--delay-us", type=float, default=1000, help="one way; default: %(default)s")
+    words = parser.parse_args()
+    sizes = [(int(size), CALLS.get(int(size), 20)) for size in words.sizes.split(",")]
+    algorithms = words.algorithms.split(",")
+    print("| hosts x ranks | bytes | wire | Open MPI | " + " | ".join(f"{name} | ratio" for name in algorithms) + " |")
+    print("|---|---|---|---|" + "---|---|" * len(algorithms), flush=True)
+    for layout in words.hosts.split(","):
+        hosts, ranks = map(int, layout.split("x"))
+        with emulated_hosts(hosts, rate_mbit=words.rate_mbit, delay_us=words.delay_us) as network:
+            job = network.run(ranks, PROGRAM, args=[json.dumps([sizes, words.turns, algorithms])], timeout=600.0)
+        if job.returncode != 0:
+            sys.exit(job.report())
+        times = {name: statistics.median(values) for name, values in json.loads(job.stdout[0]).items()}
+        for size, _ in sizes:
+            theirs = times[f"Open MPI {size}"]
+            cells = [f"{1e3 * time:.2f} | {time / theirs:.2f}" for time in (times[f"{name} {size}"] for name in algorithms)]
+            wire = ideal(hosts, size, words.rate_mbit, words.delay_us)
+            print(f"| {layout} | {size} | {1e3 * wire:.2f} | {1e3 * theirs:.2f} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
