@@ -341,8 +341,7 @@ typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;
   int64_t control_messages_sent, control_bytes_sent;
   int64_t fused_ops, cache_hits, cache_misses;
-  int64_t
-      agreed_in_memory; /* operations that were agreed on in the ledger, without the coordinator */
+  int64_t agreed_in_memory; /* operations agreed on in the ledger, without the coordinator */
   int64_t data_bytes_sent;
   int64_t arena_ops;    /* fused operations on tensors that lay in an arena on all members */
   int64_t riding_ops;   /* allreduces whose payload came with the announcement */
