@@ -16,7 +16,8 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Frameworks copy memory that is not aligned to a cache line.
 constexpr std::size_t kAlignment = base::kCacheLine;
-constexpr int kTriesForTheLock = 10'000;  // a hundred times what any holder needs it for
+constexpr int kTriesForTheLock =
+    10'000;  // they take a hundred times as long as any holder keeps it
 
 // Maps page-aligned memory. From the size of a huge page on it begins with one; then first touches cause up to 500 times fewer
 // page faults.
@@ -134,7 +135,7 @@ void OutputCache::give_back(FreeBlock memory) noexcept {
         kept_bytes_ += memory.capacity;
         return;
       }
-      unwanted = kept_.front();  // there is one: the sum is not zero
+      unwanted = kept_.front();  // the list is not empty, because the kept bytes are not zero
       kept_.erase(kept_.begin());
       kept_bytes_ -= unwanted.capacity;
     }

@@ -2,9 +2,9 @@
 // blocked, and the ranks that it waited for.
 // Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: nothing.
 //
-// A stage's time is the time during which at least one operation was in it; operations that overlap count once. The clock is read
-// once in a pass that has something to record, and when data begin or cease to move. A blocking call of a rank reads no clock for
-// this.
+// A stage's time is the time during which at least one operation was in it; operations that overlap count once. The clock is
+// read once in a pass that has something to record, and when data begin or cease to move. A blocking call of a rank reads no
+// clock for this.
 #pragma once
 
 #include <atomic>
@@ -62,14 +62,16 @@ class BusyTime {
   // From now on this many more (or fewer) things are under way. For the token holder.
   void change(std::int64_t more, Time now);
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
-  // A value from which nanoseconds() computes the time, for a clock reading made later. For any thread.
+  // The state as one word. nanoseconds() computes the busy time from it and a later reading of the clock. For any thread.
   std::int64_t word() const { return word_.load(std::memory_order_relaxed); }
   static std::int64_t nanoseconds(std::int64_t word, Time now);
 
  private:
   std::int64_t count_ = 0;
-  std::int64_t ended_ = 0;  // when none went on any more: what begins "before" begins then
-  // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus 1.
+  std::int64_t ended_ =
+      0;  // when the last busy time ended; a reported begin before it counts from here
+  // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus
+  // 1.
   std::atomic<std::int64_t> word_{0};
 };
 

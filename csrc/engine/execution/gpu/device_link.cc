@@ -175,7 +175,7 @@ bool DeviceLink::poll_own() {
         say(LogLevel::kWarning,
             "NCCL's communicator is still not up after " + std::to_string(int(kLongSeconds)) +
                 " seconds; NCCL_DEBUG=INFO shows what it waits for, and HVDLITE_GPU_ROUTE=staged "
-                "does without it");
+                "makes hvdlite move tensors without NCCL");
       }
       return false;
     }

@@ -22,7 +22,7 @@ struct DeviceWatcher::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<device::EventPtr> events;
-  std::function<void()> ring;  // empty: the engine does not listen any more
+  std::function<void()> ring;  // wakes the engine; empty after stop()
   bool ended = false;
 
   void run() {
@@ -36,7 +36,7 @@ struct DeviceWatcher::State {
       lock.unlock();
       try {
         next->synchronize();
-      } catch (const base::Error&) {  // the poller of this event gets the same error
+      } catch (const base::Error&) {  // the operation that polls for this event gets the same error
       }
       next.reset();
       lock.lock();
