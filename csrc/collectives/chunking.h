@@ -19,8 +19,8 @@ struct Range {
 // the larger ones first. All boundaries but the end are multiples of grain.
 Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain = 1);
 
-// The elements of one cache line where the buffer is large enough to keep its parts aligned, else 1
-// (a few elements are better spread over all ranks).
+// The elements of one cache line, if the buffer is so large that its parts can begin on cache lines; otherwise 1, because a few
+// elements are better spread over all ranks.
 std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_bytes);
 
 // Rounds of one segment for each rank; piece(k, r) is rank r's segment in round k, possibly empty.

@@ -40,7 +40,7 @@ bool RingLane::advance_round() {
   post_sends();
   while (arrived_ < posted_ && job_->comm.test(receive_)) {
     ++arrived_;
-    post_receive();  // before the addition, so that the next transfer goes on behind it
+    post_receive();  // before the addition, so that the next transfer runs during the addition
     process(arrived_ - 1);
     ++processed_;
     post_sends();
