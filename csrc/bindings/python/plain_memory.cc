@@ -18,8 +18,8 @@ struct ManagedTensor {
   nb::dlpack::dltensor tensor;
 };
 
-// The table of functions behind `__dlpack_c_exchange_api__`, as dlpack.h declares it from version 1.3 on. Its layout changes only
-// with the major version.
+// The table of functions behind `__dlpack_c_exchange_api__`, as dlpack.h declares it from version 1.3 on. Its layout changes
+// only with the major version.
 struct ExchangeApi {
   std::uint32_t major, minor;
   const ExchangeApi* older;

@@ -42,7 +42,7 @@ class NumberReader {
   bool good_ = true;
 };
 
-// From this number Python finds the error's class again (hvdlite/xla.py).
+// Python finds the error's class by this number (hvdlite/xla.py).
 CallStatus failure(int code, const std::string& text) {
   return {code, "hvdlite error " + std::to_string(code) + ": " + text};
 }
