@@ -1,8 +1,11 @@
 // A ring of message pieces in shared memory. One process writes it and one reads it, without a lock. A ring whose memory is all
 // zero is empty.
 //
-//   head: written, starved | read, deaf      each side has a cache line that only it writes, because the other side polls that line
-//   data: ... | header, bytes, padding to 8 | header, bytes, padding to 8 | ...   bytes may wrap around the end; a header never does
+//   head: written, starved | read, deaf
+//   data: ... | header, bytes, padding to 8 | header, bytes, padding to 8 | ...
+//
+// In the head each side has a cache line that only it writes, because the other side polls that line. In the data a piece's
+// bytes may wrap around the end, but a header never does.
 //
 // The writer stores a piece before it counts the piece as written (release). So a reader sees whole pieces only, even after the
 // writer was killed.
