@@ -2,7 +2,7 @@
 // Thread: one object, one thread. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // Each word w takes the state s to mix(s ^ w), where mix is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast
-// splittable pseudorandom number generators", 2014, with the constants of Stafford's "Mix13"). mix is a bijection, hence:
+// splittable pseudorandom number generators", 2014, with the constants of Stafford's "Mix13"). mix is a bijection, so:
 //   - two sequences of equal length that differ in one word only never collide;
 //   - two that differ in more collide with probability about 2^-64, as mix spreads each input bit over all output bits.
 // A text is its length and then its bytes eight to a word, so texts that follow each other cannot borrow from each other. It

@@ -1,4 +1,4 @@
-// Where an engine reads the time: from the machine's clock, or from one that a test steps.
+// The clock of an engine: the machine's clock, or one that a test steps.
 // Thread: any. Owns: nothing; a manual clock must outlive all that read it. Blocks: no. Throws: nothing.
 //
 // All code that decides by time (batches, stalls, signs of life, deadlocks) or reports times (counters, records) reads this

@@ -77,7 +77,7 @@ class Comm {
     copy.tag_ |= static_cast<std::uint32_t>(which * kPartChannels);
     return copy;
   }
-  // Stands for the member's host: equal for members on one host.
+  // A number that identifies the member's host: equal for members on the same host.
   int host_of(int peer) const { return transport_->host_of(global(peer)); }
   // Wakes a member of this host if it sleeps. Call it after writing something for the member to shared memory.
   void ring(int peer) { transport_->ring(global(peer)); }

@@ -24,7 +24,7 @@
 
 namespace hvdlite::collectives {
 
-// Is the identity of the op, scaled by prescale as a T, still the identity, and do all ranks scale alike (see above)?
+// Does prescale, applied to the op's identity as a T, leave it unchanged, and have all ranks the same prescale (see above)?
 bool identity_survives(const Reduction& reduction);
 
 class ElementReducer {

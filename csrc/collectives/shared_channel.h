@@ -60,7 +60,7 @@ class SharedChannel {
   transport::WindowFlags& flags(int index) const {
     return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
   }
-  // Where a member puts payload `number` before the members have agreed (allreduce_inline.h).
+  // The memory for a member's prepared payload of this number (allreduce_inline.h).
   std::size_t prepared_bytes() const { return window_->prepared_bytes(); }
   std::byte* prepared(int index, std::uint64_t number) const {
     return window_->prepared(region_, local_ranks_[static_cast<std::size_t>(index)],
@@ -74,8 +74,9 @@ class SharedChannel {
                          static_cast<int>(number & 1));
   }
 
-  // Where this rank's result of the operation that begins with this tile lies, if the others can store into it: told before
-  // the tile has arrived, and asked for once it has (collectives/allreduce_shm.cc).
+  // place_of_result: the place of this rank's result, if other ranks can store into it; otherwise 0. tell_result: tells the
+  // place, for the operation that begins with this tile, before the tile has arrived. result: a member's result; call it after
+  // the tile has arrived (collectives/allreduce_shm.cc).
   std::uint64_t place_of_result(const void* data, std::size_t bytes) const {
     const auto& results = window_->results();
     const auto offset = results ? results->offset_of(data, bytes) : std::nullopt;

@@ -34,7 +34,8 @@ namespace hvdlite::collectives {
 
 enum class TileStores : std::uint8_t { kAuto, kOrdinary, kStreaming };
 
-// By the bytes of a tile: the last class is open, and tiles too small for any are written with ordinary stores.
+// The size class of a tile. The last class has no upper limit. Tiles below the first class are always written with ordinary
+// stores.
 class TileClass {
  public:
   static constexpr std::size_t kSmallest = 16 * 1024;
@@ -82,7 +83,7 @@ class StoreTrials {
   bool kind_known_ = false;
   bool mixed_ = false;               // the trial met tiles of another kind
   std::array<double, 2> best_ = {};  // by way; 0: none yet
-  // Of the way in use, when it was last tried; and how often in a row a tile was far from it.
+  // The cost of the way in use at the last trial, and how many tiles in a row had a very different cost.
   double usual_ = 0;
   int surprises_ = 0;
   std::uint64_t gap_ = kLeastGap;

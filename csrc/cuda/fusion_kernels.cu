@@ -35,7 +35,7 @@ struct alignas(kBytes < 16 ? kBytes : 16) Vector {
 };
 
 // Loads and stores of vectors, at addresses aligned to them. The compiler cannot know that all pointers here are to the GPU's
-// memory (or mapped there), hence `global`. ".cs" is for data that are read once, and so may leave the caches first.
+// memory (or mapped there), so the code says `global`. ".cs" is for data that are read once, and so may leave the caches first.
 #if defined(__CUDA_ARCH__)
 #define HVD_LOAD(hint, to, from)                                                 \
   if constexpr (kBytes == 16) {                                                  \

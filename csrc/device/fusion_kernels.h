@@ -20,7 +20,7 @@ namespace hvdlite::device {
 
 // A run of elements of one tensor, and its place in the buffer. Offsets count elements of the buffer's dtype.
 struct Piece {
-  void* tensor = nullptr;  // pack: null stands for the identity of the op
+  void* tensor = nullptr;  // pack: null means the identity of the op
   std::size_t offset = 0;  // in the buffer, elements
   std::size_t count = 0;   // elements
 };
@@ -36,7 +36,7 @@ struct Conversion {
   base::DType to = base::DType::kFloat32;
   double factor = 1.0;
   std::int64_t divisor = 1;
-  // A null tensor stands for the identity of this op, in `to`.
+  // A null tensor means the identity of this op, as type `to`.
   base::ReduceOp op = base::ReduceOp::kSum;
 };
 

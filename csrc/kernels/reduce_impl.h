@@ -156,8 +156,8 @@ struct Fold {
   std::int64_t divisor;
 };
 
-// A list of pointers. kCount > 0: copies so many pointers, so that they stay in registers. kCount == 0: refers to the caller's
-// list.
+// A list of pointers. kCount > 0: a copy of kCount pointers, so that they stay in registers. kCount == 0: refers to the
+// caller's list.
 template <class P, int kCount>
 struct Places {
   explicit Places(P* const* from) {
@@ -253,7 +253,7 @@ bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
     const bool other_nans = fold.num_in == 1 || after != after;
     if (std::is_same_v<T, BFloat16> && Op::kOneNan && other_nans) return false;
     // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs are
-    // quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
+    // quiet and subnormals flushed already, if they are. So there is no loop for a prescale without postscale.
     if (fold.prescale != 1.0) {
       fold_in_registers<T, A, Op, true, true, 0, 0>(fold, begin, end, before, after);
     } else if (after != A(1)) {

@@ -96,7 +96,7 @@ struct Max {
   }
 };
 
-// Of bytes 0 and 1: Min and Max, but the neutral element of And is 1, not 255.
+// And and Or of bytes 0 and 1 are Min and Max, except that the neutral element of And is 1, not 255.
 struct And : Min<std::uint8_t> {
   static constexpr std::uint8_t kIdentity = 1;
 };

@@ -93,7 +93,7 @@ struct BitsOf<A, A> {
 
 // Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The limits of 64-bit
 // types are not doubles: their upper one rounds to 2^63 or 2^64, the first value that is out of
-// range, hence >=.
+// range. So the comparison is >=.
 template <class I>
 HVD_INLINE I saturate(double value) {
   constexpr I kLowest = std::numeric_limits<I>::min();

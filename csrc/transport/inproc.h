@@ -35,7 +35,8 @@ struct FabricShape {
 std::shared_ptr<Fabric> make_fabric(const FabricShape& shape);
 
 // One endpoint of a rank at a time. Its destructor withdraws what it had posted, so that no peer touches its buffers any more.
-// Without announce_leaving() before, the peers find the rank lost. use_window false: as on a host without shared memory.
+// If announce_leaving() was not called before, the other ranks find this rank lost. use_window false: as on a host without
+// shared memory.
 std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank,
                                    bool use_window = true);
 

@@ -253,7 +253,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
         return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
       });
   std::unique_ptr<MappedWindow> window;
-  // A rank that is alone on its host needs no window for itself, but for hierarchical collectives with other hosts.
+  // A rank that is alone on its host needs a window only for hierarchical collectives with other hosts.
   if (page && some_share_a_host(leaders)) {
     const auto shape = HostWindow::Layout::for_ranks(local_size, ledger_bytes, config.tile_bytes);
     window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,

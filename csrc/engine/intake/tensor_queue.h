@@ -1,5 +1,5 @@
-// Operations that are submitted but that the engine has not taken yet. Only here do callers and the holder of the progress
-// token meet.
+// Operations that are submitted but that the engine has not taken yet. Callers push them, and the holder of the progress token
+// takes them.
 // Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws:
 // Error(InvalidArgument) for a name that is in flight already.
 #pragma once

@@ -61,7 +61,7 @@ class FailureDetector : public MembershipActions {
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
   // This rank cannot continue because of an error in the engine or the transport. The other ranks must not wait for it.
   void fail(base::ErrorCode code, const std::string& text, Actions& actions);
-  // This rank fails for a reason that lies with other ranks, such as a stall without end. The other ranks are told as well.
+  // This rank fails because of other ranks, such as after a stall that does not end. It tells the other ranks.
   void give_up(base::ErrorCode code, const std::string& cause, Actions& actions);
 
   // --- how other ranks end ---

@@ -17,8 +17,8 @@ namespace hvdlite::engine {
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;
-  // The ledger has been closed so many times. This member has announced all its operations that earlier closings took out of
-  // it.
+  // The number of closings of the ledger that this member has carried out. It has announced all operations that they took out
+  // of it.
   std::uint64_t closings = 0;
   std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full

@@ -13,7 +13,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// At the engine's end, how long to wait for the thread to return from the driver.
+// The time for which stop() waits until the thread returns from the driver.
 constexpr std::chrono::milliseconds kEndingPatience{200};
 
 }  // namespace
