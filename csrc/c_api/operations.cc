@@ -1,7 +1,6 @@
 // The part of the C ABI about operations: submit, wait, results and the memory they lie in.
 
 #include <algorithm>
-#include <span>
 #include <utility>
 #include <vector>
 

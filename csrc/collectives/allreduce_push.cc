@@ -33,7 +33,6 @@
 //
 // An absent member has no contribution, but room for the result: it fills its buffer with the identity of the op.
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 

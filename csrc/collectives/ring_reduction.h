@@ -44,7 +44,6 @@ class RingLane {
   bool advance();
 
  private:
-  void enter_round();
   bool advance_round();
   void post_receive();
   void post_sends();

@@ -9,7 +9,6 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "ffi_abi.h"
 #include "status_code.h"

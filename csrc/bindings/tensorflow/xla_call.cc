@@ -6,7 +6,6 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "loaded_library.h"
 #include "xla/call.h"

@@ -1,7 +1,5 @@
 #include "engine/execution/gpu/device_lane.h"
 
-#include <algorithm>
-
 namespace hvdlite::engine {
 
 using base::Clock;

@@ -1,8 +1,6 @@
 #include "engine/execution/host/host_operation.h"
 
-#include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "kernels/stream.h"
 
