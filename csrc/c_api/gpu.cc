@@ -12,8 +12,8 @@ namespace hvdlite::engine {
 void take_back(hvdlite_block& block) noexcept {
   try {
     block.gpu_memory.free_after(block.gpu->record(nullptr));
-  } catch (
-      ...) {  // the GPU is lost, or a graph is under capture: the end of the memory's use is unknown
+  } catch (...) {
+    // The GPU is lost, or a graph is under capture. So the end of the memory's use is unknown.
     block.gpu_memory.abandon();
   }
 }

@@ -49,8 +49,8 @@ class HostMail {
   const std::function<void(int)> ring_;
   std::vector<Box> boxes_;  // by local rank; this rank's own box is unused
   std::size_t unsent_ = 0;  // messages in all boxes
-  std::size_t looked_last_ =
-      0;  // the box where the last search ended, so that each rank gets its turn
+  // The box where the last search ended. The next search begins after it, so that each rank gets its turn.
+  std::size_t looked_last_ = 0;
 };
 
 }  // namespace hvdlite::transport

@@ -45,8 +45,8 @@ struct Failure {
 struct FailureSeen {};
 // Any rank -> all: this rank takes part in nothing more.
 struct Goodbye {
-  bool answer =
-      false;  // the receiver must answer, since it may still decide what the sender announced
+  // The receiver must answer, because it may still decide operations that the sender has announced.
+  bool answer = false;
 };
 // The answer to such a Goodbye: the receiver decides nothing more with the sender. It sent all earlier decisions before this
 // message.
@@ -146,11 +146,11 @@ struct Withdrawal {
 // Receiver -> sender: the receive for this message has another dtype or size.
 struct Rejection {
   std::uint64_t number = 0;
-  bool whole =
-      false;  // as in the Offer; if false, the sender answers with a Coming or a Withdrawal
+  // As in the Offer. If false, the sender answers with a Coming or a Withdrawal.
+  bool whole = false;
   std::string why;
 };
-// Receiver -> sender: receives have taken whole messages of this total weight (PointToPoint::weight_of).
+// Receiver -> sender: receives have taken whole messages that count for `bytes` bytes (PointToPoint::counted_bytes).
 struct Receipt {
   std::uint64_t bytes = 0;
 };

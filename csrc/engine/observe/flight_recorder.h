@@ -37,7 +37,7 @@ class FlightRecorder {
     const std::lock_guard lock(mutex_);
     return next_ - 1;
   }
-  // One line for each remembered operation, the oldest first.
+  // One line for each recorded operation, the oldest first.
   std::string text() const { return text(kEverything, 0); }
   // The text to print when something fails: one line for each operation that has not ended; if there are none, one line for
   // each of the last `ended` operations. If the text leaves operations out, a file has all of them, and the last line names the
@@ -52,7 +52,7 @@ class FlightRecorder {
     base::Clock::time_point submitted;
     RequestPtr request;
   };
-  // skipped: leaves out this many of the oldest.
+  // skipped: the number of oldest operations to leave out.
   std::string text(bool unended_only, std::uint64_t skipped) const;
 
   std::string in_flight(std::size_t ended) const;

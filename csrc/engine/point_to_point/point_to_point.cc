@@ -93,10 +93,10 @@ bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   std::size_t& unreceived = unreceived_[static_cast<std::size_t>(to)];
   const bool on_gpu = entry.request->on_gpu() && bytes > 0;
   if (on_gpu || bytes > settings_.whole_bytes ||
-      unreceived + weight_of(bytes) > settings_.unreceived_bytes) {
+      unreceived + counted_bytes(bytes) > settings_.unreceived_bytes) {
     return false;
   }
-  unreceived += weight_of(bytes);
+  unreceived += counted_bytes(bytes);
   offer.whole = true;
   offer.payload = {static_cast<const std::byte*>(entry.input), bytes};
   deliver(to, std::move(offer));
@@ -107,7 +107,7 @@ bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
 void PointToPoint::count_received(int source, const Offer& offer) {
   if (!offer.whole || ended_ || has_left(source)) return;
   std::size_t& untold = untold_[static_cast<std::size_t>(source)];
-  untold += weight_of(offer.bytes());
+  untold += counted_bytes(offer.bytes());
   if (2 * untold < settings_.unreceived_bytes) return;
   deliver(source, Receipt{std::exchange(untold, 0)});
 }

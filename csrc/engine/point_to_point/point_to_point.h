@@ -77,11 +77,11 @@ class PointToPoint {
     int rank = 0;
     int ranks = 1;
     std::size_t whole_bytes = 0;  // the size of the largest message that travels whole
-    // The limit to the weights of whole messages that one rank has not received yet, for each sender.
+    // The limit to the bytes of whole messages that one rank has not received yet, for each sender (counted_bytes).
     std::size_t unreceived_bytes = 0;
   };
-  // The part of unreceived_bytes that a whole message uses: its payload, and a constant for its name and its place in the list.
-  static std::size_t weight_of(std::size_t bytes) { return bytes + 256; }
+  // The bytes for which a whole message counts: its payload, and a constant for its name and its place in the list.
+  static std::size_t counted_bytes(std::size_t bytes) { return bytes + 256; }
   // The effects must outlive this object.
   PointToPoint(const Settings& settings, Effects& effects);
 
@@ -182,7 +182,7 @@ class PointToPoint {
   Sendings offered_;
   std::map<std::pair<int, std::uint64_t>, Answered> cleared_;  // by sender and number
   std::vector<std::uint64_t> heard_;  // the number of the newest message of each rank
-  // Weights of whole messages, by rank. unreceived_: sent to that rank, which has not reported them as received. untold_:
+  // Bytes of whole messages, by rank. unreceived_: sent to that rank, which has not reported them as received. untold_:
   // received from that rank, and not yet reported to it.
   std::vector<std::size_t> unreceived_, untold_;
   std::vector<bool> left_;             // by rank
