@@ -63,7 +63,8 @@ HVD_DEVICE void load(Vector<kBytes>& to, const U8* from) {
   HVD_LOAD(".cs", to.word, from);
 }
 
-// Twice the vector, of which a part is wanted; the neighbour wants the rest, so it may stay in the first cache.
+// Loads two neighbouring vectors, of which this thread needs a part. The neighbouring thread needs the rest, so the data may
+// stay in the first cache.
 template <U32 kBytes>
 HVD_DEVICE void load_two(Vector<2 * kBytes>& to, const U8* from) {
   HVD_LOAD("", to.word, from);
@@ -252,7 +253,7 @@ HVD_DEVICE Tile find_tile(const Arguments& arguments, U32 number, U32 from_bytes
   return tile;
 }
 
-// Bytes [begin, end), of which those at a multiple of 8 begin the pattern.
+// Fills bytes [begin, end). The pattern begins at addresses that are multiples of 8.
 HVD_DEVICE void fill(U8* begin, U8* end, U64 pattern, U32 thread) {
   U8* const first = begin + (0u - static_cast<U32>(reinterpret_cast<U64>(begin))) % 16;
   Vector<16> value;

@@ -66,7 +66,7 @@ Card decode_card(const Bytes& bytes) {
   return card;
 }
 
-// A roster of ranks of which only the numbers are known.
+// A roster for the time in which only the ranks' numbers are known.
 Roster strangers(const transport::Transport& transport) {
   std::vector<Roster::Rank> ranks;
   for (int rank = 0; rank < transport.size(); ++rank) {

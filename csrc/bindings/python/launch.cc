@@ -144,7 +144,7 @@ class Sent {
   std::unique_ptr<bool[]> absent_;
 };
 
-// Finds the addresses of a bucket's gradients, or has torch make what is to be sent for them.
+// Finds the addresses of a bucket's gradients, or lets torch make the memory to send for them.
 class Gatherer {
  public:
   // gradients and forms: of the members, in order. A form is a WireForm; this class reads how the gradient is reduced in place.
