@@ -27,7 +27,7 @@ struct Codec {
   friend bool operator==(const Codec&, const Codec&) = default;
 };
 
-// A block has a multiple of so many elements, and at most so many.
+// The number of elements of a block is a multiple of kBlockStep, and at most kLargestBlock.
 inline constexpr std::int32_t kBlockStep = 64;
 inline constexpr std::int32_t kLargestBlock = 4096;
 

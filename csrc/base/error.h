@@ -21,7 +21,7 @@ enum class ErrorCode : int {
   kNotInitialized = 6,
   kUnsupported = 7,
   kSystem = 8,    // the operating system or MPI refused
-  kInternal = 9,  // our bug
+  kInternal = 9,  // a bug of hvdlite
 };
 inline constexpr int kNumErrorCodes = 10;
 
@@ -41,7 +41,7 @@ struct Status {
   bool ok() const { return code == ErrorCode::kOk; }
 };
 
-// For our own bugs only, never for user input; the message says so.
+// Reports a bug of hvdlite, and never bad input of a user; the message says so.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition);
 
 }  // namespace hvdlite::base

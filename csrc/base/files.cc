@@ -57,7 +57,7 @@ std::string first_line_of(const std::string& path) {
 
 std::string write_new_file(std::string& path, const std::string& suffix, const std::string& text) {
   path += "XXXXXX" + suffix;
-  // Of mode 0600.
+  // mkostemps makes the file with mode 0600.
   const File file(::mkostemps(path.data(), static_cast<int>(suffix.size()), O_CLOEXEC));
   if (file.get() < 0 || !write_all(file.get(), text.data(), text.size())) return reason();
   return "";

@@ -22,14 +22,14 @@ class File {
 
 bool read_all(int file, void* to, std::size_t bytes);
 bool write_all(int file, const void* from, std::size_t bytes);
-// errno in words.
+// The text for errno.
 std::string reason();
 
 // The content of a file of /proc; empty if it cannot be read.
 std::string read_file(const std::string& path);
 std::string first_line_of(const std::string& path);
-// Makes a file that no other user may read; its path is `path`, a word of the system's, and the suffix. `path` becomes that path.
-// The reason if it failed, or "".
+// Makes a file that no other user may read. Its path consists of `path`, random letters, and the suffix; `path` is set to it.
+// Returns the reason if this fails, and otherwise "".
 std::string write_new_file(std::string& path, const std::string& suffix, const std::string& text);
 
 }  // namespace hvdlite::base

@@ -17,8 +17,8 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-// always_inline: files compiled for wider instruction sets include this header, and an out-of-line
-// copy from one of them could be the one that the linker keeps for the whole program.
+// always_inline, because files that are compiled for wider instruction sets include this header. Otherwise the linker could
+// keep an out-of-line copy from such a file for the whole program.
 [[gnu::always_inline]] constexpr float to_float(Float16 value) {
   const std::uint32_t sign = (value.bits & 0x8000u) << 16;
   const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;

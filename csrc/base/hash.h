@@ -2,11 +2,12 @@
 // Thread: one object, one thread. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // Each word w takes the state s to mix(s ^ w), where mix is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast
-// splittable pseudorandom number generators", 2014, with the constants of Stafford's "Mix13"). mix is a bijection, hence:
+// splittable pseudorandom number generators", 2014, with the constants of Stafford's "Mix13"). mix is a bijection, so:
 //   - two sequences of equal length that differ in one word only never collide;
 //   - two that differ in more collide with probability about 2^-64, as mix spreads each input bit over all output bits.
-// A text is its length and then its bytes eight to a word, so texts that follow each other cannot borrow from each other.
-// It resists accidents, not an adversary, and is no wire format: it is native byte order, as is all that ranks exchange.
+// A text is its length and then its bytes eight to a word, so texts that follow each other cannot borrow from each other. It
+// protects against accidental collisions, not against an attacker. It depends on the native byte order, as all bytes that ranks
+// exchange do.
 #pragma once
 
 #include <bit>
@@ -51,7 +52,7 @@ class Hasher {
   std::uint64_t value() const { return state_; }
 
  private:
-  // mix64(0) is 0: from a state of 0 leading zeros would leave no trace. This is the golden ratio's fraction.
+  // Not 0, because mix64(0) is 0, so a state of 0 would ignore leading zeros. The number is the fraction of the golden ratio.
   std::uint64_t state_ = 0x9e3779b97f4a7c15U;
 };
 

@@ -1,11 +1,11 @@
-// How another process of this machine stands, as the kernel tells it.
+// The state of another process of this machine, as the kernel reports it.
 // Thread: any. Owns: nothing. Blocks: on a read of /proc. Throws: std::bad_alloc.
 #pragma once
 
 namespace hvdlite::base {
 
-// The letter of /proc: R runs, S sleeps, T is stopped, t is stopped by a debugger, Z has ended. 0 where there is no such process,
-// or the kernel does not say.
+// The letter of /proc: R runs, S sleeps, T is stopped, t is stopped by a debugger, Z has ended. 0 where there is no such
+// process, or the kernel does not say.
 char state_of_process(int pid);
 
 }  // namespace hvdlite::base

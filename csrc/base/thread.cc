@@ -46,7 +46,8 @@ void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
 }
 
 int spin_pauses_in(microseconds time) {
-  constexpr int kRounds = 5;  // the quickest counts: this thread may lose its processor in some
+  // The shortest round counts, because this thread may lose its processor in the others.
+  constexpr int kRounds = 5;
   constexpr int kPauses = 64;
   auto quickest = Clock::duration::max();
   for (int round = 0; round < kRounds; ++round) {

@@ -1,4 +1,4 @@
-// Clock, futex and processor affinity: the few things the C++ library does not give in the form needed here.
+// Clock, futex and processor affinity, which the C++ library does not have in the form needed here.
 // Thread: any. Owns: nothing. Blocks: futex_wait only. Throws: nothing.
 //
 // std::atomic::wait is private to a process; the doorbells of ranks lie in shared memory and need a non-private futex.
@@ -13,7 +13,7 @@ namespace hvdlite::base {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// The time of Clock to within a few milliseconds, for a quarter of its price.
+// The time of Clock with an error of a few milliseconds; it takes a quarter of the time of reading Clock.
 Clock::time_point coarse_now();
 
 enum class FutexScope { kProcess, kHost };
@@ -34,7 +34,7 @@ inline void spin_pause() {
 
 // How a rank waits for others, by the processors its host has for its ranks.
 struct WaitPolicy {
-  microseconds spin{0};  // a waiting caller first polls without a pause for this time,
+  microseconds spin{0};  // a waiting caller first polls without a pause for this time;
   microseconds yield{
       0};  // then lets others have its processor between two looks, and then it sleeps
   // There are two processors for each rank: its engine thread may poll, too.

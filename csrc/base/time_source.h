@@ -1,8 +1,8 @@
-// Where an engine reads the time: from the machine's clock, or from one that a test steps.
+// The clock of an engine: the machine's clock, or one that a test steps.
 // Thread: any. Owns: nothing; a manual clock must outlive all that read it. Blocks: no. Throws: nothing.
 //
-// Everything by which the engine decides (batches, stalls, signs of life, deadlocks) or that it reports (counters, records) reads
-// this one. What sleeps in the kernel or polls a device beside the engine's passes measures the machine, and reads Clock.
+// All code that decides by time (batches, stalls, signs of life, deadlocks) or reports times (counters, records) reads this
+// clock. Code that sleeps in the kernel, or that polls a device outside of the engine's passes, reads the machine's Clock.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class ManualTime {
   }
 
  private:
-  // Not the epoch: that time means "never yet" in places.
+  // Not the epoch, because some code uses the epoch for "never".
   std::atomic<Clock::time_point> now_{Clock::time_point() + std::chrono::hours(1)};
 };
 
@@ -30,7 +30,7 @@ class TimeSource {
   explicit TimeSource(const ManualTime& manual) : manual_(&manual) {}
 
   Clock::time_point now() const { return manual_ == nullptr ? Clock::now() : manual_->now(); }
-  // To within a few milliseconds, for a quarter of the price.
+  // With an error of a few milliseconds; it takes a quarter of the time of now().
   Clock::time_point coarse_now() const {
     return manual_ == nullptr ? base::coarse_now() : manual_->now();
   }

@@ -83,12 +83,12 @@ constexpr bool moves_data(OpKind kind) {
 constexpr bool changes_sets(OpKind kind) {
   return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet;
 }
-// Between two ranks, which alone ask for it; all other kinds are collective.
+// Is it an operation of two ranks, for which only these two ask? All other kinds are collective.
 constexpr bool is_point_to_point(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
 }
 
-// Identifies a process set for good: ids are reused after remove_process_set, epochs are not.
+// Identifies a process set for the whole job: ids are reused after remove_process_set, epochs are not.
 struct SetId {
   std::int32_t id = 0;
   std::uint32_t epoch = 0;

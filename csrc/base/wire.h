@@ -86,7 +86,7 @@ class Reader {
     if (count > 0) std::memcpy(values.data(), bytes, std::size_t{count} * sizeof(T));
     return values;
   }
-  // They stay where they are.
+  // Reads bytes without copying them: the result refers to the message, which must outlive it.
   std::span<const std::byte> get_bytes() {
     const auto count = get<std::uint32_t>();
     return {take(count), count};

@@ -236,7 +236,7 @@ int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capaci
 int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,
                            int mark_cycles) {
   return guarded([&] {
-    require(path != nullptr && max_bytes > 0, "a timeline needs a path and room");
+    require(path != nullptr && max_bytes > 0, "a timeline needs a path and a size limit above 0");
     hvdlite::engine::alive(engine).start_timeline(path, static_cast<size_t>(max_bytes),
                                                   mark_cycles != 0);
   });
@@ -338,7 +338,8 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
 int hvdlite_get_lateness(hvdlite_engine* engine, int64_t* operations, int64_t* nanoseconds,
                          int32_t count) {
   return guarded([&] {
-    require(operations != nullptr && nanoseconds != nullptr, "lateness needs room");
+    require(operations != nullptr && nanoseconds != nullptr,
+            "no memory for the lateness was given");
     const Usage::Lateness lateness = alive(engine).usage().lateness();
     require(static_cast<std::size_t>(count) == lateness.operations.size(),
             "lateness has one number for each rank of the job");

@@ -36,7 +36,7 @@ int hvdlite_gpu_read(const char* cuda_library, const void* from, void* to, size_
     require(cuda_library != nullptr, "no place to look for the CUDA driver");
     const auto driver = std::make_shared<const Driver>(parse_candidates(cuda_library));
     const int ordinal = hvdlite::device::gpu_of_address(*driver, from);
-    require(ordinal >= 0, "the memory is not a GPU's");
+    require(ordinal >= 0, "the memory is not on a GPU");
     const auto gpu = std::make_shared<const Gpu>(driver, ordinal);
     const auto in = static_cast<hvdlite::device::cuda::Stream>(stream);
     *busy = gpu->is_idle(in) ? 0 : 1;

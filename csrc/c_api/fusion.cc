@@ -1,7 +1,6 @@
 // The part of the C ABI that exposes the fusion kernels of one GPU, for hvdlite.bench.
 
 #include <chrono>
-#include <string>
 #include <vector>
 
 #include "c_api/c_api.h"

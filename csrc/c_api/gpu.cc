@@ -7,12 +7,13 @@ using hvdlite::engine::guarded;
 
 namespace hvdlite::engine {
 
-// The pool knows hvdlite's operations on the memory. The work of the memory's user is ordered with the legacy default stream.
+// The pool knows hvdlite's operations on the memory. It does not know the user's work on it, which is ordered with the legacy
+// default stream; so the memory is free after an event in that stream.
 void take_back(hvdlite_block& block) noexcept {
   try {
     block.gpu_memory.free_after(block.gpu->record(nullptr));
-  } catch (
-      ...) {  // the GPU is lost, or a graph is under capture: the end of the memory's use is unknown
+  } catch (...) {
+    // The GPU is lost, or a graph is under capture. So the end of the memory's use is unknown.
     block.gpu_memory.abandon();
   }
 }

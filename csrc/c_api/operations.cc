@@ -1,7 +1,6 @@
 // The part of the C ABI about operations: submit, wait, results and the memory they lie in.
 
 #include <algorithm>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -63,7 +62,7 @@ Enum checked(std::int32_t code, int limit, const char* what) {
 Wire wire_of(std::int32_t flags) {
   const bool half = (flags & HVDLITE_FLAG_WIRE_FLOAT16) != 0;
   const bool brain = (flags & HVDLITE_FLAG_WIRE_BFLOAT16) != 0;
-  require(!(half && brain), "a tensor crosses as float16 or as bfloat16, not as both");
+  require(!(half && brain), "a tensor can travel as float16 or as bfloat16, not as both");
   return half ? Wire::kFloat16 : brain ? Wire::kBFloat16 : Wire::kSame;
 }
 

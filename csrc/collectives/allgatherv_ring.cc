@@ -1,5 +1,5 @@
-// Ring allgather of uneven parts: every part travels once around the ring, cut into segments that
-// follow each other without waiting for the whole part.
+// Ring allgather of uneven parts: every part travels once around the ring. It is cut into segments, and a rank passes a segment
+// on before it has the whole part.
 //
 // What moves where, four ranks with parts a b c d (rank r's left neighbour is r-1; a rank sends its
 // own part first, then passes on what comes from the left, all but its right neighbour's part):
@@ -7,13 +7,13 @@
 //   link 0 -> 1 carries  a d c      link 1 -> 2  b a d
 //   link 2 -> 3 carries  c b a      link 3 -> 0  d c b
 //
-// Each link carries one stream of segments in a fixed order on one channel, and every segment is
-// received where it belongs in the output, so nothing is staged. A segment may be sent on as soon
-// as it is there; up to 16 are under way in each direction. Parts of zero bytes send nothing.
+// Each link carries one stream of segments in a fixed order on one channel. Every segment is received into its place in the
+// output, so the algorithm needs no staging memory. A rank may send a segment on as soon as it has arrived; up to 16 segments
+// are under way in each direction. Parts of zero bytes are not sent.
 //
-// Cost for p ranks, parts of m_r bytes, S in all, segments of g bytes: about (p-1) alpha + (S +
-// (p-2) g) beta, for any distribution of sizes: one large part streams around instead of being
-// stored and forwarded p-1 times. Bytes sent by rank r: S - m_(r+1).
+// Cost for p ranks, parts of m_r bytes, S bytes in all, segments of g bytes: about (p-1) alpha + (S + (p-2) g) beta, for any
+// distribution of sizes. (Without segments, one large part would be stored and forwarded p-1 times.) Bytes sent by rank r:
+// S - m_(r+1).
 //
 // It cannot deadlock: receives are posted without waiting for anything but earlier receives, own
 // segments are sent without waiting for any receive, and each segment is passed on by a chain of
@@ -69,7 +69,7 @@ class AllgathervRing final : public Collective {
       moved = receives_.drain(comm_);
       moved = sends_.drain(comm_) || moved;
     }
-    copy_own();  // behind the first posts, so that the transfers go on meanwhile
+    copy_own();  // after the first posts, so that the transfers run during the copy
     return receives_.done() == num_receives_ && sends_.done() == num_sends_;
   }
 

@@ -6,9 +6,9 @@
 //   fill          a -> buffer         b -> buffer         c -> buffer
 //   drain         a b c -> output     a b c -> output     a b c -> output
 //
-// where a rank's own part comes from its input. Tile k carries the k-th piece of every part; a rank whose part is shorter
-// puts nothing into the later ones. Tiles follow each other in two buffers of each rank: shared_collective.h proves that
-// this is right and cannot deadlock.
+// A rank copies its own part from its input. Tile k carries the k-th piece of every part; a rank whose part is shorter puts
+// nothing into the later tiles. Successive tiles use the two buffers of each rank in turn: shared_collective.h proves that this
+// is correct and cannot deadlock.
 //
 // Cost for p ranks and S bytes in all, even parts, in bytes that each rank loads and stores: (2/p + 2) S, and one wait for the
 // slowest. Bytes sent: none.

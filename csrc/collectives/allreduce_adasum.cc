@@ -1,5 +1,5 @@
-// Adasum allreduce: combines the ranks' tensors in pairs, and the results in pairs again, so that what two tensors have in
-// common counts once and what is orthogonal is added:
+// Adasum allreduce: combines the ranks' tensors in pairs, and the results in pairs again. The common direction of two tensors
+// counts once, and orthogonal components are added:
 //
 //   adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b
 //
@@ -18,16 +18,17 @@
 // in double. The number of ranks is a power of two. As adasum(s a, s b) = s adasum(a, b), the result is postscale * adasum of
 // prescale * x.
 //
-// A null input (an absent or joined rank) contributes zeros, which are the identity: adasum(a, 0) = a. The same goes for a
-// tensor so small that its square vanishes.
+// A null input (an absent or joined rank) contributes zeros, which are the identity: adasum(a, 0) = a. A tensor whose square
+// underflows to zero counts as zeros, too.
 //
 // Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma). Staging: two vectors of accumulators.
 //
 // It cannot deadlock, for the reason given in allreduce_recursive_doubling.
 //
 // All ranks get the same bits although each computes the result itself: both partners of an exchange take the lower ranks'
-// partial as a and the upper ranks' as b, and add the products of a dot in one order. No instruction set but the baseline is
-// used for that. Layout-independent: a part is combined by itself, wherever it lies.
+// partial as a and the upper ranks' as b, and add the products of a dot product in the same order. The dot products use only
+// the baseline instruction set. Layout-independent: each part is combined separately, so its place in the buffer does not
+// matter.
 //
 // Source: Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021).
 #include <algorithm>
@@ -43,7 +44,8 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Sums that run side by side in a dot product: what the compiler may put into registers without changing their order.
+// The number of partial sums in a dot product. The compiler can keep them in vector registers without changing the order of
+// additions.
 constexpr std::size_t kLanes = 8;
 
 struct Dots {
@@ -174,7 +176,7 @@ class Adasum final : public Collective {
   A* held_;   // this rank's partial
   A* spare_;  // what a partner sends
   int distance_ = 0;
-  bool posted_ = false;  // the messages of this distance
+  bool posted_ = false;  // the messages of the current distance are posted
   bool done_ = false;
   transport::Ticket receive_;
   transport::Ticket send_;

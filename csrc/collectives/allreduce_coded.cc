@@ -1,10 +1,10 @@
 // Coded allreduce: as direct (allreduce_direct.cc), but contributions and results travel coded (kernels/codec.h). Each piece of
-// the buffer has an owner. Everyone sends it their encoded contribution; the owner decodes the contributions, adds them in float32
-// in rank order 0, 1, ..., applies postscale and divisor, encodes the sum once and sends it to everyone. So an element is
-// quantised twice, for any number of ranks.
+// the buffer has an owner. Every rank sends the owner its encoded contribution. The owner decodes the contributions, adds them
+// in float32 in rank order 0, 1, ..., applies postscale and divisor, encodes the sum once and sends it to all ranks. So an
+// element is quantised twice, for any number of ranks.
 //
-// What moves where, three ranks, one round of three pieces a b c (piece r is owned by rank r; "b1" is rank 1's contribution to b,
-// "[b1]" is b1 encoded):
+// What moves where, three ranks, one round of three pieces a b c (piece r is owned by rank r; "b1" is rank 1's contribution to
+// b, "[b1]" is b1 encoded):
 //
 //                rank 0             rank 1             rank 2
 //   scatter      [b0] -> 1          [c1] -> 2          [a2] -> 0
@@ -13,19 +13,19 @@
 //   gather       [a] -> 1, 2        [b] -> 0, 2        [c] -> 0, 1        all decode [a] [b] [c]
 //
 // All ranks get the same bits because all decode the same bytes: an owner takes its result from [a] as well, and not from a. An
-// owner also encodes and decodes its own contribution, so that no element's value depends on which rank owns it. Pieces begin and
-// end with blocks, and blocks with parts (block_layout.h). So the bits of a part depend on the contributions to it and on
+// owner also encodes and decodes its own contribution, so that no element's value depends on which rank owns it. Pieces begin
+// and end with blocks, and blocks with parts (block_layout.h). So the bits of a part depend on the contributions to it and on
 // the codec, and not on the parts beside it, the owners or timing: the algorithm is layout-independent.
 //
-// Cost for p ranks and S bytes, which a codec makes S/c: each rank sends 2(p-1)/p S/c, encodes S (1 + 1/p) and decodes S (1 + 1/p)
-// (the adds with it). Up to four rounds are under way, on a channel each.
+// Cost for p ranks and S bytes, which a codec makes S/c: each rank sends 2(p-1)/p S/c, encodes S (1 + 1/p) and decodes S (1 +
+// 1/p) (the adds with it). Up to four rounds are under way, on a channel each.
 //
-// It cannot deadlock, for the reasons that allreduce_direct.cc gives. In place: everyone encodes a contribution before it can
-// receive the result for that piece.
+// It cannot deadlock, for the reasons that allreduce_direct.cc gives. In place: a rank encodes its contribution to a piece
+// before it can receive the result for that piece.
 //
 // With Reduction::from_partials the inputs are float32 (allreduce_hierarchical).
 //
-// Source: of the exchange, see allreduce_direct.cc; that every hop would quantise again in a ring, and that one owner needs two
+// Source: for the exchange, see allreduce_direct.cc. A ring would quantise at every hop, while an owner needs only two
 // quantisations: Alistarh et al., QSGD (NeurIPS 2017), and Markov et al., CGX (Middleware 2022).
 #include <algorithm>
 #include <cstring>
@@ -152,7 +152,7 @@ class Coder {
   std::vector<float> scratch_;
 };
 
-// What all lanes of one operation share; outlives them.
+// The data that all lanes of one operation share. It outlives the lanes.
 struct CodedJob {
   Comm comm;
   Coder coder;
@@ -195,7 +195,7 @@ class CodedLane {
   }
 
  private:
-  // Contributions to their owners; true when all sends and receives are complete.
+  // Sends contributions to their owners. Returns true when all sends and receives are complete.
   bool scatter() {
     Comm& comm = job_->comm;
     const Range mine = job_->piece(round_, comm.rank());
@@ -233,9 +233,10 @@ class CodedLane {
     job_->coder.decode_result(piece, own());
   }
 
-  // Finished pieces to everyone; true when all sends and receives are complete.
+  // Sends finished pieces to all ranks. Returns true when all sends and receives are complete.
   bool gather() {
-    // The results take the places of what was sent; and a pair's scatter message comes before its gather message, on both sides.
+    // A result overwrites the slot of a sent contribution, so the send must be complete. Between two ranks the scatter message
+    // also has to be posted before the gather message, on both sides.
     if (scatter_sends_.done() < shifts_ || scatter_receives_.posted() < shifts_) return false;
     Comm& comm = job_->comm;
     const Range mine = job_->piece(round_, comm.rank());

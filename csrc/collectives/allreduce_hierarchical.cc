@@ -1,5 +1,6 @@
-// Hierarchical allreduce, for ranks on several hosts: the ranks of a host reduce in shared memory, the hosts exchange partial
-// sums, one owner a slice with its likes on the other hosts, and the results spread in shared memory.
+// Hierarchical allreduce, for ranks on several hosts. The ranks of each host reduce in shared memory. For each slice, its
+// owners on all hosts exchange their partial sums in messages. Then the ranks of each host copy the results out of shared
+// memory.
 //
 // What moves where, two hosts of two ranks, one round of two slices a b ("a01" is a of ranks 0 and 1 added up):
 //
@@ -9,51 +10,54 @@
 //   holds         a                   b                   a                   b
 //   publish       a b                 a b                 a b                 a b              shared memory
 //
-// Hosts may have different numbers of members: with q on the smallest, the first q of each host own slices, and the others
-// contribute and receive. The exchange is another allreduce (ring, direct or recursive doubling) among the i-th members of
-// all hosts, q of them in parallel, so that every host sends and receives as few bytes as possible, with several cores.
+// Hosts may have different numbers of members. If the smallest has q, the first q members of each host own slices, and the
+// others only contribute and receive. The exchange is another allreduce (ring, direct or recursive doubling) among the i-th
+// members of all hosts. The q exchanges run in parallel, so every host sends and receives as few bytes as possible, and uses
+// several cores.
 //
-// A large buffer passes in rounds, and three rounds overlap: while round k is between the hosts, k-1 is published and k+1
-// reduced. Reduce and publish use the window through a channel each, in which they have their turns, so that the next
-// operation's reduce need not wait for this one's publish: between operations, too, the wire finds a round waiting.
+// A large buffer is processed in rounds, and three rounds overlap: while the hosts exchange round k, round k-1 is published and
+// round k+1 is reduced. Reduce and publish use the window through separate channels, and take turns in each. So the next
+// operation's reduce need not wait for this operation's publish, and the network stays busy between operations as well.
 //
 //   channel 1   reduce 0  reduce 1            reduce 2            ...   next operation's reduce 0
 //   wire                  exchange 0 -------- exchange 1 -------- exchange 2 --------
 //   channel 2                                 publish 0           publish 1           publish 2
 //
 // Cost for m hosts, q owners each, S bytes: reduce and publish in shared memory (host_stages.h; about (4 + 2/q) S loaded and
-// stored by each rank), and between hosts 2(m-1) alpha + 2(m-1)/m S beta for a host with a ring, log2(m) (alpha + S beta)
-// with recursive doubling. A flat ring of p ranks sends 2(p-1)/p S over each host's link too, but takes 2(p-1) steps, and
-// its transfers inside hosts take part in the same schedule.
+// stored by each rank), and between hosts 2(m-1) alpha + 2(m-1)/m S beta for a host with a ring, log2(m) (alpha + S beta) with
+// recursive doubling. A ring of all p ranks also sends 2(p-1)/p S over each host's link, but it takes 2(p-1) steps, and its
+// slow steps between hosts delay the steps inside hosts.
 //
 // 16-bit floats: partial sums travel between hosts as float32 and are rounded once, at the end, like everywhere else; results
-// travel as 16 bits. So 3(m-1)/m S instead of 2(m-1)/m S cross each host's link. Rounding the hosts' sums to 16 bits would
-// save that third, and cost every result up to half a unit in the last place a host: gradients of opposite sign on different
-// hosts would lose what the engine promises to keep.
+// travel as 16 bits. So 3(m-1)/m S instead of 2(m-1)/m S cross each host's link. Rounding the hosts' sums to 16 bits would save
+// a third of these bytes. But each host would add an error of up to half a unit in the last place to every result, and the
+// engine promises results that are rounded once. The error would be largest where gradients of different hosts have opposite
+// signs.
 //
-// It cannot deadlock. Steps of round k wait only for steps of rounds up to k: the exchange of k for this and the other
-// owners' reduce of k, the publish of k for the exchange of k and the publish of k-1, the reduce of k for the publish of
-// k - kSlots (whose slot it takes) and the reduce of k-1. The pipelines make every step that is allowed (shared_collective.h), the
-// exchanges run as soon as they can, and operations take their turns in one order on all members of a host.
+// It cannot deadlock. Steps of round k wait only for steps of rounds up to k. The exchange of round k waits for the reduce of
+// round k on all its owners. The publish of round k waits for the exchange of round k and the publish of round k-1. The reduce
+// of round k waits for the publish of round k - kSlots (whose slot it uses) and the reduce of round k-1. The pipelines make
+// every step that is allowed (shared_collective.h), the exchanges run as soon as they can, and operations take their turns in
+// the same order on all members of a host.
 //
-// In place: the owners have read all of a member's contribution to a round when they have reduced the round, which is before any
-// of them publishes it.
+// In place: the owners have read all of a member's contribution to a round when they have reduced the round, which is before
+// any of them publishes it.
 //
 // Exchanges of different rounds do not mix: those of even and odd rounds use different halves of the channels, and round k+2
 // is posted after round k is complete here, so that sends and receives of the two match in order. Exchanges of different owners
 // have no pair of ranks in common.
 //
-// With a codec the exchange is allreduce_coded, and slices begin and end with blocks: only what crosses hosts is coded. Rounds are
-// as large as without one by the bytes that cross, so that as much is on its way.
+// With a codec the exchange is allreduce_coded, and slices begin and end with blocks: only messages between hosts are coded. A
+// round then has more elements, so that its messages between hosts have as many bytes as without a codec.
 //
 // All ranks get the same bits because a slice is finished by an algorithm that gives all hosts' owners the same bits, and
-// copied to the others. A host's contributions are added in rank order, wherever an element lies; so with two hosts, and with
-// Tuning::deterministic for any number of them (then the exchange is direct), the bits do not depend on the layout. They
-// do depend on which ranks share a host.
+// copied to the others. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits
+// do not depend on the layout if there are two hosts, or if Tuning::deterministic is set (then the exchange is direct). They do
+// depend on which ranks share a host.
 //
-// Source: Thakur, Rabenseifner and Gropp (see allreduce_direct.cc) for the parts; one owner a slice on each host, all of them
-// sending, as in NVIDIA's double binary trees' predecessor, hierarchical rings, and Jia et al., Highly scalable deep learning
-// training system with mixed-precision (2018).
+// Source: for the parts, Thakur, Rabenseifner and Gropp (see allreduce_direct.cc). Reducing inside hosts first is in Jia et
+// al., Highly scalable deep learning training system with mixed-precision (2018); that each host has several owners, which send
+// in parallel, is in the hierarchical rings of NVIDIA's NCCL.
 #include "collectives/allreduce_hierarchical.h"
 
 #include <algorithm>
@@ -69,7 +73,7 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// So many partners at once are no burden.
+// Up to this number of hosts, the direct exchange has few enough partners.
 constexpr int kFewHosts = 8;
 
 class AllreduceHierarchical final : public Collective {
@@ -97,8 +101,8 @@ class AllreduceHierarchical final : public Collective {
   bool advance() override {
     reduce_.advance();
     exchange();
-    // A member that owns nothing may be handed the results before it has looked whether its host has reduced: it then has a
-    // turn of the first channel yet to end.
+    // A member that owns no slice may get all results before it has seen that its host has reduced all rounds. Then it still
+    // has to end its turn of the first channel.
     return publish_.advance() && reduce_.advance();
   }
 
@@ -192,7 +196,7 @@ SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tun
   const std::size_t count = args.count();
   const std::size_t element_bytes = base::size_of(args.reduction.dtype);
   const auto num_hosts = static_cast<std::size_t>(hosts.hosts());
-  // Below this, for each host, a message more costs more than the bytes that it takes off another.
+  // Below this size for each host, one more message costs more time than smaller messages save.
   const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1) * num_hosts;
   // A few segments for each host, so that the exchange of a round is a pipeline of its own.
   const std::size_t largest =

@@ -1,4 +1,4 @@
-// What allreduce_hierarchical decides: pure functions of what all members know.
+// The decisions of allreduce_hierarchical, as pure functions of facts that all members know.
 // Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: no.
 #pragma once
 

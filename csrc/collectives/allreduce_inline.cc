@@ -1,5 +1,6 @@
-// Inline allreduce, for small buffers of ranks that share memory: each puts its whole contribution where the others look, and each
-// folds all of them itself. One wait instead of the two of allreduce_shm, for p times the additions.
+// Inline allreduce, for small buffers of ranks that share memory. Each rank writes its whole contribution to shared memory, and
+// each rank folds all contributions itself. So it waits once, while allreduce_shm waits twice; but it does p times as many
+// additions.
 //
 // What moves where, three ranks:
 //
@@ -8,24 +9,26 @@
 //   fold          a0 + a1 + a2 -> output    a0 + a1 + a2 -> output    a0 + a1 + a2 -> output
 //
 // Three kinds of places:
-//   prepared  A payload of its own (SharedChannel::prepared), put there before the ranks have agreed on the operation. When they
-//             have, and all had put theirs, nothing is left to wait for: all fold (allreduce_inline.h).
-//   line      Up to WindowFlags::kInlineBytes: in the line of the flag that says that it is there (InlineTile).
-//   tiles     Everything else: one tile after the other, as shared_collective.h draws it, without a reduce step.
+//   prepared  Memory for one payload (SharedChannel::prepared), written before the ranks have agreed on the operation. If all
+//             have written theirs when they agree, no rank has to wait any more: all fold (allreduce_inline.h).
+//   line      Up to WindowFlags::kInlineBytes: the cache line of the flag that announces the payload (InlineTile).
+//   tiles     Larger buffers: one tile after the other, as shared_collective.h draws it, without a reduce step.
 //
-// Prepared payloads are numbered: n is how many this rank has folded before. Number n lies in place n & 1 of each member, of two.
+// Prepared payloads are numbered: payload n is the one that a rank writes when it has folded n payloads before. Each member has
+// two places for payloads, and payload n lies in place n & 1.
 // - n means the same on all ranks: every rank folds the prepared operations in the order in which they were agreed, and the
 //   payload that a member put under n belongs to its next announcement: a member prepares only when it has nothing else
 //   announced. (An operation that is withdrawn before it is agreed leaves n as it is. The place is written again later, and no
 //   member has read it.)
-// - No member overwrites what others still read. The member that puts number n has folded n-1. That was agreed after all members
-//   had announced it, and each had by then put its own n-1, so it had folded n-2. Number n-2 had place n & 1 before.
-// - A member that folds sees all payloads: each was put before its owner announced, and no member reads "complete" before all
-//   have announced. Announcing and reading are steps of one agreement (engine/negotiation/agreement.h), which have one order for
-//   all members.
+// - No member overwrites a payload that others still read. The member that writes payload n has folded payload n-1. The
+//   operation of payload n-1 was agreed after all members had announced it. Each of them had by then written its own payload
+//   n-1, so it had folded payload n-2, which used place n & 1 before.
+// - A member that folds sees all payloads: each owner wrote its payload before it announced the operation, and no member reads
+//   "complete" before all have announced. Announcing and reading are steps of one agreement
+//   (engine/negotiation/agreement.h), whose steps have the same order for all members.
 //
-// Cost for p ranks and S bytes: each rank loads and stores (p + 3) S, and waits once for the slowest (prepared: not at all, for the
-// agreement has). Bytes sent: none.
+// Cost for p ranks and S bytes: each rank loads and stores (p + 3) S bytes, and waits once for the slowest rank. (A prepared
+// operation does not wait, because the agreement has waited already.) Bytes sent: none.
 //
 // In place: a rank's contribution is copied before anything is folded; no other rank touches the output.
 //

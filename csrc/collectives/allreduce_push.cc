@@ -10,9 +10,9 @@
 //   2 does         .  .  c           .  .  c           .  .  c
 //   reduced        a  b  c           a  b  c           a  b  c         all leave
 //
-// Cost for p members and S bytes: two exchanges of flags; each member loads S and stores S bytes in all, which is the least that
-// can be (every contribution is loaded once and every result stored once). What it stores it has just loaded, so no line is
-// fetched only to be overwritten.
+// Cost for p members and S bytes: two exchanges of flags; each member loads S and stores S bytes in all, which is the minimum
+// (every contribution is loaded once and every result stored once). A member stores only to lines that it has just loaded, so
+// no line is fetched only to be overwritten.
 //
 // Correct, because no rank touches a buffer before its owner has arrived or after its owner has left, and no slice is written
 // while another rank reads it. The operation counts as one tile, number t (shared_collective.h), which uses no tile memory:
@@ -23,17 +23,16 @@
 //   of its buffer is final, and no rank touches it until it arrives at another operation.
 // The stores are releases and the loads acquires, so that each of these steps sees the ones before it.
 //
-// Results overwrite inputs, so no member may leave between its arrival and the end: a member that fails there
-// takes the operation with it on all members, and what their buffers hold then is undefined.
+// Results overwrite inputs, so no member may leave between its arrival and the end. If a member fails in this time, the
+// operation fails on all members, and the contents of their buffers are undefined.
 //
-// It cannot deadlock: arrival waits for nothing but the turn, a fold for arrivals, leaving for folds.
+// It cannot deadlock: arriving waits only for the turn, a fold only for arrivals, and leaving only for folds.
 //
 // All ranks get the same bits because one member computes an element and stores it to all. Layout-independent: contributions
 // are added in rank order in every slice.
 //
 // An absent member has no contribution, but room for the result: it fills its buffer with the identity of the op.
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -48,7 +47,7 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Of each buffer, folded in one step: others of this rank may advance in between.
+// The bytes of each buffer that one step folds. Between two steps, other operations of this rank may advance.
 constexpr std::size_t kStepBytes = std::size_t{512} * 1024;
 
 class AllreducePush final : public SharedCollective {

@@ -1,5 +1,5 @@
-// Recursive doubling allreduce: in log2(p) exchanges of the whole vector everyone has the sum; the
-// fewest messages one after the other, for small vectors.
+// Recursive doubling allreduce: after log2(p) exchanges of the whole vector every rank has the sum. It is for small vectors,
+// because it has the fewest messages that wait for each other.
 //
 // What moves where, four ranks ("23" is the partial of ranks 2 and 3, lower rank first):
 //
@@ -13,9 +13,9 @@
 // rank 2i sends its contribution to 2i+1, which takes part for both, and gets the result back at
 // the end. Partials are exchanged in the accumulator type, so 16-bit floats are rounded once.
 //
-// Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma), two alpha and S beta more with
-// a rest. Bytes sent by a rank: log2(p) S (as accumulators). Staging: two vectors of accumulators,
-// so forcing it for a large buffer costs memory as well as time.
+// Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma); if p is not a power of two, 2 (alpha + S beta) more. Bytes
+// sent by a rank: log2(p) S (as accumulators). Staging: two vectors of accumulators, so forcing this algorithm for a large
+// buffer costs memory as well as time.
 //
 // It cannot deadlock: both partners of an exchange post their receive before their send, and go on
 // only when both are complete, so the k-th exchange waits for nothing but the partners' (k-1)-th.
@@ -67,12 +67,12 @@ class RecursiveDoubling final : public Collective {
 
  private:
   enum class Kind {
-    kGiveContribution,  // folded rank: to the partner, before
+    kGiveContribution,  // folded rank: sends its contribution to the partner, before the exchanges
     kTakeContribution,
     kHold,  // the own contribution becomes the partial
     kExchange,
     kFinish,      // the partial becomes the result
-    kGiveResult,  // to the folded rank, afterwards
+    kGiveResult,  // sends the result to the folded rank, after the exchanges
     kTakeResult,
     kAlone,
   };
@@ -178,7 +178,7 @@ class RecursiveDoubling final : public Collective {
   Step steps_[kMaxSteps];
   int num_steps_ = 0;
   int next_ = 0;
-  bool posted_ = false;  // steps_[next_]'s messages
+  bool posted_ = false;  // the messages of steps_[next_] are posted
   transport::Ticket receive_;
   transport::Ticket send_;
 };

@@ -1,4 +1,4 @@
-// Ring allreduce: reduce-scatter around a ring, then allgather around it; least bytes on the wire.
+// Ring allreduce: a reduce-scatter around a ring, then an allgather around it. It sends the fewest bytes.
 //
 // What moves where, four ranks, one round of four pieces a b c d (piece r ends up owned by rank r;
 // "b1" is rank 1's contribution to b, "b12" the partial b1 op b2; every arrow goes to the right
@@ -15,29 +15,28 @@
 //   hop 4 sends  d ->             a ->             b ->             c ->
 //   hop 5 sends  c ->             d ->             a ->             b ->          all have a b c d
 //
-// The buffer is cut into rounds of (ranks x segment); up to four rounds are under way at once, each
-// a ring of its own on its own channel (ring_reduction.h), so that transfers and additions overlap
-// and staging stays at two segments a round for any size of the buffer. The user's input is
-// read where it lies and results are received where they belong: nothing is packed.
+// The buffer is cut into rounds of (ranks x segment). Up to four rounds are under way at once, each in a ring of its own on its
+// own channel (ring_reduction.h), so that transfers and additions overlap. Staging needs two segments for each round under way,
+// for any size of the buffer. The input is read in the user's memory, and results are received into the user's output: nothing
+// is packed.
 //
 // Cost for p ranks and S bytes in one round: 2(p-1) alpha + 2(p-1)/p S beta + (p-1)/p S gamma; in K
 // rounds the first term becomes about 2(p-1) max(1, K/4) alpha. Bytes sent by each rank:
 // 2(p-1)/p S. Partials of 16-bit floats travel as float32: 3(p-1)/p S - S/p there (hop 0 carries
-// contributions, which are 16 bits wide still).
+// contributions, which still have 16 bits).
 //
-// It cannot deadlock: hop s of a rank waits only for hop s-1 of its left neighbour and for the
-// right neighbour's receive of an earlier hop, hop 0 waits for nothing, and rounds on different
-// channels do not wait for each other.
+// It cannot deadlock: hop s of a rank waits only for hop s-1 of its left neighbour and for the right neighbour's receive of an
+// earlier hop. Hop 0 does not wait, and rounds on different channels do not wait for each other.
 //
 // In place: a piece of the input is read for the last time when it was sent (hop 0) or added
 // (reduce hops), and its result is received only after that (RingLane::post_receive).
 //
-// All ranks get the same bits because each piece is added along one chain and finished once, by its
-// owner; the others copy. The order of additions starts behind the owner, so it depends on where an
-// element lies in the buffer: not layout-independent from three ranks on.
+// All ranks get the same bits because each piece is added along one chain and finished once, by its owner; the others copy. The
+// order of additions starts with the rank after the owner, so it depends on the element's place in the buffer: from three ranks
+// on the algorithm is not layout-independent.
 //
 // Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
-// (JPDC 69, 2009); made known for training by Gibiansky, baidu-allreduce (2017).
+// (JPDC 69, 2009); first used for training by Gibiansky, baidu-allreduce (2017).
 #include "collectives/algorithms.h"
 #include "collectives/ring_reduction.h"
 

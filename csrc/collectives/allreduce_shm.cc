@@ -10,37 +10,38 @@
 //                 -> output, buffer         -> output, buffer         -> output, buffer
 //   drain         b c -> output             a c -> output             a b -> output
 //
-// where a0 is read from rank 0's private memory (the own slice is never packed) and a1, a2 from the buffers of ranks 1 and 2.
-// Prescale, cast, postscale and division are part of the one pass that adds. 16-bit floats lie in the buffers as they are
-// and are added in float32. Tiles follow each other in two buffers of each rank (shared_collective.h, with the proof that
-// this is right, and cannot deadlock), so that they stay in the cache, and a rank fills one while others reduce another.
+// Rank 0 reads a0 from its private memory (a rank never packs its own slice), and a1, a2 from the buffers of ranks 1 and 2. One
+// pass does prescale, cast, addition, postscale and division. 16-bit floats lie in the buffers unchanged and are added in
+// float32. Successive tiles use the two buffers of each rank in turn, so the buffers stay in the cache, and a rank fills one
+// while others reduce the other. shared_collective.h proves that this is correct and cannot deadlock.
 //
-// Small buffers take fewer steps in allreduce_inline.
+// For small buffers, allreduce_inline takes fewer steps.
 //
-// The buffer may be scattered over many parts: each step walks over the runs of its tile, straight from and to where the
-// user's tensors lie. Nothing is packed or unpacked.
+// The buffer may be scattered over many parts: each step goes through the runs of its tile, and reads and writes the user's
+// tensors directly. Nothing is packed or unpacked.
 //
-// A result that lies in memory which the others map as well (transport/result_memory.h: what hvdlite makes room for itself) is
-// open, and is not drained: the rank that reduces a slice also stores it there. Were rank 0's output such a one, ranks 1
-// and 2 would store b and c into it as well, and rank 0 would drain nothing. If all are such, nothing goes back into the buffers.
-// It is safe for the reason for which buffers are. A rank tells the place with its first tile; others store into it between their
-// seeing arrived >= t+1 of that rank and their storing reduced >= t+1, for tile t; and no rank leaves before it has seen the latter
-// of all. Each element is stored by one rank, the owner of its slice. The word that tells the place is read until a rank has
-// reduced its first tile, and written again two tiles later at the earliest, which waits for all to be done with that one.
+// A result is open if it lies in memory that the other ranks map (transport/result_memory.h: memory that hvdlite allocated).
+// Its owner does not drain: the rank that reduces a slice also stores the slice into the open results of the other ranks. For
+// example, if rank 0's output is open, ranks 1 and 2 store b and c into it, and rank 0 drains nothing. If all results are open,
+// no result is written to the buffers. This is safe for the same reason as the use of the buffers. A rank tells the place of
+// its result with its first tile. For tile t, another rank stores into the result after it has seen arrived >= t+1 of that rank
+// and before it stores reduced >= t+1; and no rank leaves before it has seen reduced >= t+1 of all ranks. Each element is
+// stored by one rank, the owner of its slice. The word that tells the place is read until a rank has reduced its first tile. It
+// is written again two tiles later at the earliest, and that tile waits until all ranks are done with the first one.
 //
-// A large result out of place is written past the caches (Tuning::streaming_bytes): its lines are not there, and would be loaded
-// only to be overwritten. Own slices then go into the buffer first, and from there into the output; unless the buffer itself is
-// written past the caches (tile_stores.h).
+// A large result that is not in place is written past the caches (Tuning::streaming_bytes): its lines are not in the caches,
+// and an ordinary store would load them only to overwrite them. A rank then writes its own slice into the buffer first, and
+// copies it from there to the output, unless the buffer itself is written past the caches (tile_stores.h).
 //
 // Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p drain) S =
-// (5 - 1/p) S, where all results are open (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S; and two waits for the slowest, overlapped
-// with other tiles if there are several. Bytes sent: none.
+// (5 - 1/p) S; if all results are open, (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S. A rank also waits twice for the slowest
+// rank; if there are several tiles, these waits overlap with work on other tiles. Bytes sent: none.
 //
-// In place: a rank's contribution to the others' slices is copied by its fill, that to its own is read by the pass that
-// overwrites it. Other ranks touch its output only if it is open, and only where its contribution was copied before.
+// In place: fill copies a rank's contribution to the others' slices; the pass that overwrites the rank's own slice reads the
+// contribution to it. Other ranks touch the output only if it is open, and only where the contribution was copied before.
 //
-// All ranks get the same bits because a slice is computed once. Contributions are added in rank order, for every tile and
-// slice in which an element lies: layout-independent, the bits of allreduce_direct and allreduce_inline.
+// All ranks get the same bits because a slice is computed once. Contributions are added in rank order in every tile and slice,
+// so the algorithm is layout-independent, and gives the bits of allreduce_direct and allreduce_inline.
 //
 // Source: tiles through double buffers, each slice reduced by its owner, are common practice for ranks of one host: Li,
 // Hoefler and Snir, NUMA-aware shared-memory collective communication for MPI (HPDC 2013).
@@ -90,7 +91,7 @@ class AllreduceTiles final : public TilePipeline {
         publishing_(parts_, reducer.result_bytes()),
         draining_(parts_, reducer.result_bytes()) {
     if (cut.tiles > 0) set_tiles(cut.tiles, cut.tile(0).count * reducer.contribution_bytes());
-    std::size_t out_of_place = 0;  // elements; in place their lines have just been read
+    std::size_t out_of_place = 0;  // elements of outputs whose lines were not just read as inputs
     for (const AllreducePart& part : parts_) {
       if (part.output != nullptr && part.input != part.output) out_of_place += part.count;
     }
@@ -118,8 +119,9 @@ class AllreduceTiles final : public TilePipeline {
     });
   }
 
-  // First all results of the slice into the output, then a copy of them for the others: their lines of the own buffer are in
-  // the others' caches, and to write to them between reading others' lines stalls both (it takes twice as long).
+  // Writes all results of the slice into the output first, and then copies them to the own buffer for the other ranks. The
+  // buffer's lines are in the other ranks' caches. Writing to them while reading the others' lines would stall both (it takes
+  // twice as long).
   void reduce(std::size_t tile) override {
     const Range mine = cut_.slice(tile, me());
     std::byte* const results = contribution(me(), tile, mine.offset);
@@ -154,10 +156,11 @@ class AllreduceTiles final : public TilePipeline {
       }
     });
   }
-  // Are results folded into the own buffer, and copied into the output, or the other way round? What is copied may be streamed.
+  // True: results are folded into the own buffer and copied to the output. False: the other way round. Only a copy can be
+  // streamed.
   bool from_buffer() const { return streams() && !puts_past(); }
 
-  // The others' results into which this rank may store.
+  // Finds the other ranks' open results, into which this rank stores.
   void find_results() {
     for (int member = 0; member < size(); ++member) {
       if (member == me()) continue;
@@ -170,7 +173,7 @@ class AllreduceTiles final : public TilePipeline {
   }
 
   void drain(std::size_t tile) override {
-    if (place_ != 0) return;  // the others have stored it there
+    if (place_ != 0) return;  // the other ranks have stored their slices into the output
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == me()) continue;
       const Range slice = cut_.slice(tile, owner);
@@ -184,12 +187,12 @@ class AllreduceTiles final : public TilePipeline {
 
   std::uint64_t way() const override { return 2 * open_results_.size() + (place_ != 0 ? 1 : 0); }
 
-  // Where a member's contribution from this element of the buffer on lies in its tile.
+  // The place in a member's tile of its contribution to the elements from this one on.
   std::byte* contribution(int member, std::size_t tile, std::size_t element) const {
     return buffer(member, tile) +
            (element - cut_.tile(tile).offset) * reducer_.contribution_bytes();
   }
-  // All members' contributions, from this element of the buffer on; and from `count` elements later.
+  // gather: finds all members' contributions to the elements from this one on. collect: the same, `count` elements later.
   void gather(std::size_t tile, std::size_t element) {
     for (int member = 0; member < size(); ++member) {
       gathered_[static_cast<std::size_t>(member)] = contribution(member, tile, element);
@@ -206,8 +209,8 @@ class AllreduceTiles final : public TilePipeline {
   Cut cut_;
   std::vector<const std::byte*> gathered_;  // by member
   std::vector<const void*> inputs_;         // of one fold, by member
-  std::uint64_t place_ = 0;                 // of the result in memory that the others map, as told
-  std::vector<std::byte*> open_results_;    // the others' that lie in such memory
+  std::uint64_t place_ = 0;               // the place of this rank's open result; 0: it is not open
+  std::vector<std::byte*> open_results_;  // the other ranks' open results
   bool all_results_open_ = false;
   std::vector<void*> places_;  // where one fold stores
   PartCursor filling_;

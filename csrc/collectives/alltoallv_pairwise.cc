@@ -14,7 +14,7 @@
 // without staging, those of zero bytes are not sent.
 //
 // Cost for p ranks of which each sends S bytes evenly: alpha + (p-1) o + (p-1)/p S beta (o: the
-// sender's own time for a message). Bytes sent by a rank: its input less the part for itself.
+// sender's own time for a message). Bytes sent by a rank: its input without the part for itself.
 //
 // It cannot deadlock: the s-th receive waits only for receives of smaller shifts and the s-th send
 // only for sends of smaller shifts; shift s of all ranks is a perfect matching of sends and
@@ -57,7 +57,7 @@ class AlltoallvPairwise final : public Collective {
       moved = receives_.drain(comm_);
       moved = sends_.drain(comm_) || moved;
     }
-    copy_own();  // behind the first posts, so that the transfers go on meanwhile
+    copy_own();  // after the first posts, so that the transfers run during the copy
     return receives_.done() == shifts_ && sends_.done() == shifts_;
   }
 

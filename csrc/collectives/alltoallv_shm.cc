@@ -7,10 +7,10 @@
 //   fill          lanes - 01 02            lanes 10 - 12            lanes 20 21 -
 //   drain         00 10 20 -> output       01 11 21 -> output       02 12 22 -> output
 //
-// where a rank's part for itself comes from its input. Tile k carries the k-th piece of every part, as long as a lane. How many
-// tiles there are depends on the largest part of all, which no rank knows alone: a first tile, which lies in the line of
-// its flag, carries each rank's largest part. Tiles follow each other in two buffers of each rank: shared_collective.h proves
-// that this is right and cannot deadlock.
+// A rank copies its part for itself from its input. Tile k carries the k-th piece of every part; a piece is as long as a lane.
+// The number of tiles depends on the largest part of all, which no rank knows alone. So a first tile, in the cache line of its
+// flag, tells the size of each rank's largest part. Successive tiles use the two buffers of each rank in turn:
+// shared_collective.h proves that this is correct and cannot deadlock.
 //
 // Cost for p ranks of which each sends S bytes evenly, in bytes that each rank loads and stores: 4(p-1)/p S + 2/p S, and two
 // waits for the slowest. One large part fills only its lane of each tile: a p-th. Bytes sent: none.

@@ -1,5 +1,5 @@
-// Dissemination barrier: in step k every rank tells the rank 2^k places to its right that it, and
-// all it has heard of, have arrived.
+// Dissemination barrier: in step k every rank tells the rank 2^k places to its right that it has arrived, and so have all ranks
+// of whose arrival it knows.
 //
 // What moves where, four ranks (in braces: whose arrival a rank knows of afterwards):
 //

@@ -10,8 +10,8 @@
 //
 // There is no result; "all ranks agree" means that no rank leaves before all have entered.
 //
-// Source: folklore, the all-to-all form of the barriers in Mellor-Crummey and Scott, Algorithms for scalable synchronization on
-// shared-memory multiprocessors (ACM TOCS 9, 1991).
+// Source: common practice; the all-to-all form of the barriers in Mellor-Crummey and Scott, Algorithms for scalable
+// synchronization on shared-memory multiprocessors (ACM TOCS 9, 1991).
 #include <utility>
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
-// Pure arithmetic: where the blocks of a codec lie in a buffer of many parts. A block never spans two parts, so the last block of
-// a part may be short, and a part's blocks depend on nothing but the part. Encoded blocks follow one another without gaps.
+// Pure arithmetic: where the blocks of a codec lie in a buffer of many parts. A block never spans two parts, so the last block
+// of a part may be short, and a part's blocks depend on nothing but the part. Encoded blocks follow one another without gaps.
 // Thread: plain values, any thread. Owns: nothing but its lists. Blocks: no. Throws: no.
 #pragma once
 
@@ -41,7 +41,7 @@ class BlockLayout {
   }
 
  private:
-  // The part with this element; of several that begin there, the last one, which is the only one that is not empty.
+  // The part that holds this element. If several parts begin at this element, all but the last are empty, and it is the last.
   std::size_t part_of_element(std::size_t element) const;
   std::size_t block_begin(std::size_t element) const;
   std::size_t byte_of(std::size_t block_begin) const;

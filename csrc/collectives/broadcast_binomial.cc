@@ -1,5 +1,5 @@
-// Binomial broadcast: the root sends to the first rank of the other half, both serve their own half
-// in the same way, and so on; the fewest messages one after the other.
+// Binomial broadcast: the root sends to the first rank of the other half. Then both do the same in their own half, and so on.
+// It has the fewest messages that wait for each other.
 //
 // What moves where, four ranks, root 0 (other roots: count ranks from the root on):
 //

@@ -19,15 +19,15 @@ struct Range {
 // the larger ones first. All boundaries but the end are multiples of grain.
 Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain = 1);
 
-// The elements of one cache line where the buffer is large enough to keep its parts aligned, else 1
-// (a few elements are better spread over all ranks).
+// The elements of one cache line, if the buffer is so large that its parts can begin on cache lines; otherwise 1, because a few
+// elements are better spread over all ranks.
 std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_bytes);
 
 // Rounds of one segment for each rank; piece(k, r) is rank r's segment in round k, possibly empty.
 class Pieces {
  public:
-  // Rounds are consecutive blocks of the buffer, each cut into one piece a rank: what an allreduce
-  // may choose freely. No piece exceeds limit, rounded up to grain.
+  // For an allreduce, which may cut the buffer freely: rounds are consecutive blocks of the buffer, each cut into one piece for
+  // each rank. No piece exceeds limit, rounded up to grain.
   static Pieces of_buffer(std::size_t count, int ranks, std::size_t limit, std::size_t grain);
   // The chunks are given; each is cut into segments of at most limit, and round k holds the
   // k-th of each (none of a chunk that has fewer).
@@ -36,7 +36,7 @@ class Pieces {
   std::size_t rounds() const { return rounds_; }
   std::size_t largest() const { return largest_; }  // no piece has more elements
   Range piece(std::size_t round, int rank) const;
-  // Where rank's chunk begins (0 for of_buffer: there a chunk is not one run).
+  // The offset of a rank's chunk; 0 for of_buffer, where a chunk is not one run.
   std::size_t chunk_offset(int rank) const;
 
  private:

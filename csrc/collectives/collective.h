@@ -1,4 +1,4 @@
-// A collective is a resumable state machine: construct it, call advance() until it says done. It never waits.
+// A collective is a resumable state machine: construct it, and call advance() until it returns true. It never waits.
 // Thread: the holder of the progress token. Owns: its staging buffers. Blocks: never. Throws: what Transport throws; after a
 // throw the object must be retained (kept), not destroyed, while the transport may still touch its buffers.
 //
@@ -32,11 +32,11 @@ class Collective {
   Collective(const Collective&) = delete;
   Collective& operator=(const Collective&) = delete;
   virtual ~Collective() = default;
-  // Does all that can be done without waiting; true when finished (and forever after).
+  // Does all that can be done without waiting. Returns true when finished, and in all later calls.
   virtual bool advance() = 0;
-  // Do other ranks store their part of the result where this rank's result lies? Before the first advance().
+  // Do other ranks store their part of the result directly into this rank's output? Ask it before the first advance().
   virtual bool result_is_open() const { return false; }
-  // Until now.
+  // The bytes that were coded until now.
   virtual CodedBytes coded_bytes() const { return {}; }
 };
 
@@ -45,18 +45,18 @@ struct Tuning {
   // May differ between ranks: results do not depend on it.
   kernels::Isa isa = kernels::Isa::kScalar;
   std::size_t segment_bytes = 256 * 1024;  // bytes of one pipelined segment
-  // In shared memory: how often advance() polls again before it says "not yet" (0 where ranks share
-  // processors), and how many steps of tiles it does before it lets others advance.
+  // In shared memory. spin: how often advance() polls again before it returns false; 0 if ranks share processors. The next one:
+  // how many steps of tiles advance() does before it lets other operations advance.
   int spin = 0;
   int max_steps = 64;
-  // In shared memory: from this many bytes on, on all ranks of the host together, a result whose place was not read just before
-  // is written past the caches; 0: never.
+  // In shared memory: results of at least this many bytes, on all ranks of the host together, are written past the caches,
+  // unless their memory was just read as input; 0: never.
   std::size_t streaming_bytes = 0;
   // May differ between ranks, too.
   TileStores tile_stores = TileStores::kAuto;
   // Only orders of additions that do not depend on where an element lies in the buffer (allreduce_hierarchical).
   bool deterministic = false;
-  // Where staging comes from; copies of a Tuning share it.
+  // Gives the memory for staging; copies of a Tuning share it.
   std::shared_ptr<StagingCache> staging = std::make_shared<StagingCache>();
 };
 
@@ -91,8 +91,8 @@ struct AllreducePart {
 struct AllreduceArgs {
   std::vector<AllreducePart> parts;
   Reduction reduction;
-  // The addresses in this process of each member's copy of the memory with the outputs (an arena). Empty: members do not map it.
-  // In an arena every input is its output or null, and the identity of the op survives the prescale.
+  // The addresses in this process of each member's copy of the memory with the outputs (an arena). Empty: members do not map
+  // it. In an arena every input is its output or null, and the identity of the op survives the prescale.
   std::vector<std::byte*> mapped;
 
   std::size_t count() const {

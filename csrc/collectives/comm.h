@@ -1,4 +1,4 @@
-// What an algorithm runs on: the members of one process set and a private tag range for one operation.
+// The members of one process set, and a private range of tags for one operation. Every algorithm gets one.
 // Thread: the holder of the progress token. Owns: nothing but its member list. Blocks: no. Throws: what Transport throws.
 #pragma once
 
@@ -19,12 +19,12 @@ inline constexpr int kNumChannels = 1 << kChannelBits;
 // What one algorithm may use, so that two can run side by side in one operation (Comm::part).
 inline constexpr int kPartChannels = kNumChannels / 2;
 
-// The memory that a set's members on this host share. If members of a set on several hosts share memory, all its members do, those
-// that are alone on their hosts too, and there are two channels: the way into what happens between hosts and the way out, so
-// that neither has to wait for the other's turn.
+// The memory that a set's members on this host share. In a set on several hosts either all members have such memory, including
+// those that are alone on their host, or none has. A set on several hosts has two channels, one for the steps before the
+// exchange between hosts and one for the steps after it, so that neither waits for the other's turn.
 struct Sharing {
   SharedChannel* channel = nullptr;         // null: nothing is shared
-  SharedChannel* second_channel = nullptr;  // null on one host, as is the next
+  SharedChannel* second_channel = nullptr;  // null if all members are on one host; so is `hosts`
   const HostMap* hosts = nullptr;
 };
 
@@ -77,9 +77,9 @@ class Comm {
     copy.tag_ |= static_cast<std::uint32_t>(which * kPartChannels);
     return copy;
   }
-  // Stands for the member's host: equal for members on one host.
+  // A number that identifies the member's host: equal for members on the same host.
   int host_of(int peer) const { return transport_->host_of(global(peer)); }
-  // After telling a member of this host something in shared memory: wakes it if it sleeps.
+  // Wakes a member of this host if it sleeps. Call it after writing something for the member to shared memory.
   void ring(int peer) { transport_->ring(global(peer)); }
   void note_progress() { transport_->note_progress(); }
 

@@ -56,7 +56,7 @@ bool DirectLane::advance_round() {
   return scattered && added_ == job_->comm.size();
 }
 
-// Contributions to their owners; true when all sends and receives are complete.
+// Sends contributions to their owners. Returns true when all sends and receives are complete.
 bool DirectLane::scatter() {
   Comm& comm = job_->comm;
   const std::size_t bytes = job_->reducer.contribution_bytes();
@@ -107,10 +107,10 @@ void DirectLane::add_in_rank_order() {
   }
 }
 
-// Finished pieces to everyone; true when all sends and receives are complete.
+// Sends finished pieces to all ranks. Returns true when all sends and receives are complete.
 bool DirectLane::gather() {
-  // A finished piece may fall on this rank's contribution to it (in place), which must have been
-  // sent; and a pair's scatter message comes before its gather message, on both sides.
+  // In place, a finished piece overwrites this rank's contribution to it, so the contribution must have been sent. Between two
+  // ranks the scatter message also has to be posted before the gather message, on both sides.
   if (scatter_sends_.done() < shifts_ || scatter_receives_.posted() < shifts_) return false;
   Comm& comm = job_->comm;
   const std::size_t bytes = job_->reducer.result_bytes();

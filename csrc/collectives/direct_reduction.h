@@ -1,12 +1,11 @@
-// The exchange that allreduce_direct and reducescatter_direct share: every rank sends its
-// contribution to a piece straight to the piece's owner, who adds them in rank order. The
-// algorithms' own files explain it with an example.
+// The exchange that allreduce_direct and reducescatter_direct share: every rank sends its contribution to a piece directly to
+// the piece's owner, which adds the contributions in rank order. The algorithms' own files explain it with an example.
 //
 // A lane is one round of pieces, on a channel of its own; lane i takes the rounds i, i + L, ... one
 // after the other. In a round, rank r works through shifts s = 1 .. n-1, a window of them at once:
 //   scatter: send the contribution to piece r+s to rank r+s, receive one to piece r from rank r-s
 //   gather (allreduce only): send the finished piece r to rank r+s, receive piece r-s from r-s
-// so that at any time each rank is sent to by few others rather than by all at once.
+// So at any time only a few ranks send to the same rank.
 //
 // Thread: the holder of the progress token. Owns: staging. Blocks: no. Throws: what Transport does.
 #pragma once
@@ -21,7 +20,7 @@
 
 namespace hvdlite::collectives {
 
-// What all lanes of one operation share; outlives them.
+// The data that all lanes of one operation share. It outlives the lanes.
 struct DirectJob {
   Comm comm;
   ElementReducer reducer;

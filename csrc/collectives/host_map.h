@@ -1,4 +1,4 @@
-// Which members of a process set are on which host: the same on all ranks, but for `own`.
+// Which members of a process set are on which host. All ranks have the same map, except for `own`.
 // Thread: plain values, any thread. Owns: nothing but its lists. Blocks: no. Throws: no.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace hvdlite::collectives {
 // Members are places in the set; hosts come in the order of their first members.
 class HostMap {
  public:
-  // host_of: what stands for each member's host; rank: this member's place in the set, -1 if it is none.
+  // host_of: for each member, a number that identifies its host. rank: this rank's place in the set; -1: it is no member.
   HostMap(const std::vector<int>& host_of, int rank) {
     std::unordered_map<int, std::size_t> places;
     for (std::size_t member = 0; member < host_of.size(); ++member) {
@@ -36,7 +36,7 @@ class HostMap {
   const std::vector<int>& members_on(int host) const {
     return hosts_[static_cast<std::size_t>(host)];
   }
-  // Of every host the member with this number; number < fewest().
+  // The member with this number on every host; number < fewest().
   std::vector<int> members_with_number(int number) const {
     std::vector<int> members;
     members.reserve(hosts_.size());

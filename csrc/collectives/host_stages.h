@@ -1,4 +1,4 @@
-// What happens inside each host in allreduce_hierarchical: the way in and the way out.
+// The steps of allreduce_hierarchical inside each host, before and after the exchange between hosts.
 //
 // The buffer is cut into rounds, a round into one slice for each owner; owners are the first q members of every host, and a
 // slice belongs to the owners with the same number on all hosts. Rounds and slices are the same on all hosts (SlicePlan).
@@ -9,9 +9,9 @@
 // Both are pipelines of tiles (shared_collective.h): tile j of a round carries the j-th piece of every slice, each in a lane of
 // its own; how many tiles a round has depends on the host's window and does not matter to other hosts.
 //
-// An owner keeps what it has of a round in one of kSlots slots. HostReduce drains tiles of round k only once HostPublish is
-// done with round k - kSlots, and HostPublish fills tiles of round k only once this member's slice of it is finished; both learn
-// of it through RoundCounts.
+// An owner keeps its slice of a round in one of kSlots slots. HostReduce drains tiles of round k only after HostPublish is done
+// with round k - kSlots, and HostPublish fills tiles of round k only after this member's slice of the round is finished.
+// RoundCounts tells both.
 //
 // Thread: the holder of the progress token. Owns: a turn of a channel each. Blocks: no. Throws: Error(Unsupported) from the
 // look-up of the kernels.
@@ -58,14 +58,15 @@ struct SlicePlan {
   }
 };
 
-// How far one member is with its rounds: all below.
+// The progress of one member: each field counts the rounds that have reached a stage.
 struct RoundCounts {
   std::size_t reduced = 0;    // this host's partial is in its slot
   std::size_t finished = 0;   // the result is in its slot
   std::size_t published = 0;  // all members' results of the round are in this member's output
 };
 
-// Slots: room for one round on its way between hosts while the one before is published and the one behind is reduced.
+// The number of slots: while one round is exchanged between hosts, the round before is published and the round after is
+// reduced.
 inline constexpr std::size_t kSlots = 2;
 
 struct HostJob {

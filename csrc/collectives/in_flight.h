@@ -1,5 +1,5 @@
-// A bounded number of sends or receives under way, completed in the order of posting: what keeps
-// the transport's queues short for hundreds of ranks or segments.
+// A bounded number of sends or receives under way, completed in the order of posting. The bound keeps the transport's queues
+// short for hundreds of ranks or segments.
 // Thread: the holder of the progress token. Owns: the tickets under way. Blocks: no. Throws: what
 // Transport throws.
 #pragma once
@@ -22,14 +22,14 @@ class InFlight {
   // A ticket of none stands for a message of no bytes, which is never posted.
   void push(transport::Ticket ticket) { tickets_[posted_++ % kSize] = ticket; }
 
-  // Completes what it can from the oldest on; true if anything did.
+  // Completes transfers in order, up to the first that is still under way. Returns true if any completed.
   bool drain(Comm& comm) {
     const std::size_t before = done_;
     while (done_ < posted_ && comm.test(tickets_[done_ % kSize])) ++done_;
     return done_ != before;
   }
 
-  void reset() { posted_ = done_ = 0; }  // only with nothing under way
+  void reset() { posted_ = done_ = 0; }  // allowed only if no transfer is under way
 
  private:
   std::size_t posted_ = 0;

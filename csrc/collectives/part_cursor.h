@@ -1,5 +1,5 @@
-// A place in a buffer that consists of many parts; it only moves forward, so that a walk over all
-// tiles of the buffer costs one look at each part.
+// A place in a buffer that consists of many parts. It only moves forward, so a walk over all tiles of the buffer visits each
+// part once.
 // Thread: the holder of the progress token. Owns: nothing, the parts outlive it. Blocks: no.
 // Throws: no.
 #pragma once

@@ -6,11 +6,10 @@
 //     64-bit integers for an integer Average, else T), prescale applied.
 // result: of type T, postscale and divisor applied, rounded once.
 //
-// An absent rank (null input) contributes the identity of the op. As T this is right only if
-// prescale leaves it alone, which it does for prescale 1 and, the identity of a sum being 0, for
-// Sum and Average with any finite positive prescale. In all other cases every rank scales its
-// input into a copy of type A first and contributions travel as A: Min, Max and Product with a
-// prescale are rare enough to pay a pass. So do ranks that have a prescale each (own_prescale).
+// An absent rank (null input) contributes the identity of the op. The identity may travel as T only if prescale does not change
+// it. This holds for prescale 1, and for Sum and Average with any finite positive prescale, because their identity is 0. In all
+// other cases every rank first scales its input into a copy of type A, and contributions travel as A. This costs a pass, but
+// Min, Max and Product with a prescale are rare. Ranks with different prescales (own_prescale) do the same.
 //
 // With Reduction::from_partials contributions are partials from the beginning.
 //
@@ -25,7 +24,7 @@
 
 namespace hvdlite::collectives {
 
-// Is the identity of the op, scaled by prescale as a T, still the identity, and do all ranks scale alike (see above)?
+// Does prescale, applied to the op's identity as a T, leave it unchanged, and have all ranks the same prescale (see above)?
 bool identity_survives(const Reduction& reduction);
 
 class ElementReducer {
@@ -55,8 +54,8 @@ class ElementReducer {
   // result = finished partial; result may be partial if the types agree
   void finish(void* result, const void* partial, std::size_t n) const;
 
-  // begin and add with finish behind them, in one pass where the types allow; what partial holds
-  // then is open. result may be the place of this rank's own contribution.
+  // begin (or add), followed by finish, in one pass if the types allow it. Afterwards the content of `partial` is undefined.
+  // result may be the place of this rank's own contribution.
   void begin_and_finish(void* result, void* partial, const void* first, const void* second,
                         std::size_t n) const;
   void add_and_finish(void* result, void* partial, const void* contribution, std::size_t n) const;
@@ -80,7 +79,7 @@ class ElementReducer {
   bool same_type_;                          // T is A
   bool plain_;                              // contributions are partials
   bool contributions_are_elements_ = true;  // of type T
-  bool nothing_to_do_;                      // a finished partial is the partial
+  bool nothing_to_do_;                      // finishing does not change a partial
   std::vector<std::byte> copy_;             // the scaled input, or `limit` identities of type T
   bool identity_ = false;                   // own() is the same everywhere
 };

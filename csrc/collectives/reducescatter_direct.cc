@@ -1,5 +1,5 @@
-// Direct reduce-scatter: every rank sends each chunk of its input to the chunk's owner, who adds
-// the contributions in rank order; chunks may be as uneven as the caller asks, zero included.
+// Direct reduce-scatter: every rank sends each chunk of its input to the chunk's owner, which adds the contributions in rank
+// order. Chunks may have different sizes, including zero.
 //
 // What moves where, four ranks with chunks a b c d: the first four lines of allreduce_direct.cc's
 // table; afterwards rank 0 has a0+a1+a2+a3 in its output, and so on. Each chunk is cut into

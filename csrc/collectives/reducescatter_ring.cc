@@ -1,5 +1,4 @@
-// Ring reduce-scatter: the first half of the ring allreduce, with chunks as uneven as the caller
-// asks, zero included.
+// Ring reduce-scatter: the first half of the ring allreduce. Chunks may have different sizes, including zero.
 //
 // What moves where, four ranks with chunks a b c d for ranks 0 1 2 3: hop 0, 1 and 2 of
 // allreduce_ring.cc's table. Afterwards rank 0 writes a = a1 + a2 + a3 + a0 to its output, rank 1
@@ -13,7 +12,7 @@
 //
 // It cannot deadlock and all ranks agree for the reasons given in allreduce_ring.cc; an element has
 // one owner here, and only the owner has a result. Not layout-independent: the order of additions
-// begins behind the owner.
+// begins with the rank after the owner.
 //
 // Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
 // (JPDC 69, 2009), its reduce-scatter half.

@@ -7,14 +7,15 @@
 //   fill          lanes - b0 c0             lanes a1 - c1             lanes a2 b2 -
 //   drain         a0 + a1 + a2 -> output    b0 + b1 + b2 -> output    c0 + c1 + c2 -> output
 //
-// Tile k carries the k-th piece of every chunk, as long as a lane; a chunk that has fewer leaves its lane empty. The own
-// contribution is read where it lies. Tiles follow each other in two buffers of each rank: shared_collective.h proves
-// that this is right and cannot deadlock.
+// Tile k carries the k-th piece of every chunk; a piece is as long as a lane. If a chunk has fewer pieces, its lane stays
+// empty. A rank reads its own contribution from its input. Successive tiles use the two buffers of each rank in turn:
+// shared_collective.h proves that this is correct and cannot deadlock.
 //
 // Cost for p ranks and S bytes in all, even chunks, in bytes that each rank loads and stores: (2(p-1)/p + (p+1)/p) S, and one
 // wait for the slowest. One large chunk fills only its lane of each tile: a p-th. Bytes sent: none.
 //
-// An element has one owner, who adds in rank order wherever it lies: layout-independent, the bits of reducescatter_direct.
+// An element has one owner, which adds the contributions in rank order. So the algorithm is layout-independent, and gives the
+// bits of reducescatter_direct.
 //
 // Source: see allreduce_shm.cc.
 #include <algorithm>

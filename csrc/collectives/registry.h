@@ -23,10 +23,10 @@ struct Algorithm {
   bool scattered = false;
   // Comms that it can run on, null: all. The answer is the same on all ranks.
   bool (*runs_on)(const Comm& comm) = nullptr;
-  // Does it work only in memory that all members map (AllreduceArgs::mapped)? Then it cannot be forced: what lies there is for the
-  // caller to say.
+  // Does it work only in memory that all members map (AllreduceArgs::mapped)? Then it cannot be forced, because only the caller
+  // decides which tensors lie there.
   bool in_arena = false;
-  // Does it serve the op Adasum, and no other? Then it cannot be forced either: the op says it.
+  // Does it serve only the op Adasum? Then it cannot be forced either, because the op decides.
   bool adasum = false;
   // Does it serve only reductions with a codec? Then it cannot be forced either: the caller asks for the codec.
   bool only_coded = false;

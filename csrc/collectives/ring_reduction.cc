@@ -7,7 +7,7 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Enough that one lane's transfer hides behind another's addition, few enough that their staging
+// So many lanes that one lane's transfer overlaps with another's addition, and so few that their staging
 // (2 segments each) stays in a core's second-level cache.
 constexpr std::size_t kRingLanes = 4;
 static_assert(kRingLanes <= kPartChannels);
@@ -40,7 +40,7 @@ bool RingLane::advance_round() {
   post_sends();
   while (arrived_ < posted_ && job_->comm.test(receive_)) {
     ++arrived_;
-    post_receive();  // before the addition, so that the next transfer goes on behind it
+    post_receive();  // before the addition, so that the next transfer runs during the addition
     process(arrived_ - 1);
     ++processed_;
     post_sends();

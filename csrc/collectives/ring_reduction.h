@@ -25,7 +25,7 @@
 
 namespace hvdlite::collectives {
 
-// What all lanes of one operation share; outlives them.
+// The data that all lanes of one operation share. It outlives the lanes.
 struct RingJob {
   Comm comm;
   ElementReducer reducer;
@@ -44,7 +44,6 @@ class RingLane {
   bool advance();
 
  private:
-  void enter_round();
   bool advance_round();
   void post_receive();
   void post_sends();

@@ -26,8 +26,8 @@ constexpr std::string_view kHierarchical = "hierarchical";
 constexpr int kDirectFrom = 5;
 constexpr int kDirectUpTo = 16;
 
-// Up to this part of a tile one wait less is worth p-fold additions. A share, so that small tiles (of many ranks, of tests) behave
-// like large ones.
+// Up to this share of a tile, allreduce_inline is faster: it waits once less, but does p times as many additions. It is a share
+// so that small tiles (with many ranks, or in tests) behave like large ones.
 constexpr std::size_t kInlineShare = 64;
 
 std::string knob_of(std::string_view collective) {
@@ -68,7 +68,8 @@ void check(std::span<const Algorithm<Args>> algorithms, const std::string& force
                         knob + " to one of " + allowed + "auto, or HVDLITE_DETERMINISTIC=0");
 }
 
-// Why does this Comm lack what an algorithm runs on: memory that all ranks share, or all ranks of each of several hosts?
+// Describes why this Comm has no shared memory of the kind that an algorithm needs: among all ranks on one host, or (if
+// for_several_hosts) among the ranks of each of several hosts.
 std::string obstacle(const Comm& comm, bool for_several_hosts) {
   std::set<int> hosts;
   for (int peer = 0; peer < comm.size(); ++peer) hosts.insert(comm.host_of(peer));
@@ -82,7 +83,7 @@ std::string obstacle(const Comm& comm, bool for_several_hosts) {
          "or too many process sets use it already";
 }
 
-// A single rank exchanges nothing: where the algorithm needs others, the first one, which does not, does as well.
+// A single rank exchanges nothing. So if the chosen algorithm cannot run on one rank, takes the first algorithm, which can.
 template <typename Args>
 const Algorithm<Args>& pick(std::span<const Algorithm<Args>> algorithms, std::string_view name,
                             const Comm& comm) {
@@ -120,7 +121,8 @@ bool is_on_one_host(const Comm& comm) {
   return true;
 }
 
-// The algorithm that codes what travels; "" if nothing is coded: without a codec, or with one between hosts on a single host.
+// The algorithm for a reduction with a codec; "" if nothing is coded: there is no codec, or it codes only between hosts and
+// there is one host.
 std::string_view coded_algorithm(const base::Codec& codec, const Comm& comm) {
   if (!codec || comm.size() == 1) return "";
   if (codec.between == base::Between::kRanks) return kCoded;
@@ -177,7 +179,7 @@ std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
 
 std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) return forced_or(selection.broadcast, kShared);
-  // In segment times: what the root of a binomial tree sends, against a pipeline's length.
+  // Compares two times, in units of a segment's time: what the root of a binomial tree sends, and the length of the pipeline.
   const std::size_t segment = std::max<std::size_t>(selection.tuning.segment_bytes, 1);
   const std::size_t segments = pieces_in(bytes, segment);
   const auto size = static_cast<std::size_t>(shape.ranks);

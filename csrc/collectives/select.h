@@ -1,5 +1,4 @@
-// Which algorithm serves an operation: a pure function of size, rank count and knobs, so that all
-// ranks choose alike.
+// Chooses the algorithm for an operation: a pure function of size, rank count and knobs, so that all ranks choose the same.
 // Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a forced name that
 // does not exist, Error(Unsupported) for one that cannot run on this Comm.
 #pragma once

@@ -1,9 +1,10 @@
-// One process set's use of its region of the host window: who of the set is on this host, whose turn it is, how many tiles
-// were used. One operation of the set at a time has the channel, in the order in which the set agreed on its operations.
+// One process set's use of its region of the host window: the members on this host, the operation that has the turn, and the
+// number of tiles used so far. One operation of the set at a time has the channel, in the order in which the set agreed on its
+// operations.
 //
 // A region passes to another process set when all members of the last one have destroyed their channels, which each does when
-// it has finished with the set's operations. The new set's tiles have larger numbers than any before, so what it reads in
-// flags of earlier times only says "not yet".
+// it has finished with the set's operations. The new set's tiles have larger numbers than all tiles before, so a flag that an
+// earlier set has left only means "not yet".
 // Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: Error(Internal) if what another rank
 // told cannot be.
 #pragma once
@@ -59,13 +60,13 @@ class SharedChannel {
   transport::WindowFlags& flags(int index) const {
     return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
   }
-  // Where a member puts payload `number` before the members have agreed (allreduce_inline.h).
+  // The memory for a member's prepared payload of this number (allreduce_inline.h).
   std::size_t prepared_bytes() const { return window_->prepared_bytes(); }
   std::byte* prepared(int index, std::uint64_t number) const {
     return window_->prepared(region_, local_ranks_[static_cast<std::size_t>(index)],
                              static_cast<int>(number & 1));
   }
-  // How many of these this rank has folded.
+  // The number of prepared payloads that this rank has folded.
   std::uint64_t folded() const { return folded_; }
   void count_folded() { ++folded_; }
   std::byte* tile(int index, std::uint64_t number) const {
@@ -73,8 +74,9 @@ class SharedChannel {
                          static_cast<int>(number & 1));
   }
 
-  // Where this rank's result of the operation that begins with this tile lies, if the others can store into it: told before
-  // the tile has arrived, and asked for once it has (collectives/allreduce_shm.cc).
+  // place_of_result: the place of this rank's result, if other ranks can store into it; otherwise 0. tell_result: tells the
+  // place, for the operation that begins with this tile, before the tile has arrived. result: a member's result; call it after
+  // the tile has arrived (collectives/allreduce_shm.cc).
   std::uint64_t place_of_result(const void* data, std::size_t bytes) const {
     const auto& results = window_->results();
     const auto offset = results ? results->offset_of(data, bytes) : std::nullopt;
@@ -128,7 +130,7 @@ class SharedChannel {
   bool has_arrived(int index, std::uint64_t count) {
     return reached(arrived_, index, count, &transport::WindowFlags::arrived);
   }
-  // Learnt from an inline line.
+  // Records a count of `done` that came with an inline payload.
   void saw_done(int index, std::uint64_t count) {
     std::uint64_t& known = done_[static_cast<std::size_t>(index)];
     if (count > known) known = count;

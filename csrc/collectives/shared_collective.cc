@@ -102,7 +102,7 @@ void TilePipeline::set_tiles(std::size_t tiles, std::size_t bytes) {
   tile_bytes_ = bytes;
   if (size() == 1) return;
   class_ = TileClass::of(bytes);
-  // Where one fills, others' work on a tile is not like the first member's.
+  // If only one member fills, the first member's work on a tile says nothing about the work of the others.
   times_ = class_ && me() == 0 && filler_ == kEverybody && stores_ == TileStores::kAuto;
 }
 
@@ -112,7 +112,7 @@ bool TilePipeline::puts_tile_past(std::size_t tile) const {
   return channel().streams_tile(*class_, channel().tiles_of_class(*class_) + tile);
 }
 
-// By the machine's clock: this measures memory, of which an engine's time knows nothing.
+// Reads the machine's clock, because this measures the memory; an engine's time may be simulated.
 template <typename Step>
 void TilePipeline::timed(std::size_t tile, Step step) {
   if (!times_) {
@@ -126,7 +126,7 @@ void TilePipeline::timed(std::size_t tile, Step step) {
 
 void TilePipeline::tell_cost(std::size_t tile) {
   const auto spent = std::exchange(spent_[tile % 2], {});
-  if (tile > 0 && tile + 1 == tiles_) return;  // may be smaller
+  if (tile > 0 && tile + 1 == tiles_) return;  // the last tile may be smaller
   const double cost =
       std::chrono::duration<double, std::nano>(spent).count() / static_cast<double>(tile_bytes_);
   const std::uint64_t kind = typeid(*this).hash_code() ^ (2 * way() + (streams_ ? 1 : 0));

@@ -1,8 +1,8 @@
-// What all collectives over the host window share: the turn, tiles passing through the members' buffers, and tiles so small
-// that they fit into a flag's cache line.
+// The common part of all collectives over the host window: the turn, tiles in the members' buffers, and tiles so small that
+// they fit into a flag's cache line.
 //
-// Tiles are numbered for ever. Every member of the channel has two buffers, and tile t passes through buffer t & 1 of each
-// (below, t counts from the channel's birth). Three flags of each member count tiles. For one tile:
+// Tiles are numbered, and no number is used again. Every member of the channel has two buffers, and tile t uses buffer t & 1 of
+// each member (below, t counts from the creation of the channel). Three flags of each member count tiles. For one tile:
 //
 //            member 0                        member 1
 //   fill     copies into its buffer          copies into its buffer          waits until all have done >= t-1
@@ -13,29 +13,30 @@
 //   drain    reads all buffers, writes its   the same                        waits until all have reduced (without a
 //            output; done = t+1              done = t+1                      reduce step: arrived) >= t+1
 //
-// A member makes every step that is allowed: it fills tile t+1 before it waits for the others' tile t, so that a member that is a
-// little late does not delay the others.
+// A member makes every step that is allowed: it fills tile t+1 before it waits for the others' tile t, so that a member that is
+// a little late does not delay the others.
 //
-// Two buffers and these flags suffice. Buffer t & 1 of a member is written by its owner alone: by its fill of t and its
-// reduce of t. It is read by others between their seeing arrived >= t+1 and their storing done >= t+1. So what has to
-// be shown is that no owner writes while others read.
-// - The fill of t: all have done >= t-1, so no member reads tile t-2 any more, which had this buffer; and no member reads tile t
+// Two buffers and these flags are enough. Only its owner writes a buffer: in the fill of t and in the reduce of t. Another
+// member reads the buffer after it has seen arrived >= t+1 and before it stores done >= t+1. It has to be shown that no owner
+// writes while others read.
+// - The fill of t: all have done >= t-1, so no member still reads tile t-2, which used this buffer. And no member reads tile t
 //   before arrived >= t+1 is stored, which is after the fill.
-// - The reduce of t writes the owner's slice only, which others read in their drain alone, after reduced >= t+1.
-// A tile's number stands for its contents: an operation has the channel for itself from its first tile to its last, and all
-// members count its tiles alike. Flags only grow, each has one writer, and every store is a release and every load an
-// acquire; so a member that sees a flag also sees all that was written before it, and a flag that an operation does
-// not use is simply raised later.
+// - The reduce of t writes only the owner's slice. Others read this slice only in their drain, after reduced >= t+1.
 //
-// No deadlock: fill(t) waits for drain(t-2), reduce(t) for fill(t), drain(t) for reduce(t), of all members. Among all the
-// steps not yet done, one of the least t, and among these the earliest kind, waits for nothing; the member whose step it is
-// does it, since a member does every step that it may do. The next operation's tiles are later ones, and turns are taken
-// in the same order everywhere, so the argument holds across operations. A pipeline that holds its fills or drains back
-// (may_fill, may_drain) has to extend the argument to what it waits for.
+// A tile's number identifies its contents: an operation has the channel for itself from its first tile to its last, and all
+// members count its tiles in the same way. Flags only grow, and each has one writer. Every store is a release and every load an
+// acquire, so a member that sees a flag also sees all data that were written before it. A flag that an operation does not use
+// is raised later.
 //
-// Bells: a member rings all others after it has stored arrived or reduced, but not after done. Another member may wait for
-// done >= t-1 to fill tile t. The last member to store done then fills its own tile t, and so rings. (If a member fills nothing,
-// it rings the one that does: see the constructor. If fills may be held back, members ring after done as well.)
+// No deadlock: fill(t) waits for drain(t-2), reduce(t) for fill(t), and drain(t) for reduce(t), of all members. Take the steps
+// that are not yet done. Of those with the least t, a step of the earliest kind waits for no other step. Its member does this
+// step, because a member does every step that it may do. The next operation's tiles have larger numbers, and all members take
+// turns in the same order, so the argument holds across operations. A pipeline that holds its fills or drains back (may_fill,
+// may_drain) has to extend the argument to its own conditions.
+//
+// Bells: a member rings all others after it has stored arrived or reduced, but not after done. Another member may wait for done
+// >= t-1 to fill tile t. The last member to store done then fills its own tile t, and so rings. (If a member fills nothing, it
+// rings the one that does: see the constructor. If fills may be held back, members ring after done as well.)
 //
 // Thread: the holder of the progress token. Owns: a turn of the channel. Blocks: no. Throws: what SharedChannel does.
 #pragma once
@@ -59,7 +60,7 @@ class SharedCollective : public Collective {
   // Takes the next turn of comm's channel. Steps that may throw must come before it.
   SharedCollective(Comm comm, const Tuning& tuning);
 
-  // With the turn: does one thing that can be done without waiting. False if there is none.
+  // Called with the turn. Does one step that can be done without waiting. Returns false if there is none.
   virtual bool step() = 0;
   // The last step. count: the number of tiles that were used.
   void finish(std::uint64_t tiles);
@@ -85,7 +86,7 @@ class InlineTile {
   static constexpr std::size_t kBytes = transport::WindowFlags::kInlineBytes;
   explicit InlineTile(std::uint64_t number) : number_(number) {}
 
-  // False if the line is not free yet. Who publishes rings the others.
+  // Writes the payload and its flag. Returns false if the line is not free yet. The caller then rings the other members.
   bool publish(SharedChannel& channel, const void* payload, std::size_t bytes) const;
   bool all_arrived(SharedChannel& channel) const;
   // After all_arrived(), until done().
@@ -96,7 +97,7 @@ class InlineTile {
   std::uint64_t number_;
 };
 
-// Tiles through the buffers, as drawn above.
+// Passes tiles through the buffers, as drawn above.
 class TilePipeline : public SharedCollective {
  protected:
   static constexpr int kEverybody = -1;
@@ -133,7 +134,8 @@ class TilePipeline : public SharedCollective {
   virtual void drain(std::size_t tile) = 0;
   virtual bool may_fill(std::size_t) const { return true; }
   virtual bool may_drain(std::size_t) const { return true; }
-  // Of the ways in which an operation may handle its tiles: those of different ways are not compared. At most 2^62.
+  // A number for the way in which this operation handles its tiles. Times of tiles are compared only within one way. At most
+  // 2^62.
   virtual std::uint64_t way() const { return 0; }
 
   std::uint64_t first_tile() const { return number(0); }
@@ -160,10 +162,10 @@ class TilePipeline : public SharedCollective {
 
   TileStores stores_;
   std::optional<std::size_t> class_;  // of the tiles (tile_stores.h)
-  bool puts_past_ = false;            // the tile in hand
+  bool puts_past_ = false;            // of the current tile
   bool times_ = false;
   std::size_t tile_bytes_ = 0;
-  // So far, on the tiles under way: two at most.
+  // The time spent so far on the tiles under way, of which there are at most two.
   std::array<base::Clock::duration, 2> spent_ = {};
 
   std::uint64_t first_ = 0;
@@ -173,8 +175,8 @@ class TilePipeline : public SharedCollective {
   std::size_t drained_ = 0;
 };
 
-// Bytes of a tile for an operation of this many bytes for each member: a few tiles, so that they overlap, but none so small that
-// waiting outweighs it.
+// Bytes of a tile for an operation of this many bytes for each member: a few tiles, so that they overlap, but none so small
+// that waiting outweighs it.
 std::size_t pipelined_tile(std::size_t bytes, std::size_t tile_bytes);
 
 // A buffer cut into one lane for each member, each starting on a cache line where there is room for that.

@@ -1,6 +1,6 @@
-// Scratch memory of one collective: taken once, at construction, and handed out in pieces that start
-// on cache lines. The blocks come from a cache that outlives the operation, since the pages of fresh
-// memory cost more than the data that passes through them.
+// Scratch memory of one collective. It is taken once, at construction, and given out in pieces that start on cache lines. The
+// blocks come from a cache that outlives the operation, because page faults on fresh memory take longer than moving the data
+// through it.
 // Thread: the holder of the progress token. Owns: the memory. Blocks: no. Throws: std::bad_alloc at
 // construction.
 #pragma once

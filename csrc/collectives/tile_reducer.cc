@@ -10,7 +10,8 @@ namespace hvdlite::collectives {
 
 namespace {
 
-constexpr std::size_t kScratchBytes = 8 * 1024;  // stays in L1 beside what is folded
+constexpr std::size_t kScratchBytes =
+    8 * 1024;  // stays in the L1 cache together with the folded elements
 
 }  // namespace
 

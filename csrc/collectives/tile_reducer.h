@@ -1,10 +1,10 @@
 // The arithmetic of one reduction over tiles in shared memory: contributions go into a tile, and are
 // folded from the members' tiles into results.
 //
-// A contribution lies in a tile as the user's type T, and the rank that folds it applies prescale; an
-// absent one is the identity of the op. That is right only if prescale leaves the identity alone
-// (reducer.h). In the rare other cases (scaled()) every rank scales its contribution into the
-// tile, where it lies as the accumulator type A, and folding takes a detour through a scratch in L1.
+// A contribution lies in a tile as the user's type T, and the rank that folds it applies prescale; an absent rank's
+// contribution is the identity of the op. This is correct only if prescale does not change the identity (reducer.h). In the
+// other cases (scaled()), which are rare, every rank scales its contribution into the tile, where it lies as the accumulator
+// type A, and folding uses scratch memory that stays in the L1 cache.
 //
 // Either way an element gets contribution 0, then op contribution 1, 2, ... in A, then postscale,
 // divisor and one rounding to T: the bits of reducescatter_direct and allreduce_direct.

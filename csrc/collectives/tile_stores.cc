@@ -32,7 +32,7 @@ std::uint64_t StoreTrials::handled(std::uint64_t tile, double cost, std::uint64_
 
 void StoreTrials::conclude(std::uint64_t tile) {
   first_ = 0;
-  if (mixed_ || best_[0] <= 0 || best_[1] <= 0) {  // others of the class came between
+  if (mixed_ || best_[0] <= 0 || best_[1] <= 0) {  // tiles of another kind came during the trial
     next_ = tile + kLeastGap;
     return;
   }

@@ -1,26 +1,26 @@
-// Which stores write tiles: ordinary ones, whose lines a reader then fetches from the writer's cache, or streaming ones,
-// whose lines it fetches from memory.
+// Decides which stores write tiles: ordinary stores, after which a reader fetches the lines from the writer's cache, or
+// streaming stores, after which it fetches them from memory.
 //
-// It depends on where the cores are, and on the tiles:
-// - Cores that share a cache, tiles larger than their own caches: lines have moved into the shared cache when they are
-//   read, from where they come fast. With ordinary stores an allreduce takes half as long.
-// - The same cores, small tiles: lines still lie in the writer's own cache, which is slower to give them away. Either may
-//   win.
-// - Cores that share none (complexes of one processor, sockets, virtual processors that their host has moved apart): a
-//   line moves so slowly from cache to cache that with streaming stores an allreduce needs only a fifth to a third of the time.
+// The better choice depends on the cores' places and on the tiles:
+// - The cores share a cache, and tiles are larger than the cores' own caches: the lines are in the shared cache when they are
+//   read, which is fast. With ordinary stores an allreduce takes half as long.
+// - The same cores, small tiles: the lines are still in the writer's own cache, which gives them away more slowly. Either
+//   choice may be better.
+// - The cores share no cache (core complexes of one processor, sockets, virtual processors on distant cores): a line moves so
+//   slowly from cache to cache that with streaming stores an allreduce needs only a fifth to a third of the time.
 //
-// So it is tried: now and then the first member of a channel has some tiles written one way and some the other, times its
-// own work on them, without what it waits for, and keeps the better way.
+// So the choice is made by trials. From time to time the first member of a channel lets some tiles be written one way and some
+// the other way, measures its own work on them, without waits, and keeps the better way.
 //
 //   tiles   ... usual way | ordinary: 2 to get going, 4 timed | streaming: 2, 4 | the better way ...
 //
-// Trials are the rarer the longer they change nothing. A tile that suddenly takes much longer, or shorter, brings the
-// next one forward. It compares the shortest time of each way, which no interruption has lengthened.
+// The longer trials change nothing, the rarer they become. If tiles suddenly take much more or much less time, the next trial
+// comes earlier. A trial compares the shortest time of each way, because interruptions do not lengthen the shortest time.
 //
-// Tiles are tried by size class, and numbered within it, so that all members know which tile is which. The others do as a
-// word in the window says, which the first member writes some tiles ahead. One that reads it late writes a tile the other
-// way: that costs time, not results, for readers see the same bytes.
-// Pure: costs in, a word out. Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: no.
+// Each size class of tiles has its own trials and its own numbers of tiles, so that all members know which tile is which. The
+// other members follow a word in the window, which the first member writes some tiles ahead. A member that reads the word too
+// late writes a tile the other way. This costs time but does not change results, because readers see the same bytes. Pure:
+// costs go in, a word comes out. Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: no.
 #pragma once
 
 #include <array>
@@ -34,7 +34,8 @@ namespace hvdlite::collectives {
 
 enum class TileStores : std::uint8_t { kAuto, kOrdinary, kStreaming };
 
-// By the bytes of a tile: the last class is open, and tiles too small for any are written with ordinary stores.
+// The size class of a tile. The last class has no upper limit. Tiles below the first class are always written with ordinary
+// stores.
 class TileClass {
  public:
   static constexpr std::size_t kSmallest = 16 * 1024;
@@ -48,7 +49,7 @@ class TileClass {
   }
 };
 
-// The first member's opinion on one class of tiles.
+// The trials of one class of tiles, on the first member.
 class StoreTrials {
  public:
   // The meaning of a word for a tile. 0: ordinary stores.
@@ -82,11 +83,11 @@ class StoreTrials {
   bool kind_known_ = false;
   bool mixed_ = false;               // the trial met tiles of another kind
   std::array<double, 2> best_ = {};  // by way; 0: none yet
-  // Of the way in use, when it was last tried; and how often in a row a tile was far from it.
+  // The cost of the way in use at the last trial, and how many tiles in a row had a very different cost.
   double usual_ = 0;
   int surprises_ = 0;
   std::uint64_t gap_ = kLeastGap;
-  std::uint64_t earliest_ = 0;  // when a surprise may bring the next trial forward
+  std::uint64_t earliest_ = 0;  // the tile from which a surprise may start the next trial
 };
 
 }  // namespace hvdlite::collectives

@@ -3,8 +3,8 @@
 // Thread: plain values. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // A kernel moves units: bytes where bits are copied, single numbers where something is computed (a complex number is two). The
-// units of a piece are cut into tiles of `tile_units`; block b of the grid moves tile b. Up to kInlinePieces pieces travel in the
-// launch, which costs no copy to the GPU; more lie in a table in the GPU's memory.
+// units of a piece are cut into tiles of `tile_units`; block b of the grid moves tile b. Up to kInlinePieces pieces travel in
+// the launch, which costs no copy to the GPU; more lie in a table in the GPU's memory.
 #pragma once
 
 namespace hvdlite_kernels {
@@ -41,7 +41,7 @@ struct Arguments {
   U8 from;  // DType codes, for the kernel of the integers
   U8 to;
   U8 unused;
-  // A piece without tiles has the next one's first tile.
+  // A piece without tiles has the same first tile as the next piece.
   U64 tensor[kInlinePieces];
   U32 offset[kInlinePieces];
   U32 count[kInlinePieces];

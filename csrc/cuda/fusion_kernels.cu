@@ -3,7 +3,8 @@
 // Thread: none waits for another: no barriers, no shared memory. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // The wide side of a move is accessed 16 bytes at a time, aligned for the stores. Where the loads are then not aligned, each
-// vector is cut out of two aligned ones, none of which reaches beyond the piece. csrc/cuda/NOTES.md says why, and what to expect.
+// vector is cut out of two aligned ones, none of which reaches beyond the piece. csrc/cuda/NOTES.md says why, and what to
+// expect.
 #include "cuda/fusion_values.h"
 
 #if defined(HVDLITE_HOST_KERNELS)
@@ -34,7 +35,7 @@ struct alignas(kBytes < 16 ? kBytes : 16) Vector {
 };
 
 // Loads and stores of vectors, at addresses aligned to them. The compiler cannot know that all pointers here are to the GPU's
-// memory (or mapped there), hence `global`. ".cs" is for data that are read once, and so may leave the caches first.
+// memory (or mapped there), so the code says `global`. ".cs" is for data that are read once, and so may leave the caches first.
 #if defined(__CUDA_ARCH__)
 #define HVD_LOAD(hint, to, from)                                                 \
   if constexpr (kBytes == 16) {                                                  \
@@ -49,7 +50,7 @@ struct alignas(kBytes < 16 ? kBytes : 16) Vector {
     asm volatile("ld.global" hint ".u32 %0, [%1];" : "=r"((to)[0]) : "l"(from)); \
   }
 #else
-// Where a GPU would fail, too.
+// Traps on a misaligned address, on which a GPU fails, too.
 HVD_DEVICE U8* aligned(const U8* address, U32 bytes) {
   if (reinterpret_cast<U64>(address) % bytes != 0) __builtin_trap();
   return const_cast<U8*>(address);
@@ -62,7 +63,8 @@ HVD_DEVICE void load(Vector<kBytes>& to, const U8* from) {
   HVD_LOAD(".cs", to.word, from);
 }
 
-// Twice the vector, of which a part is wanted; the neighbour wants the rest, so it may stay in the first cache.
+// Loads two neighbouring vectors, of which this thread needs a part. The neighbouring thread needs the rest, so the data may
+// stay in the first cache.
 template <U32 kBytes>
 HVD_DEVICE void load_two(Vector<2 * kBytes>& to, const U8* from) {
   HVD_LOAD("", to.word, from);
@@ -251,7 +253,7 @@ HVD_DEVICE Tile find_tile(const Arguments& arguments, U32 number, U32 from_bytes
   return tile;
 }
 
-// Bytes [begin, end), of which those at a multiple of 8 begin the pattern.
+// Fills bytes [begin, end). The pattern begins at addresses that are multiples of 8.
 HVD_DEVICE void fill(U8* begin, U8* end, U64 pattern, U32 thread) {
   U8* const first = begin + (0u - static_cast<U32>(reinterpret_cast<U64>(begin))) % 16;
   Vector<16> value;
@@ -313,7 +315,7 @@ HVD_DEVICE void move_tile(const Arguments& arguments, U32 block, U32 thread) {
   constexpr U32 kFrom = Move::kUnits * Move::kFromBytes;
   constexpr U32 kTo = Move::kUnits * Move::kToBytes;
   const Tile tile = find_tile(arguments, block, Move::kFromBytes, Move::kToBytes, kTo);
-  if (tile.begin >= tile.end) return;  // what the first tile's lead left of the last
+  if (tile.begin >= tile.end) return;  // the first tile has taken all units of this last tile
   if (tile.from == nullptr) {
     return fill(tile.to + tile.begin * Move::kToBytes, tile.to + tile.end * Move::kToBytes,
                 arguments.identity, thread);
@@ -348,7 +350,7 @@ HVD_DEVICE void move_tile(const Arguments& arguments, U32 block, U32 thread) {
   flag(arguments, tile.piece, found);
 }
 
-// One kernel for all pairs of integers: they are seldom scaled, so it is simple rather than fast.
+// One kernel serves all pairs of integers. It is simple rather than fast, because integers are rarely scaled.
 HVD_DEVICE void move_integers(const Arguments& arguments, U32 block, U32 thread) {
   const U32 from_bytes = bytes_of_integer(arguments.from);
   const U32 to_bytes = bytes_of_integer(arguments.to);

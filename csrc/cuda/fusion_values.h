@@ -1,4 +1,5 @@
-// The numbers that the fusion kernels move: how each is read from words, computed with and written, and which of them are not finite.
+// The numbers that the fusion kernels move: how each is read from words, computed with and written, and which of them are not
+// finite.
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // Rounding is to nearest, ties to even, once. 16-bit floats and float32 are computed in float32, with float64 in float64. On a
@@ -56,8 +57,9 @@ HVD_DEVICE U32 funnel(U32 low, U32 high, U32 bits) {
 #endif
 }
 
-// Rounded to odd: what lies between two floats becomes the one with an odd last bit. A second rounding to at most 22 bits is then
-// as if it were the only one, ties included.
+// Rounds to odd: a value between two floats becomes the one with an odd last bit. If the result is rounded again, to at most 22
+// bits, it is as if the value had been rounded only once, ties included. Source: Boldo and Melquiond, Emulation of a FMA and
+// correctly rounded sums: proved algorithms using rounding to odd (IEEE Transactions on Computers 57, 2008).
 HVD_DEVICE float round_to_odd(double value) {
   U32 bits = bits_of(static_cast<float>(value));
   const double back = static_cast<double>(float_of(bits));

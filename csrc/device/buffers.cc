@@ -35,7 +35,7 @@ std::size_t capacity_for(std::size_t bytes) {
   return bytes < kPage ? std::bit_ceil(bytes) : (bytes + kPage - 1) / kPage * kPage;
 }
 
-// Has the GPU come to it? A GPU that has failed does not use the memory any more.
+// Has the GPU reached the event? A GPU that has failed does not use the memory any more, so the answer is yes.
 bool has_come(const EventPtr& event) {
   try {
     return !event || event->finished();
@@ -134,7 +134,7 @@ struct BufferPool::State {
     std::size_t capacity;
     EventPtr free_after;
     std::vector<EventPtr> also_after;
-    // Does the GPU use it no longer?
+    // Has the GPU done all its work on the buffer?
     bool idle() const { return has_come(free_after) && std::ranges::all_of(also_after, has_come); }
   };
   struct Lent {
@@ -182,7 +182,8 @@ std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std
       if (candidate->capacity == best->capacity && best_idle) continue;
     }
     const bool idle = candidate->idle();
-    if (!idle && kind == Kind::kPinned) continue;  // the host will write at once
+    // The host would write to page-locked memory at once, before the GPU is done with it.
+    if (!idle && kind == Kind::kPinned) continue;
     if (!idle && best != kept.end() && candidate->capacity == best->capacity) continue;
     best = candidate;
     best_idle = idle;
@@ -272,7 +273,7 @@ std::string BufferPool::State::why_none(std::size_t capacity, cuda::Result resul
          (pinned ? "page-locked host memory for copies from and to GPU " : "memory on GPU ") +
          std::to_string(gpu->ordinal()) + " (" + gpu->name() +
          "): " + gpu->driver().describe(result, pinned ? "cuMemHostAlloc" : "cuMemAlloc") +
-         "; leave the engine some, or set HVDLITE_FUSION_THRESHOLD lower";
+         "; free some of this memory for the engine, or set HVDLITE_FUSION_THRESHOLD lower";
 }
 
 // Frees the oldest memory until `limit` is kept. Memory that the GPU still uses stays.

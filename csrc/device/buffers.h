@@ -1,13 +1,13 @@
 // Memory of a GPU, and page-locked memory of the host for copies to and from it. The pool reuses returned memory.
 // Thread: any; one lock, under which nothing waits. Owns: returned memory; while something is to be freed, a thread that frees
-// it. Blocks: where the driver does (a fresh allocation may wait for the GPU), and, if memory is short, for memory that is being
-// freed. Throws: Error(System) if the machine lacks the memory.
+// it. Blocks: where the driver does (a fresh allocation may wait for the GPU), and, if memory is short, for memory that is
+// being freed. Throws: Error(System) if the machine lacks the memory.
 //
-// When memory is freed, the driver first waits for all work of the GPU, including kernels that wait for other ranks. These ranks
-// may in turn wait for the next step of the thread that frees. So only that one thread ever frees memory.
+// When memory is freed, the driver first waits for all work of the GPU, including kernels that wait for other ranks. These
+// ranks may in turn wait for the next step of the thread that frees. So only that one thread ever frees memory.
 //
 // A device buffer returns together with the event after which it is free. The stream of its next user is ordered after that
-// event, so the host never waits. Page-locked memory is reused only when its event, if it has one, has come.
+// event, so the host never waits. Page-locked memory is reused only when the GPU has reached its event, if it has one.
 #pragma once
 
 #include <cstddef>
@@ -52,8 +52,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // Keeps at most `keep_bytes` of returned memory, not counting memory that the GPU still uses.
   BufferPool(GpuPtr gpu, Kind kind, std::size_t keep_bytes);
   ~BufferPool();
-  // Gives at least `bytes` bytes, aligned to 256, uninitialised. They are usable in `stream`; page-locked memory is usable by the
-  // host at once.
+  // Gives at least `bytes` bytes, aligned to 256, uninitialised. They are usable in `stream`; page-locked memory is usable by
+  // the host at once.
   Buffer get(std::size_t bytes, cuda::Stream stream);
   // Operations that end with this event use this address. The pool notes the event if it has lent memory there.
   void used(const void* address, const EventPtr& event);

@@ -1,5 +1,5 @@
-// The part of the CUDA driver's binary interface that hvdlite calls. It is declared here so that the build needs no CUDA header.
-// tests/native/check_cuda_abi.cc compares every number and type with cuda.h if there is one. Plain declarations.
+// The part of the CUDA driver's binary interface that hvdlite calls. It is declared here so that the build needs no CUDA
+// header. tests/native/check_cuda_abi.cc compares every number and type with cuda.h if there is one. Plain declarations.
 #pragma once
 
 #include <cstddef>

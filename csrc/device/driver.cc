@@ -29,7 +29,7 @@ const char* remedy_of(cuda::Result result) {
     case cuda::kDriverMismatch:
       return "the driver was updated while its old kernel module is loaded; reboot";
     default:
-      return "does nvidia-smi work on this machine?";
+      return "check that nvidia-smi works on this machine";
   }
 }
 

@@ -1,6 +1,7 @@
 // The CUDA driver of this machine: libcuda.so.1, opened at run time. It turns errors into exceptions.
 // Thread: any. Owns: the library. Blocks: where the driver does. Throws: Error(Unsupported) if there is no driver, or it is too
-// old, or it has no GPU; Error(System), such as "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", when a call fails.
+// old, or it has no GPU; Error(System), such as "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", when a call
+// fails.
 #pragma once
 
 #include <memory>

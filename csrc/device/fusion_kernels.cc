@@ -38,8 +38,9 @@ std::string hexadecimal(std::uint64_t address) {
   return text.data();
 }
 
-// A kernel that reads a misaligned element breaks the GPU's context for good, so such an address must not reach it. All addresses
-// are first tested together: with a thousand tensors, a division for each would take longer than the launch.
+// A kernel that reads a misaligned element makes the GPU's context unusable until the process ends, so no such address may
+// reach a kernel. All addresses are first tested together, because with a thousand tensors a division for each would take
+// longer than the launch.
 void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
                      const FusionPlan& plan) {
   const std::uint32_t tensor_align = unpack ? plan.to_align : plan.from_align;

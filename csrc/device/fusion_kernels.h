@@ -1,8 +1,8 @@
 // Tensor fusion on a GPU: copies any number of tensors into one buffer and back, with one launch each way, and scales and casts
 // them in the copy.
-// Thread: any (a lock for the upload of descriptors). Owns: the loaded module, memory for descriptors. Blocks: no; the first use
-// of a GPU may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a built-in
-// image nor NVRTC gives kernels for this GPU (the text says what was tried), Error(System) from the driver.
+// Thread: any (a lock for the upload of descriptors). Owns: the loaded module, memory for descriptors. Blocks: no; the first
+// use of a GPU may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a
+// built-in image nor NVRTC gives kernels for this GPU (the text says what was tried), Error(System) from the driver.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace hvdlite::device {
 
 // A run of elements of one tensor, and its place in the buffer. Offsets count elements of the buffer's dtype.
 struct Piece {
-  void* tensor = nullptr;  // pack: null stands for the identity of the op
+  void* tensor = nullptr;  // pack: null means the identity of the op
   std::size_t offset = 0;  // in the buffer, elements
   std::size_t count = 0;   // elements
 };
@@ -28,14 +28,15 @@ struct Piece {
 // y = T2(x * factor / divisor), element by element, with the results of csrc/kernels. Floats are multiplied by the quotient, in
 // double if one of the two types is float64 and in float32 otherwise, and rounded once. Integers are divided exactly and
 // truncated toward zero. With a factor, or if T2 is narrower, they are computed in double, truncated and saturated. The kernels
-// convert between floats, between integers (including bool, which ignores factor and divisor), and between complex numbers (pairs
-// of floats); they refuse other pairs. Equal types with a factor of 1 copy bits. A converted NaN becomes the GPU's own NaN.
+// convert between floats, between integers (including bool, which ignores factor and divisor), and between complex numbers
+// (pairs of floats); they refuse other pairs. Equal types with a factor of 1 copy bits. A converted NaN becomes the GPU's own
+// NaN.
 struct Conversion {
   base::DType from = base::DType::kFloat32;
   base::DType to = base::DType::kFloat32;
   double factor = 1.0;
   std::int64_t divisor = 1;
-  // A null tensor stands for the identity of this op, in `to`.
+  // A null tensor means the identity of this op, as type `to`.
   base::ReduceOp op = base::ReduceOp::kSum;
 };
 
@@ -45,8 +46,8 @@ class FusionKernels {
   ~FusionKernels();
   FusionKernels(const FusionKernels&) = delete;
   FusionKernels& operator=(const FusionKernels&) = delete;
-  // buffer[offset + i] = convert(tensor[i]). nonfinite: null, or an int in device memory for each piece; the kernel sets it to 1
-  // if a converted value is infinite or NaN, and leaves it alone otherwise. Copies work with any alignment; other conversions
+  // buffer[offset + i] = convert(tensor[i]). nonfinite: null, or an int in device memory for each piece; the kernel sets it to
+  // 1 if a converted value is infinite or NaN, and leaves it alone otherwise. Copies work with any alignment; other conversions
   // need the alignment of the element. Offsets that are multiples of 16 bytes are fastest. The buffer must not overlap the
   // tensors, with one exception: a tensor may be its own place in the buffer if both types have the same size.
   void pack(std::span<const Piece> pieces, void* buffer, const Conversion& conversion,

@@ -1,6 +1,5 @@
 #include "device/fusion_plan.h"
 
-#include <limits>
 #include <string>
 #include <type_traits>
 

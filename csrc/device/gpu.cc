@@ -136,7 +136,7 @@ void Gpu::give_back(cuda::Event event) const noexcept {
     const std::lock_guard lock(mutex_);
     free_events_.push_back(event);
   } catch (const std::bad_alloc&) {
-    // The pool keeps one event less.
+    // There was no memory for the list, so the pool does not keep this event.
   }
 }
 

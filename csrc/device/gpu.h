@@ -43,7 +43,7 @@ class Event {
   // that GPU: the handles 0, 1 and 2 stand for streams of the current context.
   void order(cuda::Stream stream) const { order(stream, *gpu_); }
   void order(cuda::Stream stream, const Gpu& stream_gpu) const;
-  // Has the GPU come to this point? Throws Error(System) if the work before it failed.
+  // Has the GPU reached this point? Throws Error(System) if the work before it failed.
   bool finished() const;
   void synchronize() const;  // sleeps until the GPU has come to it
   const Gpu& gpu() const { return *gpu_; }

@@ -72,10 +72,11 @@ KernelCache::KernelCache(std::string folder, const base::Logger& log)
   if (folder_.empty()) return;
   const std::string problem = make_folder(folder_);
   if (problem.empty()) return;
-  log_.write(base::LogLevel::kWarning, "device",
-             "compiled kernels are not kept (" + problem +
-                 "), every process compiles them anew; set HVDLITE_KERNEL_CACHE to a folder of "
-                 "yours, or to nothing to keep none");
+  log_.write(
+      base::LogLevel::kWarning, "device",
+      "compiled kernels are not kept (" + problem +
+          "), so every process compiles them again; set HVDLITE_KERNEL_CACHE to a folder that only "
+          "you can write, or to nothing to keep none");
   folder_.clear();
 }
 

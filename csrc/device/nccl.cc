@@ -17,7 +17,7 @@ namespace {
 
 constexpr base::microseconds kCommNap{500};
 
-// Everything that the thread needs which ends a communicator. It may outlive the NcclComm.
+// The data of the thread that ends a communicator. They may outlive the NcclComm.
 struct CommunicatorTeardown {
   nccl::Functions call;
   GpuPtr gpu;
@@ -39,7 +39,7 @@ bool settle(const CommunicatorTeardown& ending) {
   }
 }
 
-// Destroying a communicator is local. Finalising has told the peers all that they must know.
+// Destroying a communicator is local, because finalising has already told the peers that this rank ends it.
 void run(const CommunicatorTeardown& ending) noexcept {
   ending.gpu->clean_up([&](const cuda::Functions&) {
     bool good = ending.in_order && settle(ending);

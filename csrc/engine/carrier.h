@@ -1,4 +1,5 @@
-// Carries out what Negotiation and PointToPoint want, through the transport, the execution, and the state that callers see.
+// Carries out the effects of Negotiation and PointToPoint, through the transport, the execution, and the state that callers
+// see.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport and the execution throw.
 #pragma once
 
@@ -26,7 +27,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
         execution_(execution),
         point_to_point_(point_to_point) {}
 
-  // --- Negotiation's, of which PointToPoint has some ---
+  // --- Negotiation's effects; PointToPoint shares send, finish and reached ---
   void send(int rank, const Message& message) override;
   void ring(int rank) override { transport_.ring(rank); }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override {
@@ -58,8 +59,8 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
     shared_.usage.came_last(rank, operations);
   }
 
-  // --- PointToPoint's ---
-  // Takes no time for usage: point to point delays no collective.
+  // --- PointToPoint's effects ---
+  // Does not count for usage, because point to point delays no collective.
   void posted(const Entry& entry) override {
     shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kAnnounced);
     shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);

@@ -14,7 +14,7 @@ using base::Status;
 
 namespace {
 
-// What such messages may take of the memory of a rank that does not receive them, for each that sends.
+// The limit to the memory that such messages take on a rank that has not received them yet, for each sender.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
 bool do_all_share_window(transport::Transport& transport) {
@@ -81,7 +81,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
   }
   if (moved) {
     if (!execution_.idle())
-      shared_.usage.forget_now();  // to advance operations may have taken long
+      shared_.usage.forget_now();  // the pass may have spent a long time in advancing operations
     moved_at_ = shared_.usage.now();
   }
   const Clock::time_point now = shared_.usage.now();

@@ -1,7 +1,7 @@
-// The core of the engine. The holder of the progress token calls pass() again and again. A pass calls the four machines in turn,
-// Negotiation, PointToPoint, Execution and Membership, and carries out what they want.
-// Thread: the holder of the progress token only. Owns: the machines. Blocks: never. Throws: nothing; an error of the transport or
-// a bug in hvdlite fails the whole engine with its text (SharedState::failure).
+// The core of the engine. The holder of the progress token calls pass() again and again. A pass calls the four machines in
+// turn, Negotiation, PointToPoint, Execution and Membership, and carries out what they want.
+// Thread: the holder of the progress token only. Owns: the machines. Blocks: never. Throws: nothing; an error of the transport
+// or a bug in hvdlite fails the whole engine with its text (SharedState::failure).
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,8 @@
 
 namespace hvdlite::engine {
 
-// A message between two ranks of at most so many bytes goes with what tells of it: to ask for it would take longer.
+// The size of the largest point-to-point message that travels whole (PointToPoint::Settings). For such a message, waiting for a
+// Clearance would take longer than sending the bytes.
 inline constexpr std::size_t kWholeBytes = 8192;
 
 class Cycle {
@@ -28,19 +29,19 @@ class Cycle {
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
   // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for control
-  // messages as well, where they are rare because the ranks share memory. That costs more than the rest of the pass, so a caller
-  // that polls does it only in some passes.
+  // messages even where they are rare because the ranks share memory. This look costs more than the rest of the pass, so a
+  // caller that polls asks for it only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
   // The last time that anything happened.
   base::Clock::time_point moved_at() const { return moved_at_; }
 
-  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when agreed operations
-  // are done and all messages have left. If another rank cannot be reached any more, this rank fails, as in a pass.
+  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when agreed
+  // operations are done and all messages have left. If another rank cannot be reached any more, this rank fails, as in a pass.
   bool say_goodbye();
   bool drained();
-  // This rank fails first. raise_failure ends its operations in flight, and tells every peer why. failure_seen_by_all: do all of them
-  // know?
+  // This rank fails first. raise_failure ends its operations in flight, and tells every other rank why. failure_seen_by_all:
+  // have all other ranks confirmed that?
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }
   // The last step; call no function after it.
@@ -60,7 +61,7 @@ class Cycle {
 
   transport::Transport& transport_;
   SharedState& shared_;
-  const bool share_window_;  // all ranks of the job one
+  const bool share_window_;  // all ranks of the job share one window
   const Patience patience_;
   Execution execution_;
   Membership membership_;

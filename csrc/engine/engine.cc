@@ -23,12 +23,13 @@ namespace {
 // Time for messages to leave at shutdown.
 constexpr double kFlushSeconds = 1.0;
 
-// A polling caller looks for control messages after this many passes if nothing else is to do, and after a larger number in any
-// case. Where ranks share memory such messages are rare, and to ask MPI for them may take as long as a small operation.
+// A polling caller looks for control messages after this many passes while nothing moves, and after the larger number of passes
+// while something moves. Where ranks share memory such messages are rare, and asking MPI for them may take as long as a small
+// operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
-// The first that failed; null if none has. All have ended.
+// The first operation that failed; null if none has. All must have ended.
 CompletionPtr first_failure(const CompletionArray& batch) {
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (batch[i].failure) return batch.at(i);
@@ -87,7 +88,7 @@ bool Engine::poll(std::int64_t handle) {
   const CompletionArray batch = shared_.handles.find(handle);
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (batch[i].is_done()) continue;
-    kick_.bump();  // a caller that asks again and again does not drive
+    kick_.bump();  // the engine thread must drive, because a caller that polls does not
     return false;
   }
   return true;
@@ -154,7 +155,9 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       if (drove) *ended = cycle_.moved_at();
       give_token_back();
     } else if (!completion->is_done()) {
-      // The token holder may sleep at the doorbell, while this caller's operation is not announced. The ring makes it pass again.
+      // The token holder may sleep at the doorbell, and this caller's operation may not be announced yet. The ring makes the
+      // token holder
+      // pass again.
       transport_->ring(transport_->rank());
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - shared_.time.now());
       shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
@@ -165,7 +168,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   if (!drove) *ended = shared_.time.now();
   shared_.waits.leave(completion->is_done(), *ended);
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
-  // The engine thread handles what is left.
+  // The engine thread drives the remaining operations.
   if (!others_wait && has_work()) kick_.bump();
   if (!completion->is_done() && closed_.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kAborted, kShutDownHere);
@@ -185,7 +188,8 @@ void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }
 
-// Called with the token. Makes passes until the completion is done, a watcher is to be told, or another thread claims the token.
+// Called with the token. Makes passes until the completion is done, a watcher is to be told, or another thread claims the
+// token.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
   Stillness still;
   while (completion->done.load(std::memory_order_acquire) == 0 && shared_.to_tell.empty() &&
@@ -200,8 +204,8 @@ bool Engine::is_time_for_messages(const Stillness& still) {
   return due;
 }
 
-// Called with the token. Makes one pass. If it did nothing, pauses for at most `limit`: spins, yields or sleeps, depending on how
-// long nothing has moved. Returns false after the deadline. While things move, only the cycle reads the clock.
+// Called with the token. Makes one pass. If it did nothing, pauses for at most `limit`: spins, yields or sleeps, depending on
+// how long nothing has moved. Returns false after the deadline. While things move, only the cycle reads the clock.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
   if (cycle_.pass(true, is_time_for_messages(*still))) {
@@ -227,7 +231,7 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   return now < deadline;
 }
 
-// Sleeps at the doorbell, for at most `longest`. Returns true if the bell did not ring, although a ring would have announced any
+// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, although a ring would have announced any
 // work.
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
@@ -259,8 +263,8 @@ void Engine::run() {
       kick_.wait(kicked, kStandAside);
       continue;
     }
-    // While this thread listens at the bell, every ringing rank pays for a wake-up. So listen only if the next pass will probably
-    // find work.
+    // While this thread listens at the bell, every ringing rank pays for a wake-up. So listen only if the next pass will
+    // probably find work.
     const bool spins =
         moving_data && waiting_.core_to_spare && shared_.time.now() - moved_at < waiting_.spin;
     const bool listens = !moved && !spins;
@@ -283,8 +287,8 @@ void Engine::run() {
 
 // --- the end --------------------------------------------------------------------------------------------------------
 
-// The driving thread returns the token when it sees the claim. Ring for it again and again, since it may have looked just before
-// it fell asleep. Until then only the engine thread may take the token, for one pass.
+// The driving thread returns the token when it sees the claim. Ring for it again and again, since it may have looked just
+// before it fell asleep. Until then only the engine thread may take the token, for one pass.
 void Engine::take_token_or_wait() {
   claims_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
@@ -317,7 +321,7 @@ void Engine::shutdown() {
       1,
       std::memory_order_seq_cst);  // the engine thread must not drive any more
   take_token_or_wait();
-  // Other ranks need this rank for agreed operations. So the limit counts only while nothing moves.
+  // Other ranks need this rank for agreed operations. So the time limit starts again whenever something moves.
   std::uint64_t moved = 0;
   do {
     moved = transport_->activity();

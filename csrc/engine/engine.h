@@ -63,15 +63,15 @@ class Engine {
 
   const Topology& topology() const { return topology_; }
 
-  // Takes all operations or none. *handle becomes their handle before the watcher can be told. Throws Error(InvalidArgument,
-  // Unsupported) for requests that no rank could meet, and Error(Aborted, PeerLost...) after the engine has failed or shut down.
-  // Operations without a name are of one kind on one set, and get their names here: each by its number, or all by one number if
-  // they form a group (its size is given, but no label). The driving thread tells the watcher without holding the token, so the
-  // watcher may wait.
+  // Takes all operations or none. *handle is set before the watcher can be called. Throws Error(InvalidArgument, Unsupported)
+  // for requests that no rank could meet, and Error(Aborted, PeerLost...) after the engine has failed or shut down. Operations
+  // without a name are of one kind on one set, and get their names here: each by its number, or all by one number if they form
+  // a group (its size is given, but no label). The driving thread tells the watcher without holding the token, so the watcher
+  // may wait.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
-  // Checks allreduces that will be submitted together many times, and returns the id of their group. If a request names an arena,
-  // its memory is the tensor's place there. A later submission whose tensor lies elsewhere names no arena.
+  // Checks allreduces that will be submitted together many times, and returns the id of their group. If a request names an
+  // arena, its memory is the tensor's place there. A later submission whose tensor lies elsewhere names no arena.
   std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   bool poll(std::int64_t handle);

@@ -18,12 +18,12 @@ constexpr microseconds kSleepMovingData{200};
 // How often to look for NCCL's errors while the GPU works.
 constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
-// Without a bell, a long wait is a wait for a slow rank. Looks may then be as far apart as this share of the time waited, with
-// little effect. The same holds for a rank without work: nothing waits for it, and a caller that submits rings its own engine's
-// bell.
+// A rank that no bell wakes, and that has waited long, waits for a slow rank. The pause between two looks may then be this
+// share of the time waited: it delays little. The same holds for a rank without work: no operation waits for it, and a caller
+// that submits rings its own engine's bell.
 constexpr double kIdleShare = 0.04;
-// The rank that holds the lock may have been stopped, and each try costs some ten microseconds. So the first try comes soon, and
-// later ones after this part of the time in which nothing has happened.
+// The rank that holds the lock may be stopped for a long time, and each try costs some ten microseconds. So the first try comes
+// after this time, and each later pause is a share of the time in which nothing has happened.
 constexpr microseconds kTryAgain{20};
 constexpr microseconds kTryAgainLater{10'000};
 constexpr int kLooksPerWait = 8;

@@ -33,7 +33,8 @@ void check_weight(const Request& request, double weight) {
                   "; a weight is finite and 0 or more, such as the number of samples in the batch");
 }
 
-// Checks the weights of one submission. The engine reduces a group as one, so a group has one weight, and comes in one submission.
+// Checks the weights of one submission. The engine reduces a group as one, so a group has one weight, and comes in one
+// submission.
 void check_weights(std::span<const Entry> entries) {
   for (const Entry& entry : entries) {
     const Request& request = *entry.request;
@@ -232,7 +233,8 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
   for (Entry& entry : entries) entry.ready = ready;
 }
 
-// Gives the entries completions and one handle, and queues them. From then on a callback may come and look for the handle.
+// Gives the entries completions and one handle, and queues them. As soon as they are queued, a callback may run and use the
+// handle.
 void Engine::launch(std::span<Entry> entries, Launch launching) {
   auto& [wake, handle, watcher] = launching;
   const std::size_t size = entries.size();
@@ -258,7 +260,8 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
 // Queues all or none.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
-  // A thread that gave a callback need never wait. So its not waiting says nothing about deadlocks.
+  // A thread that gave a callback may never wait for the operation. So the deadlock detector must not wait until this thread
+  // waits.
   const bool told = entries.front().completion->watcher != nullptr;
   if (!told) shared_.waits.may_submit();
   const bool message = base::is_point_to_point(entries.front().request->kind);
@@ -273,15 +276,16 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   kick_.bump();
 }
 
-// Makes a pass for messages that were just submitted while nothing else was in flight. A small message leaves in it, and a receive gets
-// what is there. To wake the engine thread would take longer, and it would hold the token when the caller wants to wait. Returns
-// false if the engine thread has to make the pass. whole: no other rank waits for this one to answer, so the engine thread may stand
-// aside until its next look; poll() ends that.
+// Makes a pass in the calling thread, for point-to-point entries that were just submitted while nothing else was in flight. A
+// small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread would take
+// longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine thread has
+// to make the pass. whole: no other rank waits for an answer of this rank, so the engine thread need not be woken before its
+// next look; poll() wakes it.
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);
   give_token_back();
-  // The other rank's bell wakes the engine thread for the rest, unless that stands aside.
+  // An answer of the other rank has to be handled soon, so wake the engine thread.
   if (!whole && has_work()) kick_.bump();
   return true;
 }
@@ -335,7 +339,8 @@ std::int64_t Engine::prepare(std::span<const Ask> asks) {
 
 OutputCache::Block Engine::new_output(std::size_t bytes) const {
   require_usable();
-  // After a failure, a rank that does not know of it may still store into results of the last operations.
+  // After a failure, another rank that does not know of the failure may still store into results of the last operations. So new
+  // results must lie elsewhere.
   return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
 }
 
@@ -365,7 +370,7 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
   const std::string& allowed = shared_.config.shared_memory;
   if (allowed != "auto" && allowed != kind) {
     throw Error(ErrorCode::kUnsupported,
-                "HVDLITE_SHARED_MEMORY=" + allowed + " rules out an arena in " + kind);
+                "HVDLITE_SHARED_MEMORY=" + allowed + " does not allow an arena in " + kind);
   }
   for (const int member : *info->members) {
     if (transport_->host_of(member) == transport_->host_of(topology_.rank)) continue;
@@ -375,8 +380,8 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
   if (!info->shares_memory) {
     throw Error(ErrorCode::kUnsupported,
                 "the ranks of process set " + std::to_string(set) +
-                    " have no channel through shared memory (the machine gives none, or too many "
-                    "process sets use it already), without which an arena is of no use");
+                    " have no channel through shared memory, which an arena needs (the machine "
+                    "gives none, or too many process sets use it already)");
   }
   const bool memfd = kind == "memfd";
   if (!memfd && kind != "shm") {

@@ -16,8 +16,9 @@ std::string describe_process(int pid) {
     case 't':
       return "it is stopped by a debugger";
     case 'D':
-      return "it sleeps in the kernel and cannot be interrupted, as on a disk or file server that "
-             "is gone";
+      return "it waits in the kernel and cannot be interrupted, for example because a disk or a "
+             "file "
+             "server does not answer";
     case 'Z':
       return "it has ended, and its parent has not read its exit code";
     case 'R':
@@ -72,7 +73,8 @@ BlockedReport SystemFacts::blocked() {
   };
   negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(add); });
   point_to_point_.for_each_unmatched(add);
-  // If a caller waits for data that move, or its operation has just ended, no silent rank blocks it.
+  // The rank is blocked only if every awaited operation was found among those that are not agreed. If a caller waits for data
+  // that move, or its operation has just ended, it is not blocked.
   report.blocked = found == watched + static_cast<std::int64_t>(awaited.size());
   if (!report.blocked) report.open.clear();
   return report;

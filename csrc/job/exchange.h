@@ -2,10 +2,10 @@
 // Thread: one at a time. Owns: the values that have come. Blocks: no. Throws: Error(Internal) on messages that no correct rank
 // sends.
 //
-// The algorithm is Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997.
-// In round k a rank sends all that it has, its own value and those of the ranks above it, to the rank 2^k below. So ceil(log2 n)
-// rounds suffice, and each value is sent n-1 times in all. The exchanges of a job are numbered in the order in which all ranks
-// begin them, since a message of the next exchange may come before the last one of this exchange.
+// The algorithm is Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
+// 1997. In round k a rank sends all that it has, its own value and those of the ranks above it, to the rank 2^k below. So
+// ceil(log2 n) rounds suffice, and each value is sent n-1 times in all. The exchanges of a job are numbered in the order in
+// which all ranks begin them, since a message of the next exchange may come before the last one of this exchange.
 #pragma once
 
 #include <cstddef>

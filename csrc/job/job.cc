@@ -66,7 +66,7 @@ Card decode_card(const Bytes& bytes) {
   return card;
 }
 
-// A roster of ranks of which only the numbers are known.
+// A roster for the time in which only the ranks' numbers are known.
 Roster strangers(const transport::Transport& transport) {
   std::vector<Roster::Rank> ranks;
   for (int rank = 0; rank < transport.size(); ++rank) {
@@ -215,7 +215,7 @@ void Job::hear(int source, const std::vector<std::byte>& bytes) {
   apply(actions);
 }
 
-// Finds a rank of another host of whose end MPI knows, or one of this host whose process has ended.
+// Finds a lost rank: one that MPI reports, or one of this host whose process has ended.
 bool Job::find_lost(int* rank, std::string* how) {
   if (transport_->find_lost_peer(rank, how)) return true;
   for (int peer = 0; neighbours_ != nullptr && peer < transport_->size(); ++peer) {
@@ -231,7 +231,7 @@ bool Job::find_lost(int* rank, std::string* how) {
   return false;
 }
 
-// --- what is to be done about it --------------------------------------------------------------------------------------
+// --- carrying out actions ---------------------------------------------------------------------------------------------
 
 void Job::send(const Exchange::Sends& sends) {
   for (const Exchange::RoutedMessage& each : sends)

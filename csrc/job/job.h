@@ -3,9 +3,9 @@
 // never. Throws: pass() throws the failure that stops the exchange: Error(PeerLost, Timeout, System).
 //
 // A collective of MPI waits for ever for a process that has failed. Here an exchange consists of control messages, and between
-// two looks at them this process watches the other processes: it reads their messages, checks the processes of its own host, and
-// expects signs of life from other hosts. The first exchange introduces the ranks to each other; until it has ended only their
-// numbers are known.
+// two looks at them this process watches the other processes: it reads their messages, checks the processes of its own host,
+// and expects signs of life from other hosts. The first exchange introduces the ranks to each other; until it has ended only
+// their numbers are known.
 #pragma once
 
 #include <functional>
@@ -46,8 +46,8 @@ class Job {
   };
   void set_limits(Limits limits);
 
-  // Begins an exchange; the one before must have ended. bounded: the limit `patience` also counts for ranks that have merely not
-  // come.
+  // Begins an exchange; the one before must have ended. bounded: the limit `patience` also counts for ranks that run but have
+  // not sent their value.
   void begin(Bytes mine, bool bounded);
   // Looks once. Returns true when the exchange has ended.
   bool pass();
@@ -61,7 +61,7 @@ class Job {
 
   // Tells the waiting ranks why this process fails. Returns the text as they read it.
   std::string tell(const std::string& cause);
-  // True when the text has left this process, or cannot leave it any more.
+  // Returns true when the text has left this process, or can no longer leave it.
   bool told();
 
   // "rank 3 (host a, pid 17)"

@@ -1,7 +1,7 @@
 // Drives a Job while there is no engine. A waiting thread looks again and again. Between waits, a thread of the driver looks at
 // intervals, if ranks of other hosts rely on signs of life.
-// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); close() for the rest of a look. Throws: what
-// Job::pass throws.
+// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); close(), until a running look has ended.
+// Throws: what Job::pass throws.
 #pragma once
 
 #include <condition_variable>

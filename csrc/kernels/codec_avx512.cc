@@ -1,5 +1,5 @@
-// The codecs' kernels, compiled with -mavx512{f,bw,dq,vl} -mf16c; only reached when the processor has them all (dispatch.cc). The
-// warning: see reduce_avx512.cc.
+// The codecs' kernels, compiled with -mavx512{f,bw,dq,vl} -mf16c; only reached when the processor has them all (dispatch.cc).
+// The warning: see reduce_avx512.cc.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 

@@ -1,6 +1,6 @@
-// The loops of the codecs, written once. Used as reduce_impl.h is, by whose rules it lives: each instruction set's file defines
-// HVD_KERNEL_NAMESPACE and HVD_KERNEL_VECTOR_BYTES, includes this header, specialises
-// Native<uint32_t> and takes make_codec_table().
+// The loops of the codecs, written once. The rules of reduce_impl.h hold here, too. Each instruction set's file defines
+// HVD_KERNEL_NAMESPACE and HVD_KERNEL_VECTOR_BYTES, includes this header, specialises Native<uint32_t>, and calls
+// make_codec_table().
 #include <cstddef>
 #include <cstdint>
 
@@ -35,8 +35,8 @@ HVD_INLINE Float<U> to_floats(Signed<U> value) {
   }
 }
 
-// What an instruction set adds, Native<uint32_t>: read_bytes reads one byte for each 32-bit lane, write_bytes writes the lanes' low
-// bytes.
+// What an instruction set adds, Native<uint32_t>: read_bytes reads one byte for each 32-bit lane, write_bytes writes the lanes'
+// low bytes.
 template <class U, class A = std::uint32_t>
 HVD_INLINE Bits<U> read_codes(const std::byte* from) {
   if constexpr (std::is_same_v<U, Packed>) {
@@ -112,7 +112,8 @@ struct Fp8 {
   HVD_INLINE static Float<U> value(Bits<U> code) {
     const Bits<U> exponent_and_mantissa = (code & 0x7fU) << 20;
     const Bits<U> normal = exponent_and_mantissa + (kRebias << 23);
-    // As if it had the implicit bit of a normal number, without that bit: float32 subnormals depend on the thread's mode.
+    // Makes a normal number with the implicit bit, from which the bit's value is subtracted afterwards. Arithmetic on float32
+    // subnormals would depend on the thread's mode.
     const Float<U> with_bit = bits_as<Float<U>>(exponent_and_mantissa + kLeastNormal);
     const Bits<U> subnormal = bits_as<Bits<U>>(with_bit - __builtin_bit_cast(float, kLeastNormal));
     const auto is_small = bits_as<Signed<U>>(exponent_and_mantissa) < std::int32_t{8 << 20};
@@ -188,7 +189,7 @@ HVD_INLINE void encode_block(std::byte* out, const void* in, std::size_t n) {
   }
 }
 
-// kAdds: to what out holds.
+// kAdds: adds the decoded elements to the content of out.
 template <class Format, bool kAdds>
 HVD_INLINE void decode_block(void* out, const std::byte* in, std::size_t n) {
   const float scale = read_raw<float>(in);

@@ -32,15 +32,16 @@ const CodecTable& codecs_of([[maybe_unused]] Isa isa) {
 }
 
 #if HVDLITE_X86_KERNELS
-// Clang's __builtin_cpu_supports does not know this feature's name. That the system keeps its registers, AVX's, says "avx2".
+// Clang's __builtin_cpu_supports does not know this feature's name. F16C uses AVX's registers, and the check of "avx2" includes
+// that the system saves these registers.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 #endif
 
-// All features that the file of this instruction set is compiled with. Every operation asks, and the processor is asked once:
-// under a hypervisor CPUID takes tens of microseconds.
+// Does this processor have all features that the file of this instruction set is compiled with? Every operation calls this, but
+// the processor is asked only once, because under a hypervisor CPUID takes tens of microseconds.
 bool processor_runs(Isa isa) {
 #if HVDLITE_X86_KERNELS
   static const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c();

@@ -3,10 +3,9 @@
 // header, specialises Native with the few operations that need intrinsics, and turns make_table()
 // into its table.
 //
-// Nothing here may reach the linker under a name that baseline code shares: one out-of-line copy of
-// a common inline function, compiled for AVX-512, would be kept for the whole library and crash
-// older processors. Hence the own namespace, and no function of std:: or of another header unless
-// it is always_inline or evaluated at compile time.
+// No function of this file may have a name for the linker that baseline code has, too. Otherwise the linker could keep the copy
+// that was compiled for AVX-512 for the whole library, and the library would crash on older processors. So this header has its
+// own namespace, and calls functions of std:: and of other headers only if they are always_inline or evaluated at compile time.
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -21,8 +20,8 @@ namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
 
 // --- kernels: what for_each applies --------------------------------------------------------------
 //
-// noinline where other kernels call them: a copy of load and combine in every accumulate is a fifth
-// of the library.
+// Kernels that other kernels call are noinline: with a copy of load and combine in every accumulate, the library would be a
+// quarter larger.
 
 template <class T, class A>
 [[gnu::noinline]] void load(void* acc, const void* in, std::size_t n, double prescale) {
@@ -80,7 +79,7 @@ void accumulate(void* acc, const void* in, std::size_t n, double prescale) {
       U::template write<A, A>(at<A>(acc, i), Op::template apply<V>(sum, value));
     });
   } else if constexpr (!std::is_same_v<T, Bool>) {
-    // Integers are seldom scaled: two passes over a piece, not one more loop for each T and Op.
+    // Integers are rarely scaled, so this makes two passes over a piece instead of one more loop for each T and Op.
     A scaled[256];
     constexpr std::size_t kPiece = sizeof(scaled) / sizeof(A);
     for (std::size_t i = 0; i < n; i += kPiece) {
@@ -157,7 +156,8 @@ struct Fold {
   std::int64_t divisor;
 };
 
-// Some places: kCount pointers, copied so that they stay in registers, or for 0 all where they are.
+// A list of pointers. kCount > 0: a copy of kCount pointers, so that they stay in registers. kCount == 0: refers to the
+// caller's list.
 template <class P, int kCount>
 struct Places {
   explicit Places(P* const* from) {
@@ -198,8 +198,8 @@ struct Places<P, 0> {
   }
 }
 
-// Elements [begin, end), a multiple of AccumulatorBlock::kCount. kInputs and kOutputs: how many, 0 for as many
-// as there are.
+// Folds elements [begin, end), whose number is a multiple of AccumulatorBlock::kCount. kInputs and kOutputs: the numbers of
+// inputs and outputs; 0: they are known only at run time.
 template <class T, class A, class Op, bool kPrescaled, bool kFinished, int kInputs, int kOutputs>
 void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A prescale, A factor) {
   using V = Pack<A>;
@@ -227,8 +227,8 @@ void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A p
   }
 }
 
-// Two contributions to one or two places are every allreduce of two ranks: sums of floats get loops
-// of their own (of the plainest, combine is one).
+// An allreduce of two ranks folds two contributions into one or two places. For this case sums of floats have loops of their
+// own (combine serves the case without casts and scales).
 template <class T, class A, class Op, bool kFinished>
 void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A factor) {
   if constexpr (std::is_same_v<Op, Sum<A>> && kIsFloat<A>) {
@@ -242,8 +242,8 @@ void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A facto
   fold_in_registers<T, A, Op, false, kFinished, 0, 0>(fold, begin, end, A(1), factor);
 }
 
-// Folds what pays in registers and returns true, or returns false: [begin, end) as above. Scaled
-// integers are rare, and dividing costs more than the passes.
+// Folds [begin, end), as above, in registers if that is faster, and returns true; otherwise returns false. Scaled integers are
+// not folded in registers: they are rare, and dividing costs more than the extra passes.
 template <class T, class A, class Op>
 bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
   if constexpr (kIsFloat<A>) {
@@ -253,7 +253,7 @@ bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
     const bool other_nans = fold.num_in == 1 || after != after;
     if (std::is_same_v<T, BFloat16> && Op::kOneNan && other_nans) return false;
     // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs are
-    // quiet and subnormals flushed already, if they are. Hence no loop for prescale alone.
+    // quiet and subnormals flushed already, if they are. So there is no loop for a prescale without postscale.
     if (fold.prescale != 1.0) {
       fold_in_registers<T, A, Op, true, true, 0, 0>(fold, begin, end, before, after);
     } else if (after != A(1)) {

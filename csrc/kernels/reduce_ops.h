@@ -10,8 +10,8 @@
 
 namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
 
-// One NaN for all: which of two NaN operands an addition keeps depends on how the compiler orders
-// them, and the sign of a new NaN on the processor.
+// Every NaN result becomes the same NaN. Otherwise the compiler's order of operands would decide which of two NaN operands an
+// addition keeps, and the processor would decide the sign of a new NaN.
 template <class A, class V>
 HVD_INLINE V with_one_nan(V value) {
   return value == value ? value : V{} + std::numeric_limits<A>::quiet_NaN();
@@ -50,9 +50,9 @@ struct Product {
   }
 };
 
-// The hardware's minimum is its second operand where either is NaN and where both are zeros. So the
-// two orders agree except there, and "or" of their bits is what is wanted: NaN | x is a NaN, -0 |
-// +0 is -0; and it is symmetric.
+// The hardware's minimum returns the second operand if either operand is NaN, or if both are zeros. In all other cases the
+// minimum is the same in both orders. So this takes the minimum in both orders and combines their bits by "or": NaN | x is a
+// NaN, -0 | +0 is -0, and the result is symmetric.
 template <class A, class V>
 HVD_INLINE V minimum_of_floats(V a, V b) {
   using Bits = typename BitsOf<A, V>::Type;
@@ -96,7 +96,7 @@ struct Max {
   }
 };
 
-// Of bytes 0 and 1: Min and Max, but the neutral element of And is 1, not 255.
+// And and Or of bytes 0 and 1 are Min and Max, except that the neutral element of And is 1, not 255.
 struct And : Min<std::uint8_t> {
   static constexpr std::uint8_t kIdentity = 1;
 };

@@ -1,9 +1,8 @@
 // The building blocks of the kernels' loops, for one instruction set: vector registers ("packs"),
 // the two units that a body is written for, and the loop that calls a body for all elements.
 //
-// T: element type. A: accumulator type. A body is a lambda over a unit (Element or Packed) and an
-// index: the same text describes one element and one register of them, so no instruction set can
-// differ from the reference in more than width.
+// T: element type. A: accumulator type. A body is a lambda with a unit (Element or Packed) and an index as arguments. The same
+// source describes one element and one register of elements, so the instruction sets differ from the reference only in width.
 //
 // Included by reduce_impl.h only, whose rules hold here too. No include guard: each instruction
 // set's file includes it once.
@@ -94,7 +93,7 @@ struct BitsOf<A, A> {
 
 // Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The limits of 64-bit
 // types are not doubles: their upper one rounds to 2^63 or 2^64, the first value that is out of
-// range, hence >=.
+// range. So the comparison is >=.
 template <class I>
 HVD_INLINE I saturate(double value) {
   constexpr I kLowest = std::numeric_limits<I>::min();
@@ -256,8 +255,8 @@ struct AccumulatorBlock {
   Pack<A> pack[kPacks];
 };
 
-// Elements before the first register boundary of `to`, which holds X; 0 where aligning does not pay
-// or cannot be had.
+// The number of elements before the first register boundary of `to`, which holds X; 0 if aligning is impossible, or takes
+// longer than it saves.
 template <class X, std::size_t kRegisterBytes>
 HVD_INLINE std::size_t lead_of(const void* to, std::size_t n) {
   const auto address = reinterpret_cast<std::uintptr_t>(to);
@@ -276,7 +275,7 @@ HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
   } else {
     constexpr std::size_t kStep = kLanes<A>;
     for (std::size_t end = lead_of<X, kVectorBytes>(to, n);; end = n) {
-      for (; i < end; ++i) {   // twice: before the first register and after the last
+      for (; i < end; ++i) {   // runs twice: before the first register and after the last
         __asm__ volatile("");  // no point in vectorising so few
         body(Element{}, i);
       }

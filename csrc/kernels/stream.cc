@@ -23,7 +23,7 @@ template <bool past_caches>
 void copy_lines(void* out, const void* in, std::size_t bytes) {
   auto* to = static_cast<std::byte*>(out);
   const auto* from = static_cast<const std::byte*>(in);
-  // Whole lines only: past the caches a part of one would be written by itself, with a load of the rest.
+  // Streams whole lines only, because a store of a part of a line past the caches would first load the rest of the line.
   const std::size_t gap = (~reinterpret_cast<std::uintptr_t>(to) + 1) % kCacheLine;
   const std::size_t head = std::min(gap, bytes);
   std::memcpy(to, from, head);

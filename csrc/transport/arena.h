@@ -1,4 +1,4 @@
-// Memory that all members of a process set map, with one part for each member. A collective reduces tensors in it where they lie,
+// Memory that all members of a process set map, with one part for each member. A collective reduces tensors in it in place,
 // without a copy (collectives/allreduce_push.cc). All parts have the same size, and an offset means the same place in each.
 // Thread: one thread makes it; then any may read it. Owns: the mappings of all parts. Blocks: no. Throws: Error(System) if the
 // machine lacks the memory, or if a part cannot be mapped.

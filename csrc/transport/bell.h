@@ -1,5 +1,5 @@
 // A doorbell: a rank sleeps on it until another thread has news for the rank. Any number of threads may listen to one bell, and
-// any process that maps it may ring. Memory of zeros is a bell that was never rung.
+// any process that maps the bell may ring it. A bell whose memory is all zero is a bell that was never rung.
 // Thread: any. Owns: nothing. Blocks: wait() only. Throws: nothing.
 //
 // While no thread listens, a ring costs a fence and a read: no cache line moves between processors.
@@ -12,11 +12,11 @@
 //                                           L5  sleep if rung still equals seen
 //
 // No ring is lost. The fences R2 and L2 are sequentially consistent, so all threads agree which comes first. If R2 comes first,
-// L4 finds the news, because reads after L2 see what was stored before R2. If L2 comes first, R3 reads the value of L1 or a later
-// one. Either it reads the listener; or the listener has stopped listening, and then its next L2 comes after this R2, so the
-// first case holds for its next look. So R4 is reached while the thread listens. If R4 adds before L3 reads, L3 acquires what R1
-// stored (R4 releases), and L4 finds the news. If R4 adds later, the kernel compares rung with seen under the lock that R4's wake
-// takes as well: either they differ at L5 and the thread does not sleep, or it sleeps and is woken.
+// L4 finds the news, because reads after L2 see what was stored before R2. If L2 comes first, R3 reads the value of L1 or a
+// later one. Either it reads the listener; or the listener has stopped listening, and then its next L2 comes after this R2, so
+// the first case holds for its next look. So R4 is reached while the thread listens. If R4 adds before L3 reads, L3 acquires
+// what R1 stored (R4 releases), and L4 finds the news. If R4 adds later, the kernel compares rung with seen under the lock that
+// R4's wake takes as well: either they differ at L5 and the thread does not sleep, or it sleeps and is woken.
 #pragma once
 
 #include <atomic>

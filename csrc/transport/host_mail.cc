@@ -62,7 +62,8 @@ bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
     ++box.received;
     if (box.in.starves_writer()) ring_(from);
     if (into.size() > kMostMessageBytes) {
-      throw base::Error(base::ErrorCode::kInternal, "a control message does not end");
+      throw base::Error(base::ErrorCode::kInternal,
+                        "a control message is longer than any rank sends");
     }
     if (whole && !last) box.begun.swap(into);
     if (!last) continue;

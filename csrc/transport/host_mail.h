@@ -1,5 +1,5 @@
-// Control messages between the ranks of one host, through the host's window. Each ordered pair of ranks has a ring. A message that
-// finds no room waits in the sender's memory; messages of a pair keep their order.
+// Control messages between the ranks of one host, through the host's window. Each ordered pair of ranks has a ring. A message
+// that finds no room waits in the sender's memory; messages of a pair keep their order.
 // Thread: the holder of the progress token. Owns: unsent messages, and the received pieces of incomplete messages. Blocks: no.
 // Throws: Error(Internal) if a ring holds values that no correct rank stores.
 #pragma once
@@ -22,13 +22,13 @@ class HostMail {
   void send(int to, std::vector<std::byte> message);
   // Moves the next whole message of any rank into *message. Returns false if there is none.
   bool receive(int* from, std::vector<std::byte>* message);
-  // Have all messages left for ranks that still read?
+  // Have all messages left this rank, except those to ranks that have stopped reading?
   bool flushed();
   // The number of pieces that this rank has taken from that rank.
   std::uint64_t received_from(int local_rank) const {
     return boxes_[index_of(local_rank)].received;
   }
-  // This rank reads nothing more; other ranks need not wait for that.
+  // This rank stops reading. Other ranks no longer wait until it has read their messages.
   void close();
 
  private:
@@ -49,8 +49,8 @@ class HostMail {
   const std::function<void(int)> ring_;
   std::vector<Box> boxes_;  // by local rank; this rank's own box is unused
   std::size_t unsent_ = 0;  // messages in all boxes
-  std::size_t looked_last_ =
-      0;  // the box where the last search ended, so that each rank gets its turn
+  // The box where the last search ended. The next search begins after it, so that each rank gets its turn.
+  std::size_t looked_last_ = 0;
 };
 
 }  // namespace hvdlite::transport

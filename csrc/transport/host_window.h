@@ -3,11 +3,11 @@
 // Blocks: no. Throws: nothing.
 //
 // The window consists of regions. A process set uses at most one region for its collectives, as collectives/shared_channel.h
-// describes. In each region every rank of the host has its own flags and two tiles. Tiles are small enough that the tiles in use
-// stay in the caches. A rank's flags and tiles lie together, apart from those of other ranks, and that rank touches them first,
-// so that they lie in its NUMA node's memory. Each region also has memory for all ranks: a head, and a ledger
-// (engine/negotiation/ledger.h). Beside the regions, each rank has two rings for each other rank: one for the messages that the other
-// rank sends it (host_mail.h), and one for payloads (payload_stream.h).
+// describes. In each region every rank of the host has its own flags and two tiles. Tiles are small enough that the tiles in
+// use stay in the caches. A rank's flags and tiles lie together, apart from those of other ranks, and that rank touches them
+// first, so that they lie in its NUMA node's memory. Each region also has memory for all ranks: a head, and a ledger
+// (engine/negotiation/ledger.h). Beside the regions, each rank has two rings for each other rank: one for the messages that the
+// other rank sends it (host_mail.h), and one for payloads (payload_stream.h).
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,8 @@ struct WindowFlags {
   std::atomic<std::uint64_t> reduced;      // tiles whose slice this rank has reduced
   std::atomic<std::uint64_t> done;         // tiles that this rank does not read any more
   Inline small[2];
-  // For the operation that begins with tile t, in result[t & 1]: the offset of its result in this rank's ResultMemory, plus 1. 0:
-  // it lies elsewhere.
+  // result[t & 1], for the operation that begins with tile t: the offset of its result in this rank's ResultMemory, plus 1; 0:
+  // the result lies elsewhere.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> result[2];
 };
 static_assert(sizeof(WindowFlags) == 256);
@@ -52,8 +52,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 struct WindowHead {
   static constexpr std::size_t kTileClasses = 6;
 
-  // How many ranks have left process sets that used the region, since the beginning. So the next set knows when the last one has
-  // left.
+  // How many ranks have left process sets that used the region, since the window was made. From this number the next set knows
+  // when the previous one has left.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> departures;
   // The kind of stores that write tiles, by the tiles' class (collectives/tile_stores.h). The set's first member writes it.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> tile_stores[kTileClasses];
@@ -61,8 +61,8 @@ struct WindowHead {
 
 class HostWindow {
  public:
-  // Two such tiles fill the L2 cache of many processors. What a reader fetches has then left its writer's own cache for the cache
-  // that both share, from where it comes faster.
+  // Two such tiles fill the L2 cache of many processors. So when a reader fetches a line, the line has already moved from the
+  // writer's own cache to the cache that both cores share, which is faster to read.
   static constexpr std::size_t kUsualTile = 512 * 1024;
   static constexpr std::size_t kUsualMail = 64 * 1024;
   static constexpr std::size_t kUsualPayload = 256 * 1024;
@@ -143,7 +143,7 @@ class HostWindow {
     return of_rank(local_rank) + shape_.rank_bytes() -
            static_cast<std::size_t>(2 * (shape_.regions - region) - which) * shape_.tile_bytes;
   }
-  // Through which one rank tells another, and sends it payloads.
+  // The rings of control messages and of payloads from one rank to another.
   MailRing mail(int from, int to) const { return MailRing::at(rings(from, to), shape_.mail_bytes); }
   PayloadRing payloads(int from, int to) const {
     return PayloadRing::at(rings(from, to) + MailRing::bytes_for(shape_.mail_bytes),

@@ -1,5 +1,6 @@
-// An endpoint of the in-process fabric. The second of a send and its receive performs the match: in its own thread, under the
-// lock of the receiver's mailbox, it copies the bytes. The other side learns of the match through the operation's atomic state.
+// An endpoint of the in-process fabric. Of a send and its receive, the one that is posted later performs the match: its thread
+// copies the bytes, under the lock of the receiver's mailbox. The other side learns of the match from the operation's atomic
+// state.
 #include "transport/inproc.h"
 
 #include <cstring>
@@ -29,8 +30,8 @@ using State = Fabric::State;
 using Stream = Fabric::Stream;
 using Wish = Fabric::Wish;
 
-// A send of up to this size completes at once, as MPI's eager messages do; a larger send completes when it is matched. The limit
-// is so low that tests with segments of a few dozen bytes meet both cases.
+// A send of up to this size completes at once, as MPI's eager messages do; a larger send completes when it is matched. The
+// limit is so low that tests with segments of a few dozen bytes meet both cases.
 constexpr std::size_t kEagerBytes = 32;
 
 std::uint64_t key_of(int source, std::uint32_t tag) {
@@ -268,7 +269,7 @@ class Endpoint final : public Transport {
     return ticket;
   }
 
-  // Both sides learn of a disagreement: the poster by the throw, the other side by its next test().
+  // Reports different sizes to both sides: this side gets the exception now, and the other side gets it from its next test().
   [[noreturn]] static void reject(PostedTransfer& other, PostedTransfer& own,
                                   const std::string& text) {
     other.fail(ErrorCode::kInternal, text);
@@ -299,7 +300,7 @@ class Endpoint final : public Transport {
   std::optional<HostMail> mail_;           // if they share a window
   std::deque<PostedTransfer> operations_;  // the ticket with id n names operations_[n - 1]
   std::vector<std::uint64_t> free_;
-  std::vector<bool> told_;  // ranks whose loss find_lost_peer has reported
+  std::vector<bool> told_;  // by rank: has find_lost_peer reported its loss?
   int told_count_ = 0;
 };
 

@@ -1,7 +1,8 @@
-// The inside of the in-process transport. Each rank has one mailbox with the messages sent to the rank that it has not received,
-// and with the receives that have not met their send.
-// Thread: any; each mailbox has its lock, and the counters are atomic. Owns: copies of small messages; the poster of an operation
-// owns the operation. Blocks: no, but for the locks. Throws: Error(InvalidArgument) for a rank that is not in the fabric.
+// The inside of the in-process transport. Each rank has one mailbox with the messages sent to the rank that it has not
+// received, and with the receives that have not met their send.
+// Thread: any; each mailbox has its lock, and the counters are atomic. Owns: copies of small messages; the poster of an
+// operation owns the operation. Blocks: only for the locks. Throws: Error(InvalidArgument) for a rank that is not in the
+// fabric.
 #pragma once
 
 #include <sys/mman.h>

@@ -1,17 +1,20 @@
 // A ring of message pieces in shared memory. One process writes it and one reads it, without a lock. A ring whose memory is all
 // zero is empty.
 //
-//   head: written, starved | read, deaf      each side has a cache line that only it writes, because the other side polls that line
-//   data: ... | header, bytes, padding to 8 | header, bytes, padding to 8 | ...   bytes may wrap around the end; a header never does
+//   head: written, starved | read, deaf
+//   data: ... | header, bytes, padding to 8 | header, bytes, padding to 8 | ...
 //
-// The writer stores a piece before it counts the piece as written (release). So a reader sees whole pieces only, even after the writer
-// was killed.
+// In the head each side has a cache line that only it writes, because the other side polls that line. In the data a piece's
+// bytes may wrap around the end, but a header never does.
 //
-// A writer that finds no room sets `starved` and looks once more. Then it sleeps at its bell. The reader rings the bell when it has made
-// room for a starved writer. Each side has a fence between its store and its load. So either the writer's second look finds the room, or
-// the reader finds `starved` set.
-// Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no. Throws: the reader throws Error(Internal) if
-// the ring holds values that no correct writer stores.
+// The writer stores a piece before it counts the piece as written (release). So a reader sees whole pieces only, even after the
+// writer was killed.
+//
+// A writer that finds no room sets `starved` and looks once more. Then it sleeps at its bell. The reader rings the bell when it
+// has made room for a starved writer. Each side has a fence between its store and its load. So either the writer's second look
+// finds the room, or the reader finds `starved` set.
+// Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no. Throws: the reader throws
+// Error(Internal) if the ring holds values that no correct writer stores.
 #pragma once
 
 #include <algorithm>
@@ -80,8 +83,8 @@ class MailRingWriter {
         written_(ring.head->written.load(std::memory_order_relaxed)),
         read_(ring.head->read.load(std::memory_order_acquire)) {}
 
-  // Stores as many pieces of the message as there is room for, beginning at *done, and moves *done. Returns true if the message is
-  // complete. If not, the writer is starved; its owner calls this again after the bell.
+  // Stores as many pieces of the message as there is room for, beginning at *done, and moves *done. Returns true if the message
+  // is complete. If not, the writer is starved; its owner calls this again after the bell.
   bool put(std::span<const std::byte> message, std::size_t* done) {
     while (*done < message.size()) {
       const std::size_t bytes = std::min(message.size() - *done, ring_.largest_piece());

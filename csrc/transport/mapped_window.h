@@ -1,6 +1,6 @@
 // The host window of ranks that are processes: a HostWindow in memory that all of them map.
-// Thread: one thread makes it; then as HostWindow says. Owns: the memory. Blocks: no. Throws: Error(System) if the machine lacks
-// the memory.
+// Thread: one thread makes it; then as HostWindow says. Owns: the memory. Blocks: no. Throws: Error(System) if the machine
+// lacks the memory.
 #pragma once
 
 #include <memory>

@@ -37,8 +37,8 @@ typedef struct hvdlite_mpi {
   /* From the address of an MPI_Comm (mpi4py: MPI._addressof(comm)). */
   int (*comm_from_address)(const void* address, hvdlite_mpi_comm* out);
   int (*comm_dup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out);
-  /* Without waiting for the others: *out becomes the communicator when test() of the request says that it is complete, and must
-   * stay where it is until then. comm_adopt makes it the shim's. */
+  /* comm_idup does not wait for the other ranks: *out becomes the duplicate when test() says that the request is complete, and
+   * must stay at its address until then. comm_adopt then prepares the duplicate for use with the shim. */
   int (*comm_idup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request);
   int (*comm_adopt)(hvdlite_mpi_comm comm);
   int (*comm_split_shared)(hvdlite_mpi_comm comm, int key,

@@ -1,4 +1,5 @@
-// A transport for control messages between the ranks of an MPI communicator, made without waiting for any of them.
+// Makes a transport for control messages between the ranks of an MPI communicator, without waiting for any rank. JobDriver uses
+// it.
 // Thread: one at a time. Owns: a duplicated communicator until take(). Blocks: never. Throws: Error(System, PeerLost) if MPI or
 // the shim refuses.
 #pragma once
@@ -12,12 +13,14 @@ namespace hvdlite::transport {
 
 class MpiEntrance {
  public:
-  // comm_address: of an MPI_Comm. All its ranks must make an entrance. takes_comm: the transport uses it instead of a duplicate.
+  // comm_address: of an MPI_Comm. All its ranks must make an entrance. takes_comm: the transport uses it instead of a
+  // duplicate.
   MpiEntrance(const char* shim_path, const void* comm_address, bool takes_comm);
   MpiEntrance(const MpiEntrance&) = delete;
   MpiEntrance& operator=(const MpiEntrance&) = delete;
 
-  // Can messages be sent? With a duplicate this takes until all ranks have come. Call it until it returns true.
+  // Returns true when messages can be sent. A duplicate of the communicator is complete only when all ranks have called this.
+  // Call it until it returns true.
   bool open();
   // Call it after open(). The transport knows no names, treats each rank as alone on its host, and has no shared memory.
   std::unique_ptr<Transport> take();

@@ -26,8 +26,8 @@ using base::ErrorCode;
 
 namespace {
 
-// A running peer answers within this time. A peer that does not answer may have been placed on this rank's processor, although
-// there are enough processors. If both span for longer, each would wait for the other's spin to end.
+// A running peer answers within this time. A peer that does not answer may run on the same processor as this rank, although
+// there are enough processors. If both polled for longer, each would wait until the other stops polling.
 constexpr base::microseconds kSpin{10};
 constexpr base::microseconds kYield{40};
 constexpr base::microseconds kYieldWhereShared{75};
@@ -57,8 +57,8 @@ struct HostRanks {
   const std::string& kind;  // of the knob shared_memory
 };
 
-// Returns what make() builds over memory that all ranks of the host map. The leader makes the memory, the others open it. If one
-// rank cannot, the result is null on all of them, and why_not has the reason.
+// Returns what make() builds over memory that all ranks of the host map. The leader makes the memory, the others open it. If
+// one rank cannot, the result is null on all of them, and why_not has the reason.
 template <typename Thing, typename Make>
 std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
@@ -76,7 +76,8 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
     const auto attempt = [&](auto step) {
       try {
         if (problem.empty()) step();
-      } catch (const std::exception& error) {  // any exception: the other ranks wait for the result
+      } catch (const std::exception& error) {
+        // Catches every exception, because the other ranks wait for the result.
         problem = error.what();
       }
     };
@@ -100,7 +101,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
                     [](const OpenedMemory& rank) { return rank.ok == 1; })) {
       return thing;
     }
-    // If the leader has none, the other ranks have no reason to give.
+    // If the leader has no memory, the other ranks have no reason to report.
     const auto told = std::find_if(all.begin(), all.end(),
                                    [](const OpenedMemory& rank) { return rank.why[0] != '\0'; });
     HVD_CHECK(told != all.end());
@@ -110,8 +111,9 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
   return nullptr;
 }
 
-// The host's memory for results: address space for twice what each rank keeps, so that there is room for blocks in use. It needs
-// a memfd, because /dev/shm limits the size of its files. Null: results are private, which only costs bandwidth.
+// Makes the host's memory for results. Its address space is twice what each rank keeps, so that there is room for blocks in
+// use. It needs a memfd, because /dev/shm limits the size of its files. Null: results are private, which only costs memory
+// bandwidth.
 std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::Config& config) {
   std::uint64_t part = 0;
   const bool some_fit =
@@ -188,8 +190,8 @@ MpiWorld place(const std::vector<int>& leaders, int rank) {
 
 namespace {
 
-// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking the
-// communicators.
+// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking
+// the communicators.
 struct Revoking {
   const hvdlite_mpi* mpi;
   std::vector<hvdlite_mpi_comm> comms{};
@@ -251,7 +253,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
         return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
       });
   std::unique_ptr<MappedWindow> window;
-  // A rank that is alone on its host needs no window for itself, but for hierarchical collectives with other hosts.
+  // A rank that is alone on its host needs a window only for hierarchical collectives with other hosts.
   if (page && some_share_a_host(leaders)) {
     const auto shape = HostWindow::Layout::for_ranks(local_size, ledger_bytes, config.tile_bytes);
     window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,

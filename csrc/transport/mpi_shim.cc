@@ -1,5 +1,5 @@
-// The table of mpi_abi.h for one MPI. This file is compiled once for each MPI found at build time, so it includes mpi.h and knows
-// that MPI's handles, constants and versions. It needs no other file of hvdlite, and links only to MPI.
+// The table of mpi_abi.h for one MPI. This file is compiled once for each MPI found at build time, so it includes mpi.h and
+// knows that MPI's handles, constants and versions. It needs no other file of hvdlite, and links only to MPI.
 #include <mpi.h>
 #if defined(OPEN_MPI) && OPEN_MPI
 #include <mpi-ext.h>
@@ -185,7 +185,7 @@ int health(MPI_Comm) { return MPI_SUCCESS; }
 #endif
 
 int health_now_and_then(MPI_Comm comm) {
-  constexpr unsigned kPollsBetween = 16;  // the question costs as much as a few polls
+  constexpr unsigned kPollsBetween = 16;  // asking the communicator costs as much as a few polls
   thread_local unsigned polls = 0;
   return ++polls % kPollsBetween == 0 ? health(comm) : MPI_SUCCESS;
 }
@@ -227,8 +227,8 @@ int irecv(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
   return error;
 }
 
-// Polls with MPI_Request_get_status, which frees nothing. Reason: Open MPI's MPI_Test frees a failed request, and may abort when
-// the late completion arrives. A failed request is left alone, and the caller keeps its buffer.
+// Polls with MPI_Request_get_status, which frees nothing. Reason: Open MPI's MPI_Test frees a failed request, and may abort
+// when the late completion arrives. A failed request is left alone, and the caller keeps its buffer.
 int test(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* source, int* bytes) {
   *done = 0;
   MPI_Request handle = unwrap<MPI_Request>(*request);

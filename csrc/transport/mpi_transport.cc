@@ -19,7 +19,7 @@ constexpr int kFirstDataTag = 2;
 // Every known MPI sends a frame of this size eagerly. A longer message takes several frames.
 constexpr std::size_t kFrameBytes = 4096;
 constexpr int kPostedFrames = 8;
-// MPI sends smaller messages eagerly, and the sender needs no news of the receiver's progress.
+// MPI sends smaller messages eagerly, so their sender does not wait for the receiver.
 constexpr std::size_t kLargeBytes = 4096;
 
 }  // namespace
@@ -115,7 +115,8 @@ std::size_t MpiTransport::limit_to(int peer) const {
   return std::clamp(limit, std::size_t{1}, std::size_t{INT_MAX});
 }
 
-// Only here does a size become MPI's int. A larger message goes in several parts, which both sides cut alike.
+// Only this function converts a size to MPI's int. A larger message is sent in several parts, which both sides cut in the same
+// way.
 template <typename Post>
 Ticket MpiTransport::post(int peer, bool is_recv, std::size_t bytes, Post post_part) {
   const Ticket ticket = take_slot(peer, is_recv, bytes);

@@ -1,5 +1,5 @@
-// The Transport over MPI's point-to-point messages, through the function table of a shim. Inside a host control messages go through
-// the host's window, if it has one.
+// The Transport over MPI's point-to-point messages, through the function table of a shim. Inside a host control messages go
+// through the host's window, if it has one.
 // Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its
 // message buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
 #pragma once
@@ -36,8 +36,8 @@ class MpiTransport : public Transport {
   };
   // The tags of control messages, of an engine's transport and of a job's. Both may use one communicator.
   static constexpr int kEngineTag = 0, kJobTag = 1;
-  // comm: used by nothing else, but for the other kind of control messages. page, window: null if this host has none.
-  // windows_everywhere: all hosts have a window.
+  // comm: only the transport of the other kind of control messages may use it as well. page, window: null if this host has
+  // none. windows_everywhere: all hosts have a window.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits,

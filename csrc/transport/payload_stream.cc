@@ -17,9 +17,9 @@ namespace {
 
 // From this size on, one copy by the kernel is faster than two copies by the ranks.
 constexpr std::size_t kOfferedBytes = 32 * 1024;
-// The receiver reads at most so much at once, because other operations also have to advance.
+// The largest read in one step. It is limited because other operations also have to advance.
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;
-// The writer fills the ring in so many pieces, so that both sides copy at the same time.
+// The number of pieces in which the writer fills the ring, so that both sides copy at the same time.
 constexpr std::size_t kPiecesInRing = 4;
 
 // The proof: no other process has this value at this address, except a parent or a child after fork().

@@ -1,6 +1,6 @@
-// The payloads of large messages between two ranks of a host, one after the other. If the kernel lets the receiver read the sender's
-// memory, the receiver copies the payload from there into the tensor. If not, the sender copies it into a ring while the receiver
-// copies out of the ring.
+// The payloads of large messages between two ranks of a host, one after the other. If the kernel lets the receiver read the
+// sender's memory, the receiver copies the payload from there into the tensor. If not, the sender copies it into a ring while
+// the receiver copies out of the ring.
 //
 //   sender                                        receiver
 //      header: the payload's address  ---------->    reads the payload there (process_vm_readv)
@@ -8,11 +8,11 @@
 //             <------------------------ refused ---  the kernel refused: the payload has to come through the ring
 //      payload, while there is room   ==========>    copies it out of the ring
 //
-// The kernel may refuse: Yama's ptrace_scope, seccomp, another user's process, another pid namespace. A process number may also belong
-// to a third process. So the header names an address of the sender and the value there (the proof); the receiver reads that value
-// first. After one refusal the pair uses the ring only.
-// Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no, except for copying. Throws: the reader throws
-// Error(Internal) if the ring holds values that no correct rank stores.
+// The kernel may refuse: Yama's ptrace_scope, seccomp, another user's process, another pid namespace. A process number may also
+// belong to a third process. So the header names an address of the sender and the value there (the proof); the receiver reads
+// that value first. After one refusal the pair uses the ring only.
+// Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no, except for copying. Throws: the
+// reader throws Error(Internal) if the ring holds values that no correct rank stores.
 #pragma once
 
 #include <sys/types.h>

@@ -233,7 +233,7 @@ bool ResultMemory::some_in_use() const {
 bool ResultMemory::copy_what_is_in_use() {
   bool copied = true;
   for (Block& block : blocks_) {
-    // Only once: for a child of this child, the system copies these private copies.
+    // Each block is copied only once: if this child forks, the system copies the private copies.
     if (!std::exchange(block.in_use, false)) continue;
     void* const at = own_ + block.range.offset;
     void* const copy =

@@ -5,8 +5,8 @@
 //   process of rank 1:   [ part 0: mapped       | part 1: own          | ... ]    the same memory, all parts equally large
 //
 // An offset means the same place for all ranks. The parts are address space: a block takes pages from the system when it is
-// handed out, and returns them when it is given back. The memory lives as long as an object refers to it; arrays over its blocks
-// may outlive the engine.
+// handed out, and returns them when it is given back. The memory lives as long as an object refers to it; arrays over its
+// blocks may outlive the engine.
 //
 // Fork: the system does not copy shared mappings for a child. So a child first copies the blocks in use, each to the same
 // address, and its parent's fork() returns after that. The child hands out no blocks and gives none back.
@@ -36,8 +36,8 @@ class ResultMemory {
  public:
   // Parts begin on such a boundary, and so do blocks of at least this size.
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  // The smallest result here. The limit to larger ones is Tuning::streaming_bytes: each rank writes those itself, past the
-  // caches.
+  // The smallest result here. Results above Tuning::streaming_bytes are not here either: each rank writes those itself, past
+  // the caches.
   static constexpr std::size_t kSmallest = std::size_t{1} << 20;
   static constexpr std::size_t largest(std::size_t streaming_bytes, int ranks) {
     return streaming_bytes > 0 ? streaming_bytes / static_cast<std::size_t>(ranks)

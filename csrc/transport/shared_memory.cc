@@ -55,7 +55,7 @@ std::string path_of(const SharedMemory::Address& address) {
   const std::string path(address.path, strnlen(address.path, sizeof(address.path)));
   if (address.exists != 1 || path.size() == sizeof(address.path) || !is_ours(path)) {
     throw base::Error(base::ErrorCode::kInternal,
-                      "another rank's address of shared memory is none that hvdlite makes");
+                      "another rank sent an address of shared memory that hvdlite does not make");
   }
   return path;
 }
@@ -70,8 +70,8 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
   if (kind == Kind::kMemfd) {
     fd = memfd_create(name.c_str(), MFD_CLOEXEC);
     if (fd < 0) refuse("memfd_create", errno);
-    // The kernel makes a memfd with mode 0777. Only a process that may trace this one can open it; the mode shows what is
-    // intended.
+    // The kernel makes a memfd with mode 0777. In any case only a process that may trace this one can open it. open() also
+    // checks the mode.
     if (fchmod(fd, kMode) != 0) refuse("fchmod of a memfd", errno);
     path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
   } else {
@@ -106,10 +106,11 @@ std::unique_ptr<SharedMemory> SharedMemory::open(const Address& address, std::si
   if (fstat(fd, &info) != 0) refuse("fstat of " + path, errno);
   if (info.st_dev != address.device || info.st_ino != address.inode ||
       static_cast<std::size_t>(info.st_size) != bytes) {
-    throw base::Error(base::ErrorCode::kSystem,
-                      path +
-                          " is another file in this process, which seems to run in another "
-                          "container or namespace than the one that made it");
+    throw base::Error(
+        base::ErrorCode::kSystem,
+        path +
+            " names another file in this process; this process seems to run in another "
+            "container or namespace than the process that made the memory");
   }
   if (!S_ISREG(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 0777) != kMode) {
     throw base::Error(base::ErrorCode::kSystem,

@@ -1,10 +1,10 @@
-// Memory that processes of one host map together. Either a memfd (without a name, and not limited by the size of /dev/shm), or a
-// file in /dev/shm that is unlinked as soon as all have opened it, so that a crash leaves nothing behind. It is all zeros at
+// Memory that processes of one host map together. Either a memfd (without a name, and not limited by the size of /dev/shm), or
+// a file in /dev/shm that is unlinked as soon as all have opened it, so that a crash leaves nothing behind. It is all zeros at
 // first.
 //
-// Its mode is 0600. The name in /dev/shm is random, and must not exist before. Other processes open a memfd through /proc, which
-// the kernel allows to processes that may trace its owner. open() accepts only such memory: of this user, with that mode, and
-// exactly the file for which the address was made.
+// Its mode is 0600. The name in /dev/shm is random, and must not exist before. Other processes open a memfd through /proc,
+// which the kernel allows to processes that may trace its owner. open() accepts only such memory: of this user, with that mode,
+// and exactly the file for which the address was made.
 // Thread: as the code that uses it says. Owns: the mapping and one file descriptor. Blocks: no. Throws: Error(System), which
 // names the call that failed.
 #pragma once
@@ -20,7 +20,8 @@ class SharedMemory {
  public:
   enum class Kind { kMemfd, kShm };
 
-  // The creator's description of the memory for other processes; plain bytes. It comes through MPI, so any bytes form an Address.
+  // The creator's description of the memory for other processes; plain bytes. It comes through MPI, so any bytes form an
+  // Address.
   struct Address {
     std::uint64_t exists = 0;  // 1: yes
     // Identify the file: in another pid namespace the path may name another process's file.
@@ -33,7 +34,7 @@ class SharedMemory {
                                               Address* address);
   // Throws Error(Internal) for an address that create() does not make.
   static std::unique_ptr<SharedMemory> open(const Address& address, std::size_t bytes);
-  // The one who made it, once all have opened it.
+  // Removes the name from the file system. The creator calls it when all processes have opened the memory.
   void unlink();
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;

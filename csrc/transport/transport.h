@@ -42,16 +42,16 @@ class Transport {
   // --- control plane ----------------------------------------------------------------------------------------------
   // Whole messages of any size, in order for each pair of ranks. Not from a rank to itself.
   virtual void send_message(int peer, std::vector<std::byte> message) = 0;
-  // host_only: of ranks with which this one shares a window, which is quick to see; others may have sent something as well.
+  // host_only: looks only for messages of ranks that share a window with this rank, because this look is fast.
   virtual bool receive_message(int* source, std::vector<std::byte>* message,
                                bool host_only = false) = 0;
   virtual bool messages_flushed() = 0;  // has every message sent so far left this rank
 
   // --- doorbell ---------------------------------------------------------------------------------------------------
-  // A thread that will sleep first calls listen() and looks for work once more; then it calls wait() with the result of listen(),
-  // or unlisten(). A ring after listen() is not lost (bell.h has the proof). ring(peer) wakes that rank, if it shares this host
-  // and sleeps, after something was stored or sent for it; otherwise it costs almost nothing. Any thread may call these, and
-  // several may listen at once.
+  // A thread that will sleep first calls listen() and looks for work once more; then it calls wait() with the result of
+  // listen(), or unlisten(). A ring after listen() is not lost (bell.h has the proof). ring(peer) wakes that rank, if it shares
+  // this host and sleeps, after something was stored or sent for it; otherwise it costs almost nothing. Any thread may call
+  // these, and several may listen at once.
   virtual std::uint32_t listen() = 0;
   virtual void unlisten() = 0;
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
@@ -80,8 +80,8 @@ class Transport {
     static_cast<void>(how);
     return false;
   }
-  // A number that changes when a message or a part of one from this rank arrives: a sign of life. It never changes if the
-  // transport does not count.
+  // A number that changes when a message, or a part of a message, from this rank arrives: a sign of life. It never changes if
+  // the transport does not count.
   virtual std::uint64_t received_from(int peer) const {
     static_cast<void>(peer);
     return 0;

@@ -66,7 +66,7 @@ def test_where_the_arena_lies():
 
 def test_whoever_asked_for_it_is_told_why_there_is_none():
     reasons = {
-        ("HVDLITE_SHARED_MEMORY", "off"): "HVDLITE_SHARED_MEMORY=off rules out an arena",
+        ("HVDLITE_SHARED_MEMORY", "off"): "HVDLITE_SHARED_MEMORY=off does not allow an arena",
         ("HVDLITE_ALLREDUCE_ALGORITHM", "ring"): "HVDLITE_ALLREDUCE_ALGORITHM=ring has no use for it",
     }
     cases = [(wanted, *setting) for setting in reasons for wanted in (True, None)]

@@ -99,7 +99,7 @@ def test_a_rank_that_raises_shows_what_it_has_in_flight_or_the_last_three_for_an
     files = [file for file in tmp_path.iterdir() if "rank1" in file.name]
     assert len(files) == (shown > 0)
     for file in files:
-        assert f"and those before: {file}\n" in record
+        assert f"all recorded operations: {file}\n" in record
         assert file.read_text().count("allreduce of 'done'") == 5
         assert file.stat().st_mode & 0o777 == 0o600
 

@@ -55,7 +55,7 @@ def test_what_opening_refuses():
             small.open([small.address, large.address])
         with pytest.raises(InvalidArgumentError, match="one address for each of the 2 members"):
             small.open([small.address])
-        with pytest.raises(ValueError, match="no address"):
+        with pytest.raises(ValueError, match="not the address"):
             small.open([small.address, b"x"])
         gone = ranks[1].engine.create_arena(0, 64)
         address = gone.address
@@ -68,7 +68,7 @@ def test_what_opening_refuses():
 def test_no_arena_without_shared_memory_or_across_hosts():
     with engines(2, {"shared_memory": "off"}) as ranks, pytest.raises(UnsupportedError, match="HVDLITE_SHARED_MEMORY=off"):
         ranks[0].engine.create_arena(0, 64)
-    with engines(2, {"shared_memory": "shm"}) as ranks, pytest.raises(UnsupportedError, match="rules out an arena in memfd"):
+    with engines(2, {"shared_memory": "shm"}) as ranks, pytest.raises(UnsupportedError, match="not allow an arena in memfd"):
         ranks[0].engine.create_arena(0, 64)
     fabric = _engine.Fabric(2, [0, 1])
     apart = [_engine.Engine.create_inproc(fabric, rank, {"log_level": 5}) for rank in range(2)]

@@ -41,8 +41,8 @@ def test_wire_dtypes_must_agree(fake_gpus):  # noqa: F811
 
 
 REFUSED = {
-    "integers": ({"flags": WIRE_FLOAT16}, "int32", UnsupportedError, "int32 cannot cross as float16"),
-    "half": ({"flags": WIRE_BFLOAT16}, "float16", UnsupportedError, "float16 cannot cross as bfloat16"),
+    "integers": ({"flags": WIRE_FLOAT16}, "int32", UnsupportedError, "int32 cannot travel as float16"),
+    "half": ({"flags": WIRE_BFLOAT16}, "float16", UnsupportedError, "float16 cannot travel as bfloat16"),
     "min": ({"flags": WIRE_FLOAT16, "op": MIN}, "float32", UnsupportedError, "only an allreduce with Sum or Average"),
     "both": ({"flags": WIRE_FLOAT16 | WIRE_BFLOAT16}, "float32", InvalidArgumentError, "not as both"),
     "gpu": ({"device": 77}, "float32", InvalidArgumentError, "there is no GPU 77"),
@@ -119,7 +119,7 @@ def test_a_prepared_group_with_an_array_that_begins_in_the_middle_of_a_number(fa
 
 def test_compression_on_the_way_is_not_for_host_memory(fake_gpus):  # noqa: F811
     def body(rank):
-        with pytest.raises(UnsupportedError, match="only GPU memory is made float16 on the way"):
+        with pytest.raises(UnsupportedError, match="the engine casts only GPU memory to float16"):
             rank.host.allreduce("x", np.ones(3, np.float32), flags=WIRE_FLOAT16)
 
     run_gpu_ranks(fake_gpus, 1, body)

@@ -153,7 +153,7 @@ def test_a_link_in_dev_shm_is_not_followed(pair, file):
 def test_an_address_names_nothing_else(pair, path):
     arenas, addresses = parts(pair, "memfd")
     addresses[1].path = path
-    with pytest.raises(HorovodInternalError, match="none that hvdlite makes"):
+    with pytest.raises(HorovodInternalError, match="that hvdlite does not make"):
         open_first(arenas, addresses)
 
 
@@ -161,7 +161,7 @@ def test_an_address_has_to_exist(pair):
     arenas, addresses = parts(pair, "memfd")
     for exists in (0, 2, 256):
         addresses[1].exists = exists
-        with pytest.raises(HorovodInternalError, match="none that hvdlite makes"):
+        with pytest.raises(HorovodInternalError, match="that hvdlite does not make"):
             open_first(arenas, addresses)
 
 

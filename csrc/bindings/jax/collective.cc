@@ -9,7 +9,6 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "ffi_abi.h"
 #include "status_code.h"
@@ -22,8 +21,9 @@ namespace {
 using xla::CallStatus;
 using xla::CollectiveCall;
 
-// A handler states a version of XLA's FFI. Up to jaxlib 0.8.1 it must equal XLA's own, which those versions do not tell: it was
-// 0.1 in all of them. Later versions tell it, and accept an older one. The parts that hvdlite uses exist since the first version.
+// A handler states a version of XLA's FFI. Up to jaxlib 0.8.1 it must equal XLA's own version, which is 0.1 in all these
+// releases; they do not report it. Later releases report their version, and accept an older one. The parts that hvdlite uses
+// exist since the first version.
 constexpr int kVersionOfThoseWhoDoNotSay = 1;
 constexpr int kNewestKnownVersion = 3;
 
@@ -101,8 +101,8 @@ void complete(const ffi::Api* api, ffi::Future* future, const CallStatus& outcom
   }
 }
 
-// If nothing orders the collectives of a program, XLA runs them in an order that changes from run to run. So no collective may
-// block a thread of XLA: the threads are few, and ranks that block each other would wait for ever.
+// XLA may run collectives that do not depend on each other in an order that changes from run to run. So no collective may block
+// a thread of XLA: there are few such threads, and ranks whose threads block in different collectives would wait for ever.
 ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<CollectiveCall> call) {
   const ffi::Api* api = frame->api;
   ffi::FutureCreate create{sizeof(create), nullptr, nullptr};

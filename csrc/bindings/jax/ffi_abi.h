@@ -53,7 +53,7 @@ struct Buffer {
   std::int64_t* dimensions;
 };
 
-// Arguments and results alike; each value is a Buffer.
+// The arguments, or the results, of a call; each value is a Buffer.
 struct Values {
   std::size_t struct_size;
   Extension* extension;

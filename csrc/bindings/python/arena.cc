@@ -32,7 +32,7 @@ void Arena::open(nb::sequence addresses) {
   for (nb::handle item : addresses) {
     const auto address = nb::cast<nb::bytes>(item);
     if (address.size() != HVDLITE_ARENA_ADDRESS_BYTES) {
-      throw nb::value_error("this is no address of a part of an arena");
+      throw nb::value_error("these bytes are not the address of a part of an arena");
     }
     joined.append(address.c_str(), address.size());
     ++count;

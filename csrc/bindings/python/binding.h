@@ -1,5 +1,5 @@
-// The common part of the files of the Python module `_engine`: one register function for each concept, raising errors, and making
-// types with CPython's own interface.
+// The common part of the files of the Python module `_engine`: one register function for each concept, raising errors, and
+// making types with CPython's own interface.
 // Thread: with the GIL held. Owns: nothing. Blocks: no. Throws: nb::python_error.
 #pragma once
 
@@ -36,7 +36,8 @@ inline nb::object checked(PyObject* made) {
   return nb::steal(made);
 }
 
-// Text of the engine as a str. Bytes that are no UTF-8 (in a host name, a path) are replaced, so that they do not hide the error.
+// Text of the engine as a str. Bytes that are no UTF-8 (in a host name, a path) are replaced, so that they do not hide the
+// error.
 nb::str text(const char* utf8);
 
 // An instance of the class installed for an error code, with exactly this message.
@@ -71,7 +72,8 @@ inline void check_outcome(const CallResult& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
 }
 
-// --- types made with CPython's own interface, for objects of which there are many: nanobind's take more memory, and cannot have
+// --- types made with CPython's own interface, for objects of which there are many: nanobind's take more memory, and cannot
+// have
 // members that Python's classes see as their own ---
 
 // A reference that is released at the end of the scope.

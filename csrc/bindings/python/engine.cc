@@ -1,5 +1,5 @@
-// The life of the Python engine, and the life of operations: one submission, one wait, and works that were dropped in flight. All
-// other methods are in engine_module.cc.
+// The life of the Python engine, and the life of operations: one submission, one wait, and works that were dropped in flight.
+// All other methods are in engine_module.cc.
 
 #include "engine.h"
 
@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -80,8 +79,8 @@ void Engine::shutdown() {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-// Keeps the GIL: a submission takes a short lock whose holder never waits for the GIL. To release the GIL could cost this thread
-// a whole switch interval.
+// Keeps the GIL: a submission takes a short lock whose holder never waits for the GIL. If this thread released the GIL, it
+// might have to wait for it for a whole switch interval.
 std::int64_t Engine::start(const hvdlite_submission& what) {
   if (!dropped_.empty()) sweep();
   std::int64_t number = 0;
@@ -139,7 +138,7 @@ void Engine::release_prepared(std::int64_t group) {
   check(hvdlite_release_prepared(engine_, group));
 }
 
-// Returns the outcome of all works if they have ended, and otherwise the reason why one of them never will.
+// Waits, and returns the outcome when all works have ended, or the reason why one of them will never end.
 CallResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
@@ -149,8 +148,8 @@ CallResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, 
     CallResult outcome = without_gil(
         [&] { return hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done); });
     outcome.ended = done != 0;
-    // Signals are handled at the end of a wait, too. Otherwise a handler would raise between the wait and the next step, and the
-    // outcome would be lost.
+    // Signals are handled at the end of a wait, too. Otherwise a handler would raise between the wait and the next step, and
+    // the outcome would be lost.
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
     if (limit < kNoLimit) {

@@ -76,8 +76,8 @@ class Engine {
   // Posts several together. operations: tuples of five, as hvdlite.point_to_point.P2POp.
   nb::object messages(const std::vector<int>& kinds, nb::handle operations, nb::handle process_set);
 
-  // For Work. Waits in slices until all operations of these works have ended. Between slices Python handles signals; throws what
-  // their handlers raise, and TimeoutError after `limit` seconds.
+  // For Work. Waits in slices until all operations of these works have ended. Between slices Python handles signals; throws
+  // what their handlers raise, and TimeoutError after `limit` seconds.
   CallResult wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
   // Orders these streams after the operations, if those are on a GPU.
   void order(std::int64_t work, nb::handle streams);

@@ -1,5 +1,5 @@
-// One parameter's gradient, and the two hooks that autograd calls before and after it adds to the gradient. The hooks are native
-// objects.
+// One parameter's gradient, and the two hooks that autograd calls before and after it adds to the gradient. The hooks are
+// native objects.
 // Thread: with the GIL held. Owns: each hook its reducer and its gradient. Blocks: as PassDriver. Throws: gradients as
 // gradients.h says. Hooks throw nothing: like CPython's own types they set Python's error and return null.
 
@@ -76,8 +76,8 @@ namespace {
 
 constexpr std::size_t kLine = 64;  // the processor reads memory in pieces of this many bytes
 
-// Addresses of memory that will be read soon, which the processor prefetches meanwhile. An address may be stale; the prefetch is
-// useless then, but harmless. 0: nothing to prefetch.
+// Addresses of memory that will be read soon, so that the processor can prefetch it. If the memory at an address has been
+// freed, the prefetch is useless but harmless. 0: nothing to prefetch.
 struct FetchAhead {
   static constexpr int kMost = 20;
   int count;
@@ -187,8 +187,8 @@ int visit_hook(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-// The garbage collector must not clear a hook, because autograd may call the hook until it is gone. The gradient breaks the cycle
-// instead.
+// The garbage collector must not clear a hook, because autograd may call the hook until it is gone. The gradient breaks the
+// cycle instead.
 int release_hook(PyObject* self) {
   auto* hook = reinterpret_cast<GradientHook*>(self);
   Py_CLEAR(hook->reducer);

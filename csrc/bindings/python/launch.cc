@@ -1,7 +1,7 @@
 // Launches a bucket: collects its gradients' addresses, submits them, and checks afterwards whether the results lie in the
 // gradients. Steps that need torch are in hvdlite/torch/in_flight.py.
-// Thread: with the GIL held. Owns: references. Blocks: where a CUDA stream does. Throws: the classes of hvdlite.errors, and what
-// Python raises.
+// Thread: with the GIL held. Owns: references. Blocks: where a CUDA stream does. Throws: the classes of hvdlite.errors, and
+// what Python raises.
 
 #include <nanobind/stl/optional.h>
 
@@ -97,8 +97,8 @@ class Sent {
     for (const Item& item : items_) item.gradient->dirty = false;
   }
 
-  // The numbers of items, from `first` on, that failed or whose results have to be copied to their gradients. Marks the others as
-  // filled, except those for which no rank had a gradient. outcomes: from Engine.wait_many; none if Ctrl-C came before the
+  // The numbers of items, from `first` on, that failed or whose results have to be copied to their gradients. Marks the others
+  // as filled, except those for which no rank had a gradient. outcomes: from Engine.wait_many; none if Ctrl-C came before the
   // submission.
   nb::list to_store(std::size_t first, const nb::list& outcomes) const {
     nb::list places;
@@ -144,7 +144,7 @@ class Sent {
   std::unique_ptr<bool[]> absent_;
 };
 
-// Finds the addresses of a bucket's gradients, or has torch make what is to be sent for them.
+// Finds the addresses of a bucket's gradients, or lets torch make the memory to send for them.
 class Gatherer {
  public:
   // gradients and forms: of the members, in order. A form is a WireForm; this class reads how the gradient is reduced in place.
@@ -230,8 +230,8 @@ class Gatherer {
   nb::object strided_, wire_of_;
 };
 
-// Between any two steps of Python code a signal handler may run and raise, but not within this function. So either the gradients
-// are in flight and the list says so, or they are this rank's as before.
+// Between any two steps of Python code a signal handler may run and raise, but not within this function. So either the
+// gradients are in flight and the list says so, or they are this rank's as before.
 void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group, nb::handle sent,
             bool wake, nb::handle streams, double weight, nb::list works) {
   const auto& native = nb::cast<const Sent&>(sent);

@@ -1,8 +1,8 @@
 // Carries out what Passes decides, for the gradients of one optimizer: the type from which hvdlite.torch derives Reducer.
-// Thread: with the GIL held. If parameters are on several devices, autograd calls their hooks from a thread for each, and a lock
-// that Python sets serializes them. Owns: references to the plan's buckets and others, as any Python object does. Blocks: where
-// the methods of Reducer do. Throws: nb::python_error, as raised by them. Ctrl-C raises only within these methods; settle() later
-// does what was left undone.
+// Thread: with the GIL held. If parameters are on several devices, autograd calls their hooks from a thread for each, and a
+// lock that Python sets serializes them. Owns: references to the plan's buckets and others, as any Python object does. Blocks:
+// where the methods of Reducer do. Throws: nb::python_error, as raised by them. Ctrl-C raises only within these methods;
+// settle() later does what was left undone.
 #pragma once
 
 #include "binding.h"

@@ -1,8 +1,9 @@
-// Decides what backward passes do to the gradients of one optimizer: which buckets are launched and when, and what is still owed.
+// Decides what backward passes do to the gradients of one optimizer: which buckets are launched and when, and what is still
+// owed.
 // Thread: one at a time. Owns: the counts of the buckets. Blocks: never. Throws: std::bad_alloc.
 //
-// A pure machine, without Python, a framework or the engine. PassDriver reports events to it and carries out its answers. It can
-// be copied. A pass is one backward with the backwards nested in it; each of these is a task.
+// A pure machine, without Python, a framework or the engine. PassDriver reports events to it and carries out its answers. It
+// can be copied. A pass is one backward with the backwards nested in it; each of these is a task.
 //
 //   before() a gradient is added to, after() it --> kForget, kHoldReduced; kCounted, kComplete: launch the bucket
 //   the end of a task: is_of(), finish() ---------> owes(): launch the rest, launched() for each, rest_is_launched()

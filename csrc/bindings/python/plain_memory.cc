@@ -18,8 +18,8 @@ struct ManagedTensor {
   nb::dlpack::dltensor tensor;
 };
 
-// The table of functions behind `__dlpack_c_exchange_api__`, as dlpack.h declares it from version 1.3 on. Its layout changes only
-// with the major version.
+// The table of functions behind `__dlpack_c_exchange_api__`, as dlpack.h declares it from version 1.3 on. Its layout changes
+// only with the major version.
 struct ExchangeApi {
   std::uint32_t major, minor;
   const ExchangeApi* older;
@@ -38,7 +38,7 @@ constexpr const char* kCapsuleName = "dlpack_exchange_api";
 constexpr std::uint32_t kMajor = 1;
 constexpr std::int32_t kHost = 1;  // kDLCPU
 constexpr std::uint8_t kNoDtype = 255;
-// The alignment of tensors made here; torch aligns its own alike.
+// The alignment of tensors made here; torch uses the same for its own.
 constexpr std::size_t kAlignment = 64;
 
 constexpr std::size_t aligned(std::size_t bytes) {

@@ -33,7 +33,7 @@ class PlainType {
   nb::object empty_like(nb::handle array, nb::handle new_memory) const;
   // Tells the framework that the engine has written to this array. Throws what it raises.
   void tell_written(nb::handle array) const;
-  // The callable that is told so, or None.
+  // The callable that tell_written() calls, or None.
   nb::handle mark_written() const { return mark_written_; }
 
  private:

@@ -1,6 +1,5 @@
 #include "request.h"
 
-#include <limits>
 #include <string>
 
 namespace hvdlite::python {

@@ -2,8 +2,8 @@
 // rank has died. Python would run a handler of its own only between two of its instructions; this one works while the program
 // computes.
 //
-// A signal handler may do almost nothing. So it wakes a thread, waits for it for at most kPatienceMs, and lets the process end as
-// it would have. The handler is installed only if there is no other one.
+// A signal handler may do almost nothing. So it wakes a thread, waits for it for at most kPatienceMs, and lets the process end
+// as it would have. The handler is installed only if there is no other one.
 #include <pthread.h>
 #include <semaphore.h>
 #include <unistd.h>
@@ -24,7 +24,8 @@ constexpr std::int64_t kEndedInLog = 3;
 // A launcher sends SIGKILL later; Open MPI after a second.
 constexpr int kPatienceMs = 500;
 
-// A handler has no arguments, so its state belongs to the process. It is never destroyed, because a signal may come at any time.
+// A handler has no arguments, so its state belongs to the process. It is never destroyed, because a signal may come at any
+// time.
 struct Termination {
   pid_t owner = 0;  // a forked child logs nothing
   int rank = 0, size = 1;

@@ -1,12 +1,12 @@
 // The operations in flight after one submission, as a Python object: hvdlite._engine.Work, from which hvdlite.handles.Handle is
-// derived. With many small tensors, most of a handle's cost was its creation by Python, so the type is made with CPython's own
-// interface.
+// derived. With many small tensors, most of a handle's cost would be its creation by Python, so the type is made with CPython's
+// own interface.
 // Thread: with the GIL held. Owns: references, as any Python object does; the engine's results until they are taken. Blocks:
 // wait, result and outputs. Throws: nb::python_error; the classes of hvdlite.errors.
 //
 // The memory of operations in flight must stay valid in every case, and Ctrl-C raises between any two steps of Python code. So
-// the engine keeps a work that is dropped in flight until its operations have ended (Engine::keep_dropped). After a failure that
-// leaves memory in use, the work is kept for ever. None of this runs Python code, so no signal handler comes in between.
+// the engine keeps a work that is dropped in flight until its operations have ended (Engine::keep_dropped). After a failure
+// that leaves memory in use, the work is kept for ever. None of this runs Python code, so no signal handler comes in between.
 #pragma once
 
 #include <cstddef>
@@ -52,8 +52,8 @@ Work& work_of(nb::handle object);
 void set_in_flight(Work& work, nb::handle engine, std::int64_t number, std::size_t size,
                    nb::object streams);
 
-// Waits until all operations of these works, all of one engine, have ended, for at most `limit` seconds. Orders the streams after
-// them. If it throws, the works are unchanged, unless another thread has waited for them as well.
+// Waits until all operations of these works, all of one engine, have ended, for at most `limit` seconds. Orders the streams
+// after them. If it throws, the works are unchanged, unless another thread has waited for them as well.
 void wait_for(std::span<Work* const> works, double limit, nb::handle streams);
 // For works that have ended: adds each operation's contributors, or its failure, to the list, and releases the works. Returns
 // true if no operation failed. It cannot throw after it has added the first.

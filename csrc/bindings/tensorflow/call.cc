@@ -69,7 +69,7 @@ void KernelCall::start(const Kernel& kernel, TF_OpKernelContext* context, DoneCa
   if (!call->describe(requests)) return finish(std::move(call));
   KernelCall* in_flight = call.release();
   const int code = in_flight->submit(requests, /*wake=*/true, &KernelCall::ended);
-  if (code == HVDLITE_OK) return;  // the call may have ended by now, and is not ours any more
+  if (code == HVDLITE_OK) return;  // the call may have ended and been deleted, so do not touch it
   fail_with_last_error(context, code);
   finish(std::unique_ptr<KernelCall>(in_flight));
 }
@@ -229,8 +229,8 @@ void KernelCall::give_output(std::size_t index, const hvdlite_result& result, TF
   give_integers(context_, 1, &count, 1, rows.data(), status);
 }
 
-// TensorFlow takes over the engine's output without a copy. GPU memory is copied: TensorFlow frees GPU memory as soon as its last
-// use is enqueued, and only its own allocator handles that.
+// TensorFlow takes over the engine's output without a copy. GPU memory is copied: TensorFlow frees GPU memory as soon as its
+// last use is enqueued, and only its own allocator handles that.
 void KernelCall::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const int place = static_cast<int>(index);
   const DataType dtype = kernel_.dtype(index);

@@ -1,10 +1,10 @@
-// Every collective is registered twice. The plain op is stateless, so that nothing orders it and all gradients of a step are in
-// flight together. TensorFlow may drop it if its result is unused, and chains ops that are stateful in the order of the
-// program: that is what the other one, ...Stateful, is for. Barrier and join exist in that form only.
+// Every collective is registered twice. The plain op is stateless: TensorFlow gives it no order, so all gradients of a step are
+// in flight together. But TensorFlow may drop a stateless op whose result is unused. The other op, ...Stateful, is never
+// dropped, and TensorFlow runs stateful ops in the order of the program. Barrier and join exist only as stateful ops.
 //
-// A stateless op whose inputs are constant (the gradient of a linear loss, say) would be evaluated once, while the graph is
-// optimised, and never again. Its input "anchor", of which nothing is read, is never constant (hvdlite/tensorflow/making.py says
-// where it comes from).
+// TensorFlow evaluates a stateless op with constant inputs (for example, the gradient of a linear loss) only once, while it
+// optimises the graph. So stateless ops have another input, "anchor", which is never constant and is not read
+// (hvdlite/tensorflow/making.py says where it comes from).
 #include "collectives.h"
 
 #include <string>

@@ -2,11 +2,11 @@
 // Thread: made in the kernel's compute, called once by any thread. Owns: what TensorFlow bound to the callback. Blocks: while
 // TensorFlow schedules what comes next. Throws: nothing.
 //
-// TensorFlow hands compute the address of its own by-value parameter, a std::function<void()> that is dead once compute has
-// returned; the C API has no way to keep it. So its content is moved out of there, which rests on the layout of libstdc++'s
-// std::function: 16 bytes of storage, the manager, the invoker. The layout is spelt out here instead of using std::function,
-// because it is that of TensorFlow's C++ library and not of the one that this file is compiled with. take() looks first whether
-// the content can be one, and self_test.cc tries it before any collective relies on it.
+// TensorFlow passes compute the address of a std::function<void()> that is destroyed when compute returns, and the C API has no
+// function that keeps it. So this class moves its content out. This depends on the layout of libstdc++'s std::function: 16
+// bytes of storage, the manager, the invoker. The layout is written out here instead of using std::function, because
+// TensorFlow's C++ library may differ from the one that this file is compiled with. take_checked() first checks that the
+// content can be a std::function, and self_test.cc tests it before any collective relies on it.
 #pragma once
 
 #include <optional>

@@ -1,12 +1,12 @@
 // The CUDA stream in which TensorFlow's own kernels run on the GPU of an op.
 // Thread: the kernel's. Owns: nothing. Blocks: no. Throws: nothing.
 //
-// TensorFlow's C API does not tell it (TF_GetStream is for devices that are plug-ins). Its kernels in C++ ask
-// OpKernelContext::eigen_device<Eigen::GpuDevice>(), which every build exports: it is looked up by its symbol, and knows how the
-// context is laid out. What it returns is Eigen's: the first member of GpuDevice points to a StreamInterface, whose first virtual
-// function after the two of its destructor returns a reference to the stream. Nobody promises that. So it is opt-in, and
-// hvdlite/tensorflow/library.py has the op HvdliteStreamSelfTest (self_test.cc) prove it on each GPU before any collective relies
-// on it.
+// TensorFlow's C API has no function for it (TF_GetStream is for devices that are plug-ins). TensorFlow's C++ kernels call
+// OpKernelContext::eigen_device<Eigen::GpuDevice>(), which every build exports. This file looks the function up by its symbol,
+// so it need not know the layout of the context. The function returns Eigen's GpuDevice, whose first member points to a
+// StreamInterface. Its first virtual function after the two of the destructor returns a reference to the stream. TensorFlow and
+// Eigen do not promise this layout. So its use is opt-in, and hvdlite/tensorflow/library.py runs the op HvdliteStreamSelfTest
+// (self_test.cc) on each GPU before any collective relies on it.
 #pragma once
 
 #include "tf_api.h"

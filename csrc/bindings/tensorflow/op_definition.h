@@ -1,9 +1,9 @@
 // Defines an op and registers its kernels.
 // Thread: the one that loads the library. Owns: nothing that lasts. Blocks: no. Throws: nothing.
 //
-// Kernels for the host are registered at once, those for GPUs by enroll_gpu_kernels(). By then it is known whether they can work
-// in GPU memory (gpu_stream.h). If not, they take and return tensors in host memory: TensorFlow copies between device and host,
-// and waits for the device before the kernel runs.
+// Kernels for the host are registered at once, those for GPUs by enroll_gpu_kernels(). By then it is known whether they can
+// work in GPU memory (gpu_stream.h). If not, they take and return tensors in host memory: TensorFlow copies between device and
+// host, and waits for the device before the kernel runs.
 #pragma once
 
 #include <string>

@@ -20,7 +20,7 @@ inline constexpr ShapeFunctions kLikeInputsButTheWeight = {shapes_like_inputs<1>
 template <int kSpare>
 void shapes_of_rows(TF_ShapeInferenceContext* context, TF_Status* status);
 inline constexpr ShapeFunctions kRows = {shapes_of_rows<0>, shapes_of_rows<1>};
-// alltoall: likewise for the first of two outputs; the second has a number for each rank of the process set.
+// alltoall: the first output is like its input, except for the first extent; the second has a number for each rank of the set.
 void shapes_of_alltoall(TF_ShapeInferenceContext* context, TF_Status* status);
 // One number.
 void shape_of_number(TF_ShapeInferenceContext* context, TF_Status* status);

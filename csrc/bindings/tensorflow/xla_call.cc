@@ -6,7 +6,6 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "loaded_library.h"
 #include "xla/call.h"
@@ -25,8 +24,8 @@ using XlaStatus = std::optional<std::string>;
 using CustomCall = void(void** outputs, const void** inputs, const char* config, std::size_t size,
                         XlaStatus* status);
 
-// A program's calls pass a number from one to the next, so that XLA runs them in the order in which they were traced. That order
-// is the same on all ranks, so no rank waits for another rank's later call.
+// A program's calls pass a number from one to the next, so that XLA runs them in the order in which they were traced. That
+// order is the same on all ranks, so no rank waits for another rank's later call.
 void hand_on(const void* input, void* output) { std::memcpy(output, input, sizeof(std::int32_t)); }
 
 void collective(void** outputs, const void** inputs, const char* config, std::size_t size,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <utility>
 
 #include "ending.h"
 
@@ -42,7 +41,7 @@ class NumberReader {
   bool good_ = true;
 };
 
-// From this number Python finds the error's class again (hvdlite/xla.py).
+// Python finds the error's class by this number (hvdlite/xla.py).
 CallStatus failure(int code, const std::string& text) {
   return {code, "hvdlite error " + std::to_string(code) + ": " + text};
 }

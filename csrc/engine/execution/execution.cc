@@ -14,7 +14,8 @@ using base::OpKind;
 
 namespace {
 
-// The recorder and the counters ignore smaller prepared payloads: to record one would take longer than the operation itself.
+// The recorder and the counters ignore smaller prepared payloads, because recording one would take longer than the operation
+// itself.
 constexpr std::size_t kTinyBytes = 64;
 
 // The payload of a FusedOp in bytes, as nccl-tests count it: of an allgather the whole result, of an alltoall what this rank

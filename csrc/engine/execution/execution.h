@@ -8,9 +8,9 @@
 // waits for another. A process set has a lane for host memory and, after its first GPU operation, one for GPU memory
 // (device_lane.h).
 //
-// Small allreduces are prepared (collectives/allreduce_inline.h): before the members have agreed, each puts its payload where the
-// others will look for it, or into the message that announces it. If all have done so, the operation needs no further exchange: it
-// runs beside the lanes and ends as soon as it is agreed.
+// Small allreduces are prepared (collectives/allreduce_inline.h): before the members have agreed, each puts its payload where
+// the others will look for it, or into the message that announces it. If all have done so, the operation needs no further
+// exchange: it runs beside the lanes and ends as soon as it is agreed.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ class Execution {
                         const std::vector<std::vector<std::byte>>& payloads);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
 
-  // Transfers to and from another rank; see Transfers.
+  // Payloads of point to point; see Transfers.
   void start_send(Entry entry, int to) { transfers_.send(std::move(entry), to); }
   void start_receive(Entry entry, int from) { transfers_.receive(std::move(entry), from); }
   void take(Entry receive, const void* payload) { transfers_.take(std::move(receive), payload); }
@@ -78,7 +78,8 @@ class Execution {
   }
 
   // --- endings ---
-  // Fails all unfinished operations and retains their memory. lost: other ranks cannot be relied on any more.
+  // Fails all unfinished operations and retains their memory. lost: other ranks may be gone, so this rank waits
+  // for none of them.
   void retain_all(const base::Status& why, bool lost);
   // Called when the transport is closed. memory_is_free: nothing touches the memory of retained operations any more.
   void close(bool memory_is_free);
@@ -86,8 +87,8 @@ class Execution {
  private:
   struct Set {
     SharingSetPtr host;  // for tensors in host memory
-    // For GPU tensors that go through host memory. They have regions of their own, so that their speed does not decide whose turn
-    // it is among host tensors. Only the set of all ranks has such regions, from its first operation on GPU memory on.
+    // For GPU tensors that go through host memory. They have regions of their own, so that their speed does not decide whose
+    // turn it is among host tensors. Only the set of all ranks has such regions, from its first operation on GPU memory on.
     SharingSetPtr gpu;
     std::uint32_t next_operation = 0;  // the same on all members; part of the message tag
   };

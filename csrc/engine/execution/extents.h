@@ -1,4 +1,5 @@
-// The sizes of an allgather, alltoall or reducescatter on this rank: rows and elements of each peer, and the shape of the result.
+// The sizes of an allgather, alltoall or reducescatter on this rank: rows and elements of each peer, and the shape of the
+// result.
 // Thread: pure. Owns: its lists. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Page-aligned memory for fusion buffers and scratch outputs. The pool reuses memory, because to touch fresh pages costs more
-// time than to move the data.
+// Page-aligned memory for fusion buffers and scratch outputs. The pool reuses memory, because touching fresh pages takes more
+// time than moving the data.
 // Thread: the holder of the progress token. Owns: returned memory. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 

@@ -1,10 +1,10 @@
 // One FusedOp that runs, and the regions of the host's window that the members of its process set share. The class depends on
 // where the tensors lie: HostOperation (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation
 // (staged_operation.h).
-// Thread: the holder of the progress token. Owns: the channels, whose end lets the regions' next users begin; of an operation the
-// collective that moves the data, buffers, and the outputs until the completions own them. Blocks: never. Throws: what Transport,
-// the kernels and the GPU's driver throw. After that the owner must retain the operation, because the transport may still touch
-// its memory.
+// Thread: the holder of the progress token. Owns: the channels, whose end lets the regions' next users begin; of an operation
+// the collective that moves the data, buffers, and the outputs until the completions own them. Blocks: never. Throws: what
+// Transport, the kernels and the GPU's driver throw. After that the owner must retain the operation, because the transport may
+// still touch its memory.
 #pragma once
 
 #include <cstddef>
@@ -75,8 +75,8 @@ class Operation {
   virtual void start() = 0;
   // Returns true when finished. The entries' completions then hold the results but are not marked done.
   virtual bool advance() = 0;
-  // Has the operation begun all its collectives? Collectives take turns in shared memory in the order in which they begin, and all
-  // members need the same order. So no later operation starts before.
+  // Has the operation begun all its collectives? Collectives take turns in shared memory in the order in which they begin, and
+  // all members need the same order. So no later operation starts before.
   virtual bool has_begun() const { return true; }
   // The operation has failed. Its owner retains it, so that late writes to its memory do no harm.
   virtual void abandon() = 0;

@@ -17,7 +17,7 @@ bool is_staged(const Entry& entry) { return entry.request->on_gpu() && entry.req
 
 }  // namespace
 
-// --- how they go ------------------------------------------------------------------------------------------------------
+// --- starting ---------------------------------------------------------------------------------------------------------
 
 Transfers::Queues& Transfers::queues_with(int peer) {
   const auto [found, is_new] = queues_.try_emplace(peer);
@@ -81,7 +81,7 @@ void Transfers::receive(Entry entry, int from) {
 }
 
 void Transfers::take(Entry receive, const void* payload) {
-  moving_.push_back({std::move(receive)});  // if anything throws, it is here to be retained
+  moving_.push_back({std::move(receive)});  // if a step throws, retain_all() finds the entry here
   Moving& taken = moving_.back();
   make_room(taken);
   const std::size_t bytes = taken.entry.request->bytes();
@@ -116,7 +116,7 @@ void* Transfers::target_of(const Moving& receive) {
   return receive.staged.host ? receive.staged.host.data() : receive.entry.output;
 }
 
-// The payload has been sent, or has come.
+// Ends a transfer whose payload has been sent or has arrived.
 void Transfers::finish(Moving& transfer) {
   const Entry& entry = transfer.entry;
   if (is_staged(entry)) {

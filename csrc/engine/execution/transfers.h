@@ -1,8 +1,8 @@
-// Payloads on their way between this rank and another, that both have agreed to move: in a host that shares a window through it
-// (transport/payload_stream.h), else as messages of the transport. Tensors on GPUs go through page-locked memory
-// (gpu/message_staging.h).
-// Thread: the holder of the progress token. Owns: their entries and page-locked memory. Blocks: never, but for copying. Throws: what
-// Transport and a GPU's driver throw, and Error(Internal) for what no correct rank sends.
+// Moves the payloads of matched sends and receives. Between ranks that share a host's window they go through the window
+// (transport/payload_stream.h), and otherwise as messages of the transport. Tensors on GPUs go through page-locked memory
+// (gpu/message_staging.h). PointToPoint matches the sends and receives; Execution calls this class.
+// Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: never, except for
+// copying. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that no correct rank sends.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +26,14 @@ class Transfers {
   Transfers(transport::Transport& transport, SharedState& shared, DeviceWatcher& watcher)
       : transport_(transport), shared_(shared), staging_(shared.devices, watcher) {}
 
-  // Two ranks start the payloads between them in one order.
+  // Two ranks start the payloads between them in the same order.
   void send(Entry entry, int to);
   void receive(Entry entry, int from);
-  // The payload of a receive is here already.
+  // Copies the payload of a message that travelled whole, and ends the receive.
   void take(Entry receive, const void* payload);
-  // A message of this rank to itself.
+  // Copies a message of this rank to itself, and ends both entries.
   void take_own(Entry receive, Entry send);
-  // Moves them on, and ends those that are over; true if anything moved.
+  // Advances the transfers, and ends the finished ones. Returns true if anything moved.
   bool advance();
   bool idle() const { return moving_.empty() && own_.empty() && queued_ == 0; }
   bool idle(SetId set) const;
@@ -52,9 +52,9 @@ class Transfers {
       std::ranges::for_each(queues.receives, visit_entry);
     }
   }
-  // Fails all. Their memory may be used for good.
+  // Fails all transfers, and retains their page-locked memory, because the transport may still touch it.
   void retain_all(const base::Status& why);
-  // Called when the transport is closed. memory_is_free: the transport does not touch it any more.
+  // Called when the transport is closed. memory_is_free: the transport does not touch the retained memory any more.
   void close(bool memory_is_free);
 
  private:
@@ -68,14 +68,15 @@ class Transfers {
     transport::PayloadWriter out;
     transport::PayloadReader in;
   };
-  // The payloads to and from another rank. In each direction the first moves. Without streams the transport has all receives at
-  // once, and sends wait here for their tensors only.
+  // The payloads to and from another rank that wait here. With streams, the first payload of each direction moves. Without
+  // streams, receives are given to the transport at once, and a send waits here only until its tensor is in host memory.
   struct Queues {
     std::optional<Streams> streams{};
     std::deque<Moving> sends{}, receives{};
   };
   Queues& queues_with(int peer);
-  // Gives the transfer to the transport. post() gives the ticket. It may throw: then the entry is here to be retained.
+  // Adds the transfer to moving_ and calls post(), which gives it to the transport and returns the ticket. If post() throws,
+  // retain_all() finds the entry in moving_.
   template <typename Post>
   void start(Moving transfer, Post post);
   bool post_sends(Queues& queues, int to);
@@ -83,7 +84,7 @@ class Transfers {
   bool is_here(Moving& send);
   static const void* source_of(const Moving& send);
   static void* target_of(const Moving& receive);
-  // Page-locked memory, if the tensor is on a GPU.
+  // Allocates page-locked memory, if the tensor is on a GPU.
   void make_room(Moving& receive);
   void finish(Moving& transfer);
   bool advance_own();
@@ -93,10 +94,10 @@ class Transfers {
   transport::Transport& transport_;
   SharedState& shared_;
   MessageStaging staging_;
-  std::vector<Moving> moving_;                // those that the transport has
+  std::vector<Moving> moving_;                // transfers that the transport has
   std::deque<std::pair<Entry, Moving>> own_;  // receive and send of messages to itself
   std::map<int, Queues> queues_;              // by peer
-  std::size_t queued_ = 0;                    // transfers in them
+  std::size_t queued_ = 0;                    // the number of transfers in queues_
   std::vector<StagedMemory> retained_;
 };
 

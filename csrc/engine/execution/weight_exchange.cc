@@ -7,8 +7,8 @@ namespace hvdlite::engine {
 
 using base::ReduceOp;
 
-// Sums vectors that hold each member's weight at its own place, and zeros elsewhere: the sum has all weights, exactly. All parts of an
-// operation have one weight, because only a group has several parts.
+// Each member contributes a vector that holds its weight at its own place, and zeros elsewhere. The sum of these vectors holds
+// all weights, without rounding. All parts of an operation have the same weight, because only a group has several parts.
 std::unique_ptr<collectives::Collective> WeightExchange::start(
     const collectives::Comm& comm, double own, const collectives::Selection& selection) {
   weights_.assign(static_cast<std::size_t>(comm.size()), 0.0);

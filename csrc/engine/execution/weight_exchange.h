@@ -14,13 +14,13 @@ class WeightExchange {
   // Starts the collective, whose end the owner awaits. own: this rank's weight; 0 if it has joined.
   std::unique_ptr<collectives::Collective> start(const collectives::Comm& comm, double own,
                                                  const collectives::Selection& selection);
-  // Has it started, without a call of `take` after it?
+  // Has start() been called, and not yet take()?
   bool pending() const { return !weights_.empty(); }
   // After the collective: returns the reduction of this rank's values. It is the given plain mean if all weights are equal, so
-  // that it can use every algorithm. Otherwise each rank's prescale is its share of all weights. If all weights are 0, the result
-  // is 0.
+  // that it can use every algorithm. Otherwise each rank's prescale is its share of all weights. If all weights are 0, the
+  // result is 0.
   collectives::Reduction take(collectives::Reduction mean, int rank);
-  // After `take`: is this rank's weight 0, so that it contributes nothing, whatever its values are?
+  // Valid after take(). True: this rank's weight is 0, so it contributes nothing, even if its values are not finite.
   bool counts_nothing() const { return counts_nothing_; }
 
  private:

@@ -1,6 +1,6 @@
 // The arenas that requests of this rank may name, and how an arena is made.
-// Thread: any; one lock, held for a look-up. Owns: the open arenas; an operation in flight keeps a share of its own. Blocks: no.
-// Throws: Error, as each function says.
+// Thread: any; one lock, held for a look-up. Owns: the open arenas; an operation in flight keeps a share of its own. Blocks:
+// no. Throws: Error, as each function says.
 //
 // Members make an arena outside of the engine's order. Each creates its part (ArenaDraft). The callers exchange the parts'
 // addresses, and each member opens all of them. Then the members agree whether all could open them: either all or none may name
@@ -58,8 +58,8 @@ class ArenaDraft {
   // 0 until it is open.
   std::int64_t id() const { return opened_; }
 
-  // Maps all parts; after that, requests may name the arena. Throws Error(InvalidArgument) if the addresses do not fit together,
-  // and Error(System) if a part cannot be mapped.
+  // Maps all parts; after that, requests may name the arena. Throws Error(InvalidArgument) if the addresses do not fit
+  // together, and Error(System) if a part cannot be mapped.
   void open(const std::vector<Address>& addresses);
   // Called when all members have tried to open the part: removes its name from the file system.
   void hide() { memory_->unlink(); }

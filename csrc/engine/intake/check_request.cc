@@ -102,18 +102,18 @@ void check_wire(const Request& request) {
   const std::string wire(base::name_of(request.wire_dtype()));
   if (!request.on_gpu()) {
     refuse(request,
-           "only GPU memory is made " + wire +
-               " on the way; compress a tensor of the CPU before "
+           "the engine casts only GPU memory to " + wire +
+               "; compress a tensor of the CPU before "
                "(compression=hvd.Compression.fp16)",
            ErrorCode::kUnsupported);
   }
   if (request.kind != OpKind::kAllreduce || !sums) {
-    refuse(request, "only an allreduce with Sum or Average crosses as " + wire,
+    refuse(request, "only an allreduce with Sum or Average can travel as " + wire,
            ErrorCode::kUnsupported);
   }
   if (request.dtype != DType::kFloat32 && request.dtype != DType::kFloat64) {
     refuse(request,
-           std::string(base::name_of(request.dtype)) + " cannot cross as " + wire +
+           std::string(base::name_of(request.dtype)) + " cannot travel as " + wire +
                ": only float32 and float64 can; leave the compression out",
            ErrorCode::kUnsupported);
   }
@@ -129,7 +129,7 @@ void check_codec(const Request& request) {
   }
   if (request.on_gpu()) {
     refuse(request,
-           "codecs work for tensors in host memory only so far, and not on a GPU; use "
+           "codecs work only for tensors in host memory so far, and not on a GPU; use "
            "compression=hvd.Compression.fp16 or bf16",
            ErrorCode::kUnsupported);
   }
@@ -159,7 +159,7 @@ void check_codec(const Request& request) {
 // operation in flight.
 void check_device(const Request& request, device::Devices& devices) {
   if (!moves_data(request.kind) && !base::is_point_to_point(request.kind)) {
-    refuse(request, "it has no memory, so its device is that of the CPU, -1");
+    refuse(request, "this operation has no tensor, so its device must be the CPU, -1");
   }
   naming(request, [&] {
     device::Device& device = devices.device(request.device);
@@ -230,8 +230,8 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
   }
 }
 
-// A kernel that reads a misaligned number breaks the GPU's context for good, and NCCL does not check. A complex number needs the
-// alignment of its two parts.
+// A kernel that reads a misaligned number makes the GPU's context unusable until the process ends, and NCCL does not check. A
+// complex number needs only the alignment of its two parts.
 void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // other kinds move bytes
   const bool is_complex = request.dtype == DType::kComplex64 || request.dtype == DType::kComplex128;

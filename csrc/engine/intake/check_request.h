@@ -1,6 +1,7 @@
-// Checks a request when it is submitted or prepared. Refuses everything that this rank can refuse by itself, before anything is
-// sent.
-// Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument, Unsupported), which names the operation and the reason.
+// Checks a request when it is submitted or prepared. Refuses everything that this rank can refuse without other ranks, before
+// anything is sent.
+// Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument, Unsupported), which names the operation and the
+// reason.
 #pragma once
 
 #include <memory>

@@ -14,9 +14,9 @@
 
 namespace hvdlite::engine {
 
-// Remembers pages of memory, because training steps use the same memory again and again. It asks the driver once about each page.
-// It does not notice memory that is freed and returns as another kind at the same address. That is enough: the purpose is to
-// answer a wrong pointer with an error text instead of a crash.
+// Remembers pages of memory, because training steps use the same memory again and again. It asks the driver once about each
+// page. It does not notice memory that is freed and returns as another kind at the same address. That is enough: the purpose is
+// to answer a wrong pointer with an error text instead of a crash.
 class KnownAddresses {
  public:
   void check(device::Devices& devices, const Request& request, const void* address);

@@ -12,10 +12,10 @@ std::int64_t HandleTable::add(CompletionArray batch) {
   const std::lock_guard lock(mutex_);
   if (first_free_ == rows_.size()) {
     if (static_cast<std::int64_t>(rows_.size()) + 1 >= kMaxSlots) {
-      throw base::Error(
-          base::ErrorCode::kSystem,
-          std::to_string(rows_.size()) +
-              " operations are neither waited for nor released; wait for some of them");
+      throw base::Error(base::ErrorCode::kSystem,
+                        std::to_string(rows_.size()) +
+                            " operations have been submitted and neither waited for nor released; "
+                            "wait for some of them");
     }
     rows_.emplace_back();
     rows_.back().next_free = first_free_ + 1;

@@ -1,5 +1,5 @@
-// Remembers checked requests by name. A tensor that is submitted again with the same content shares the Request of the last time,
-// so that a step needs neither allocations nor copies of text.
+// Remembers checked requests by name. A tensor that is submitted again with the same content shares the Request of the last
+// time, so that a step needs neither allocations nor copies of text.
 // Thread: any, one at a time (the caller locks). Owns: the requests that it remembers. Blocks: no. Throws: std::bad_alloc.
 //
 //                 bucket = name_hash modulo the number of buckets

@@ -3,7 +3,7 @@
 namespace hvdlite::engine {
 namespace {
 
-// A wait that is interrupted for a shorter time counts as one wait.
+// If a wait is interrupted for less than this time, it counts as one wait.
 constexpr base::microseconds kInterruption{200'000};
 
 // An object that dies with its thread; the registry notices that by a weak pointer. The first use in a thread may wait for the

@@ -1,7 +1,7 @@
-// Operations that are submitted but that the engine has not taken yet. Only here do callers and the holder of the progress token
-// meet.
-// Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws: Error(InvalidArgument)
-// for a name that is in flight already.
+// Operations that are submitted but that the engine has not taken yet. Callers push them, and the holder of the progress token
+// takes them.
+// Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws:
+// Error(InvalidArgument) for a name that is in flight already.
 #pragma once
 
 #include <mutex>
@@ -14,8 +14,8 @@
 
 namespace hvdlite::engine {
 
-// The names in flight: a hash table with linear probing. The key is the hash that a request carries; names are compared in full.
-// The table points to requests, which live as long as their operations are in flight.
+// The names in flight: a hash table with linear probing. The key is the hash that a request carries; names are compared in
+// full. The table points to requests, which live as long as their operations are in flight.
 class NamesInFlight {
  public:
   // Returns false if the name is there already, on that process set.

@@ -19,7 +19,8 @@ struct MembershipActions {
     int to = 0;
     Message message;
   };
-  // This rank is about to fail for this cause. Write the cause to shared memory for this host, and send a Failure to these ranks.
+  // This rank is about to fail for this cause. Write the cause to shared memory for this host, and send a Failure to these
+  // ranks.
   struct Announce {
     std::string cause;
     std::vector<int> ranks;

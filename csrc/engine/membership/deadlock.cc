@@ -27,7 +27,7 @@ bool takes_any(const OpenOperation& operation) {
 // Has a rank with these open operations asked for `wanted`?
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
   if (base::is_point_to_point(wanted.kind))
-    return false;  // otherwise the two would have been matched
+    return false;  // if it had asked, the send and the receive would have been matched
   bool named = false;
   int in_group = 0;
   for (const OpenOperation& operation : open) {
@@ -130,7 +130,7 @@ DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now,
 std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>& stuck,
                                                              const Roster& roster) const {
   std::string text =
-      "deadlock: ranks wait for operations that other ranks, themselves waiting, have not "
+      "deadlock: ranks wait for operations that other waiting ranks have not "
       "submitted:";
   std::map<std::pair<int, SetId>, std::set<std::string>> doomed;
   bool pairs = false, others = false;
@@ -140,7 +140,7 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
       const std::vector<int> lacking = missing(operation, roster);
       if (lacking.empty()) continue;
       const bool of_two = base::is_point_to_point(operation.kind);
-      // A send to a rank that still computes may yet be received.
+      // A rank that is not stuck may still submit the counterpart of this send or receive.
       const bool hopes =
           std::ranges::any_of(lacking, [&](int each) { return !stuck.contains(each); });
       if (of_two && hopes) continue;

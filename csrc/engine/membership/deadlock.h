@@ -1,11 +1,13 @@
 // Finds ranks that wait for each other for ever. A pure machine: reports go in, probes and verdicts come out.
 // Thread: one at a time. Owns: the last report of each rank. Blocks: no. Throws: nothing.
 //
-// A rank is blocked when all its threads that ever wait are asleep on operations that are not agreed. A set of blocked ranks is
-// stuck when each operation that one of them awaits lacks another rank of the set. The detector looks for the greatest such set.
-// (A receive from any rank lacks all ranks.) Reports take time to travel, so the detector checks a finding: it must hold for a
-// while; then every stuck rank is probed, and must answer that nothing has changed since its report. Ranks get stuck through
-// operations of different kinds, misspelt names and missing tensors.
+// A rank is blocked when all its threads that submit or wait are asleep on operations that are not agreed. A set of blocked
+// ranks is stuck when each operation that one of them awaits is missing on another rank of the set. (A receive from any rank is
+// stuck when all ranks that could send are in the set.) The detector looks for the largest such set: it begins with all blocked
+// ranks, and removes ranks that are not stuck until none is left to remove. Reports take time to travel, so the detector checks
+// a finding: the finding must hold for a while; then the detector probes every stuck rank, and each must answer that nothing
+// has changed since its report. Ranks get stuck by operations of different kinds, misspelt names and missing tensors. Source:
+// the graph reduction in Holt, Some deadlock properties of computer systems (ACM Computing Surveys 4, 1972).
 #pragma once
 
 #include <map>
@@ -30,7 +32,8 @@ class DeadlockDetector {
   struct Actions {
     std::vector<int> probe;  // ranks to ask, with this number, whether they are still blocked
     std::uint64_t number = 0;
-    // The operations that can never complete, by process set. For point to point: by the rank that asked for them; otherwise -1.
+    // The operations that can never complete, by process set. For point to point: by the rank that asked for them; otherwise
+    // -1.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);

@@ -54,7 +54,7 @@ void FailureDetector::give_up(ErrorCode code, const std::string& cause, Actions&
   actions.emplace_back(Fail{{code, me(cause)}});  // the same text that the other ranks compose
 }
 
-// --- how others do ----------------------------------------------------------------------------------------------------
+// --- how other ranks end ----------------------------------------------------------------------------------------------
 
 void FailureDetector::hear(int source, const Failure& message, Actions& actions) {
   lose(source, message.cause, actions);
@@ -65,8 +65,8 @@ void FailureDetector::hear_sign_of_life(int source, Time now) {
   if (heartbeat_) heartbeat_->heard(roster_.host_of(source), now);
 }
 
-// A failed rank need not be told of another failure. A rank that leaves waits for an answer, since this rank decides nothing
-// more.
+// This rank has failed already, so it answers another rank's Failure without recording it. A rank that leaves gets its answer
+// at once, because this rank decides nothing more.
 void FailureDetector::hear_late(int source, const Message& message, Actions& actions) {
   const bool fails = std::holds_alternative<Failure>(message);
   if (fails) actions.emplace_back(Send{source, FailureSeen{}});
@@ -99,7 +99,7 @@ void FailureDetector::find_lost(Facts& facts, Actions& actions) {
   }
 }
 
-// Only the ranks of one host see each other's end, in the memory that they share.
+// A rank sees in shared memory that another rank of its host has ended. Ranks of other hosts must be told.
 void FailureDetector::warn_other_hosts(int lost, const std::string& how, Actions& actions) {
   const int here = roster_.host_of(roster_.rank());
   if (roster_.host_of(lost) != here) return;

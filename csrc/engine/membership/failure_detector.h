@@ -2,9 +2,9 @@
 // Thread: one at a time. Owns: the roster, and when this rank last heard each other host. Blocks: never. Throws: what the facts
 // throw.
 //
-// A pure machine with two drivers: Membership drives it in the passes of the engine; Job (job/job.h) drives it in init(), before
-// there is an engine, and from shutdown() to the end of the program. The first failure decides; after it the machine finds no
-// other.
+// A pure machine with two drivers: Membership drives it in the passes of the engine; Job (job/job.h) drives it in init(),
+// before there is an engine, and from shutdown() to the end of the program. The first failure decides; after it the machine
+// finds no other.
 //
 //   a rank of this host has ended, or said why --> Facts::find_lost --+
 //   another rank says that it fails -------------> hear(Failure) -----+--> lose: Fail, and Warn for the other hosts
@@ -56,15 +56,15 @@ class FailureDetector : public MembershipActions {
   std::string me(const std::string& what) const;
 
   // --- how this rank fails ---
-  // This rank fails first, by an exception that its user knows. It then waits until all other ranks have heard of it.
+  // This rank fails first, by an exception that its user knows. It then waits until all other ranks have confirmed the failure.
   void raise(const std::string& cause, Actions& actions);
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
   // This rank cannot continue because of an error in the engine or the transport. The other ranks must not wait for it.
   void fail(base::ErrorCode code, const std::string& text, Actions& actions);
-  // This rank fails for a reason that lies with other ranks, such as a stall without end. The other ranks are told as well.
+  // This rank fails because of other ranks, such as after a stall that does not end. It tells the other ranks.
   void give_up(base::ErrorCode code, const std::string& cause, Actions& actions);
 
-  // --- how others do ---
+  // --- how other ranks end ---
   void hear(int source, const Failure& message, Actions& actions);
   void hear_sign_of_life(int source, Time now);
   // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.

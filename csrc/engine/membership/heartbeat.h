@@ -2,9 +2,9 @@
 // Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: nothing.
 //
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, and expect no answer. An engine makes
-// passes while its program computes, so a busy rank still sends. Any other message from a host is a sign of its life, too, since
-// a small message may wait behind large data. A rank that could not look for a long time was itself stopped, or its machine was
-// asleep. It blames no host for that time.
+// passes while its program computes, so a busy rank still sends. Any other message from a host is a sign of its life, too,
+// since a small message may wait behind large data. A rank that could not look for a long time was itself stopped, or its
+// machine was asleep. It blames no host for that time.
 #pragma once
 
 #include <map>

@@ -54,7 +54,8 @@ Membership::Actions Membership::hear(int source, GoodbyeSeen, Time, Facts&) {
   return actions;
 }
 
-// The coordinator's lists came before this message. It will never decide what it has not decided with this rank by now.
+// The coordinator has sent all its lists before this message. So the operations of this rank that it has not decided by now
+// will never be decided.
 void Membership::goodbye_was_seen(int coordinator, Actions& actions) {
   if (goodbye_unseen_.erase(coordinator) > 0) actions.emplace_back(Undecided{coordinator});
 }

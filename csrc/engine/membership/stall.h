@@ -1,5 +1,5 @@
-// Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and at last gives up.
-// A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
+// Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and fails the rank in
+// the end. A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: nothing.
 //
@@ -9,8 +9,8 @@
 //   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
 // A rank may be asked about an operation for which it waits itself. Then it leaves the stall to the rank that asks (claim), so
-// that one rank writes the line. Each rank begins to ask a little later than the rank before it. So if several have waited
-// equally long, only one asks.
+// that only one rank writes the line. Each rank begins to ask a little later than the rank with the next lower number. So if
+// several ranks have waited equally long, only one asks.
 #pragma once
 
 #include <deque>
@@ -57,7 +57,8 @@ class StallInspector {
   // Called before each look. newest: the number of the operation submitted last. activity: a number that changes when anything
   // moves.
   void note(Time now, std::uint64_t newest, std::uint64_t activity);
-  // Seconds since the operation of this number was submitted. For operations younger than the limits the result may be too small.
+  // Seconds since the operation of this number was submitted. For operations younger than the limits the result may be too
+  // small.
   double age(std::uint64_t record, Time now) const;
   // Seconds since data moved last. Questions and answers are no data.
   double still_for(Time now) const { return base::seconds_between(moved_at_, now); }
@@ -75,7 +76,8 @@ class StallInspector {
   Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
                const StateOf& state_of);
   void hear(int rank, StallReply answer);
-  // `rank` asks about an operation in this set for which this rank waits, too. Returns true if this rank looks after it already.
+  // `rank` asks about an operation in this set for which this rank waits, too. Returns true if this rank already asks about the
+  // stall or has written its line. Otherwise this rank leaves the stall to `rank`.
   bool claim(int rank, SetId set, bool last, Time now);
 
   void add_to(base::Hasher& hasher) const;
@@ -147,7 +149,7 @@ class StallInspector {
   Time next_[2];  // the earliest time of the next question, by `last`
   std::vector<Episode> episodes_;
   std::map<std::pair<SetId, bool>, Time> in_hand_;  // until when another rank looks after a set
-  // Operations for which no rank was missing: they are about to come, or never will.
+  // Operations for which no rank was missing at the last question. They get a line only if the next question finds the same.
   std::set<std::uint64_t> unexplained_;
 };
 

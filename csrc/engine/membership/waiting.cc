@@ -13,9 +13,9 @@ using base::LogLevel;
 
 namespace {
 
-// A callback may let the program continue, unseen by the engine. The engine assumes that the program waits when nothing has been
-// submitted and nothing has ended for this many times the usual patience. That is longer than any step computes between two of
-// its gradients.
+// While an operation that runs a callback is in flight, the engine cannot see whether the program waits. It assumes that the
+// program waits when nothing has been submitted and nothing has ended for this many times the usual patience. This time is
+// longer than any step computes between two of its gradients.
 constexpr double kUnseen = 300;
 // The watchdog's part of the time for which the asking rank waits for an answer.
 constexpr double kWatchdogShare = 0.6;
@@ -98,7 +98,7 @@ Membership::Actions Membership::hear(int source, Probe message, Time, Facts& fac
 
 std::vector<Stalled> Membership::stalled(Time now, Facts& facts) const {
   std::vector<Stalled> old;
-  // A joined rank waits for as long as the others work. What counts is how long no data have moved.
+  // A join lasts as long as the other ranks work. So its age is at most the time for which no data have moved.
   const double idle = inspector_->still_for(now);
   facts.for_each_unfinished([&](const Request& request, std::uint64_t record, bool under_way) {
     double age = inspector_->age(record, now);
@@ -166,9 +166,9 @@ void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
   const std::optional<std::string> where = facts.take_answer();
   std::erase_if(unanswered_, [&](Unanswered& each) {
     if (!where && now < each.until) return false;
-    each.answer.text = where
-                           ? where->substr(0, StallReply::kMostText)
-                           : "where its program is cannot be told: native code holds Python's GIL";
+    each.answer.text =
+        where ? where->substr(0, StallReply::kMostText)
+              : "its place in the program is unknown, because native code holds Python's GIL";
     if (!roster().has_left(each.rank)) {
       actions.emplace_back(Send{each.rank, std::move(each.answer)});
     }

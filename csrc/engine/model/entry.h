@@ -30,7 +30,7 @@ struct EngineOutput {
   void* data() const { return device < 0 ? block.data() : gpu_block.data(); }
 };
 
-// Told when all operations of one submission have ended, and then deleted.
+// A callback of one submission. It is called when all operations of the submission have ended, and then deleted.
 struct Watcher {
   std::size_t awaited = 0;
   void (*then)(void*) = nullptr;
@@ -47,7 +47,7 @@ struct Completion {
   std::unique_ptr<const base::Status> failure;
   std::unique_ptr<EngineOutput> output;
   Watcher* watcher = nullptr;
-  device::EventPtr event;  // of GPU memory: after it the GPU has done the operation's work
+  device::EventPtr event;  // for GPU memory: after this event the GPU has done the operation's work
 
   bool is_done() const { return done.load(std::memory_order_acquire) != 0; }
 };
@@ -60,9 +60,10 @@ struct Entry {
   void* output = nullptr;
   CompletionPtr completion;
   std::shared_ptr<const transport::Arena> arena;  // the arena that the request names, if any
-  device::EventPtr ready;  // of GPU memory: after it the input can be read and the output written
-  double weight =
-      0;  // of a weighted request: how much this rank's value counts; ranks may differ in it
+  // For GPU memory: after this event the input can be read and the output written.
+  device::EventPtr ready;
+  // Of a weighted request: how much this rank's value counts. Ranks may have different weights.
+  double weight = 0;
 };
 
 // One operation that all members agreed to do.
@@ -76,7 +77,7 @@ struct AgreedOperation {
 // Agreed operations that run as one collective. A single operation is a FusedOp, too.
 struct FusedOp {
   std::vector<AgreedOperation> parts;
-  std::vector<std::int64_t> sizes;  // the response's, if the operation runs alone
+  std::vector<std::int64_t> sizes;  // Response::sizes, if the operation runs alone
 
   const Request& first() const { return *parts.front().request; }
 };

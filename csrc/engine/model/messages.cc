@@ -183,7 +183,7 @@ void get(Reader& reader, Inquiry& message) {
   const auto count = reader.get<std::uint32_t>();
   if (!(message.patience >= 0 && message.patience <= 60) || count > Inquiry::kMost) {
     throw base::Error(base::ErrorCode::kInternal,
-                      "a control message has a question that no rank asks");
+                      "a control message asks a question that no correct rank asks");
   }
   for (std::uint32_t i = 0; i < count; ++i) {
     Inquiry::OperationName& operation = message.operations.emplace_back();
@@ -257,7 +257,7 @@ void get(Reader& reader, Offer& message) {
   const std::array<std::int64_t, 1> shape = {message.elements};
   if (message.tag < 0 || !has_possible_size(shape, message.dtype) ||
       message.payload.size() != (message.whole ? message.bytes() : 0)) {
-    throw base::Error(base::ErrorCode::kInternal, "a control message offers what no rank sends");
+    throw base::Error(base::ErrorCode::kInternal, "a control message offers an impossible payload");
   }
 }
 

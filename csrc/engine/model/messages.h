@@ -17,7 +17,8 @@ namespace hvdlite::engine {
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;
-  // Of the ledger: the member has announced here all that it had in the ledger up to this closing.
+  // The number of closings of the ledger that this member has carried out. It has announced all operations that they took out
+  // of it.
   std::uint64_t closings = 0;
   std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full
@@ -26,8 +27,8 @@ struct Announcement {
 // Coordinator -> members: the next operations, in order.
 struct ResponseList {
   SetId set;
-  bool in_ledger = false;  // its place in the order is where the ledger says, not where it arrives
-  // The member whose request completed the latest decision; -1: no member's.
+  bool in_ledger = false;  // the ledger says where this list stands in the order
+  // The member whose request completed the latest decision; -1: no member's request did.
   std::int32_t last = -1;
   // Of a hit, the wire carries response->slot only (slot_only after decoding).
   std::vector<Decision> decisions;
@@ -68,7 +69,8 @@ struct Failure {
 struct FailureSeen {};
 // Any rank -> all: this rank takes part in nothing more.
 struct Goodbye {
-  bool answer = false;  // the receiver may have to decide something that the sender has announced
+  // The receiver must answer, because it may still decide operations that the sender has announced.
+  bool answer = false;
 };
 // The answer to such a Goodbye: the receiver decides nothing more with the sender. It sent all earlier decisions before this
 // message.
@@ -87,11 +89,12 @@ struct OpenOperation {
   bool waited_for = false;  // a caller of this rank sleeps until it is done
   std::vector<std::int32_t>
       not_asking;         // ranks of the set that need not ask for it (Request::asks)
-  std::int32_t root = 0;  // send, recv: as in Request; so is the next
+  std::int32_t root = 0;  // send, recv: root and tag as in Request
   std::int32_t tag = 0;
   friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
 };
-// Any rank -> rank 0: all callers of this rank sleep until other ranks submit something (or: they no longer do).
+// Any rank -> rank 0. blocked: all callers of this rank sleep until other ranks submit something. Not blocked: withdraws the
+// report.
 struct BlockedReport {
   std::uint64_t version = 0;  // changes when the rank submits or completes an operation
   std::uint64_t probe = 0;    // the probe that it answers; 0: no probe asked for it
@@ -136,7 +139,7 @@ struct StallReply {
   std::string text{};          // where its program is, or ""
 };
 
-// Who sends -> who receives: a message for a receive that fits. Its number tells it from others of the sender.
+// Sender -> receiver: announces a message. The sender gives each of its messages another number, in ascending order.
 struct Offer {
   SetId set;
   std::uint64_t number = 0;
@@ -145,32 +148,33 @@ struct Offer {
   std::int32_t layout = 0;
   std::int64_t elements = 0;
   std::string name;    // of the send, for messages to users
-  bool whole = false;  // the payload is here; otherwise it comes when it is asked for
-  // In the sender's tensor, or in the bytes that were decoded.
+  bool whole = false;  // the payload is in this message; otherwise it follows after a Clearance
+  // Refers to the sender's tensor, or to the bytes that were decoded.
   std::span<const std::byte> payload{};
 
   std::size_t bytes() const { return static_cast<std::size_t>(elements) * base::size_of(dtype); }
 };
-// Who receives -> who sends: there is a receive for that one, let the payload come.
+// Receiver -> sender: there is a receive for this message; send the payload.
 struct Clearance {
   std::uint64_t number = 0;
 };
-// Who sends -> who receives: the send was still there. After a Clearance its payload is the next that comes from this rank; after a
-// Rejection nothing follows.
+// Sender -> receiver: the send had not ended when the answer arrived. After a Clearance, this send's payload is the next one
+// from the sender. After a Rejection, no payload follows.
 struct Coming {
   std::uint64_t number = 0;
 };
-// Who sends -> who receives: it will never come.
+// Sender -> receiver: the send has failed, and its payload will never come.
 struct Withdrawal {
   std::uint64_t number = 0;
 };
-// Who receives -> who sends: the receive for it is of something else.
+// Receiver -> sender: the receive for this message has another dtype or size.
 struct Rejection {
   std::uint64_t number = 0;
-  bool whole = false;  // the offer's; if it was not, the receive fails only when a Coming answers
+  // As in the Offer. If false, the sender answers with a Coming or a Withdrawal.
+  bool whole = false;
   std::string why;
 };
-// Who receives -> who sends: receives have taken whole messages of so much.
+// Receiver -> sender: receives have taken whole messages that count for `bytes` bytes (PointToPoint::counted_bytes).
 struct Receipt {
   std::uint64_t bytes = 0;
 };
@@ -180,7 +184,7 @@ using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, G
                              Offer, Clearance, Coming, Withdrawal, Rejection, Receipt, LedgerSteps>;
 
 std::vector<std::byte> encode(const Message& message);
-// The payload of an Offer stays where it is in the bytes.
+// The payload of a decoded Offer refers to `bytes`, which must outlive it.
 Message decode(std::span<const std::byte> bytes);
 
 }  // namespace hvdlite::engine

@@ -16,10 +16,11 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Frameworks copy memory that is not aligned to a cache line.
 constexpr std::size_t kAlignment = base::kCacheLine;
-constexpr int kTriesForTheLock = 10'000;  // a hundred times what any holder needs it for
+// So many tries take a hundred times as long as any holder keeps the lock.
+constexpr int kTriesForTheLock = 10'000;
 
-// Maps page-aligned memory. From the size of a huge page on it begins with one; then first touches cause up to 500 times fewer
-// page faults.
+// Maps page-aligned memory. A mapping that is at least as large as a huge page begins at a huge page's boundary, so that the
+// first touches cause up to 500 times fewer page faults.
 void* map(std::size_t bytes) {
   const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* mapped =
@@ -55,7 +56,7 @@ OutputCache::Block::~Block() {
   }
 }
 
-// Rounds up in steps of an eighth of a power of two, so that little is wasted and similar sizes share blocks.
+// Rounds up in steps of an eighth of a power of two, so that little memory is wasted and similar sizes can use the same block.
 std::size_t OutputCache::capacity_for(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
@@ -98,7 +99,7 @@ bool OutputCache::take(std::size_t wanted, Block& block) {
         candidate->capacity > wanted + wanted / 4) {
       continue;
     }
-    // Of equal blocks takes the one returned last, which is most likely in the caches.
+    // If several blocks have the same size, takes the one that was returned last, because it is most likely in the caches.
     if (best == kept_.end() || candidate->capacity <= best->capacity) best = candidate;
   }
   if (best == kept_.end()) return false;
@@ -134,7 +135,7 @@ void OutputCache::give_back(FreeBlock memory) noexcept {
         kept_bytes_ += memory.capacity;
         return;
       }
-      unwanted = kept_.front();  // there is one: the sum is not zero
+      unwanted = kept_.front();  // the list is not empty, because the kept bytes are not zero
       kept_.erase(kept_.begin());
       kept_bytes_ -= unwanted.capacity;
     }

@@ -1,5 +1,5 @@
-// Memory for results that outlive their operation. The cache reuses it, because a page fault on a fresh page takes longer than to
-// fill a warm one.
+// Memory for results that outlive their operation. The cache reuses it, because a page fault on a fresh page takes longer than
+// to fill a warm one.
 // Thread: any; one lock, held for a few stores. Owns: returned memory. Blocks: while the system makes or takes pages.
 // Throws: std::bad_alloc.
 //
@@ -7,14 +7,15 @@
 //    ▲                                                                                        │
 //    └────────────────────── the best fit among those kept, at most a quarter too large ◄─────┘
 //
-// Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h): blocks up
-// to a limit, while there is room.
+// Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h): blocks
+// up to a limit, while there is room.
 //
-// Over the limit the cache frees what was returned longest ago. A block keeps the cache alive, so arrays may outlive the engine.
+// Over the limit the cache frees the blocks that were returned first. A block keeps the cache alive, so arrays may outlive the
+// engine.
 //
-// Fork: a child may inherit the lock while another thread held it, and a list that was half changed. So a thread that returns a
-// block gives up on the lock after some tries, and frees the memory instead. In such a child this happens always, elsewhere
-// hardly ever.
+// Fork: a child may inherit the lock in the locked state, and a list that was half changed, because another thread of the
+// parent held the lock. So a thread that returns a block stops trying to take the lock after some tries, and frees the memory
+// instead. In such a child this happens every time, and elsewhere almost never.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +33,8 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   // Smaller blocks come from malloc, which reuses them well.
   static constexpr std::size_t kSmallest = transport::ResultMemory::kSmallest;
 
-  // Keeps at most `keep_bytes` of returned memory. shared: memory that other ranks map, for blocks up to a limit; null: there is
-  // none.
+  // Keeps at most `keep_bytes` of returned memory. shared: memory that other ranks map, for blocks up to a limit; null: there
+  // is none.
   explicit OutputCache(std::size_t keep_bytes,
                        std::shared_ptr<transport::ResultMemory> shared = nullptr,
                        std::size_t most_shared = 0)
@@ -70,8 +71,8 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     bool shared_ = false;  // other ranks map it
   };
 
-  // Returns a block of at least `bytes` uninitialised bytes; a block of 0 bytes has an address, too. Blocks are aligned to 64 bytes,
-  // and from kSmallest on to a page. open: other ranks can store into the block, if the host allows it.
+  // Returns a block of at least `bytes` uninitialised bytes; a block of 0 bytes has an address, too. Blocks are aligned to 64
+  // bytes, and from kSmallest on to a page. open: other ranks can store into the block, if the host allows it.
   Block get(std::size_t bytes, bool open = false);
   // Frees returned memory now, and from now on at once when it comes back.
   void close();

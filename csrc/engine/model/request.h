@@ -59,8 +59,8 @@ struct Request {
   bool absent = false;  // this rank has no value: it contributes the identity and takes the result
   bool weighted = false;  // an Average that counts each rank's value by its weight (Entry::weight)
   // broadcast: global rank. send: the receiver's global rank. recv: the sender's, or kAny. remove_process_set: the id.
-  // add_process_set: 1 if only the new set's members ask. join: 1 if an Average is not to count this rank. allgather: 1 if it may
-  // run without joined ranks.
+  // add_process_set: 1 if only the new set's members ask. join: 1 if an Average is not to count this rank. allgather: 1 if it
+  // may run without joined ranks.
   std::int32_t root = 0;
   std::int32_t tag = 0;      // send, recv: the message's tag; recv: or kAny
   std::int32_t device = -1;  // the number of this rank's GPU; ranks may differ in it
@@ -93,8 +93,8 @@ struct Request {
   // The dtype of the elements that move between ranks.
   base::DType wire_dtype() const;
   bool in_group() const { return !group.empty() && group_size > 1; }
-  // Must this rank ask? Not every rank of the set must: for a new set its members may ask alone, and for point to point two
-  // ranks.
+  // Must this rank ask for the operation? Not every rank of the set must: if only the members of a new set ask for it, the
+  // other ranks do not, and for point to point only two ranks do.
   bool asks(int rank) const;
 
   // The last step of building a request: computes the derived fields. After it only `absent` may change.
@@ -155,8 +155,8 @@ std::string describe(const Request& request);
 // The name without the kind that the doors put in front.
 std::string display_name(const Request& request);
 
-// Calls work(). If that throws an error that names no operation, adds the operation's description, so that the user learns where
-// the job was.
+// Calls work(). If that throws an error that names no operation, adds the operation's description, so that the user learns
+// where the job was.
 template <typename Work>
 void naming(const Request& request, Work work) {
   try {
@@ -167,8 +167,8 @@ void naming(const Request& request, Work work) {
 }
 
 struct Response {
-  // The agreed content: the request of the first member with a value. Its arena is 0 unless the tensors of all members lie at one
-  // offset of one arena.
+  // The agreed content: the request of the first member with a value. Its arena is 0 unless the tensors of all members lie at
+  // one offset of one arena.
   RequestPtr request;
   base::Status error;             // not ok: nothing is executed, and every member's handle gets it
   std::int32_t slot = -1;         // in the response cache; -1: not cached

@@ -61,8 +61,8 @@ std::string FlightRecorder::report(std::size_t ended) const {
   if (std::ranges::count(all, '\n') <= std::ranges::count(shown, '\n')) return shown;
   std::string path = file_prefix_;
   const std::string problem = base::write_new_file(path, ".txt", all);
-  return shown + "  and those before: " +
-         (problem.empty() ? path : "not kept (" + path + ": " + problem + ")") + "\n";
+  return shown + "  all recorded operations: " +
+         (problem.empty() ? path : "not written (" + path + ": " + problem + ")") + "\n";
 }
 
 std::string FlightRecorder::in_flight(std::size_t ended) const {

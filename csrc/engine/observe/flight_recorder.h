@@ -1,10 +1,10 @@
 // Records the last N operations of this rank and the stage that each reached. The engine prints them when something fails.
 // Thread: any. Owns: the records. Blocks: no. Throws: nothing.
 //
-// Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A stage takes none:
-// number and stage are one word, and the word changes only if it still holds the operation's number. So a stage of an overwritten
-// record costs nothing, and most are overwritten while thousands of operations are in flight. Times come from a coarse clock,
-// which is exact to some milliseconds.
+// Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A new stage takes no
+// lock: number and stage are one word, and the word changes only if it still holds the operation's number. So the stage of an
+// overwritten record costs almost nothing; while thousands of operations are in flight, most records are overwritten. Times
+// come from a coarse clock with a resolution of some milliseconds.
 #pragma once
 
 #include <atomic>
@@ -37,10 +37,11 @@ class FlightRecorder {
     const std::lock_guard lock(mutex_);
     return next_ - 1;
   }
-  // One line for each remembered operation, the oldest first.
+  // One line for each recorded operation, the oldest first.
   std::string text() const { return text(kEverything, 0); }
-  // The text to print when something fails: one line for each operation that has not ended; if there are none, one line for each
-  // of the last `ended` operations. If the text leaves operations out, a file has all of them, and the last line names the file.
+  // The text to print when something fails: one line for each operation that has not ended; if there are none, one line for
+  // each of the last `ended` operations. If the text leaves operations out, a file has all of them, and the last line names the
+  // file.
   std::string report(std::size_t ended) const;
 
  private:
@@ -51,7 +52,7 @@ class FlightRecorder {
     base::Clock::time_point submitted;
     RequestPtr request;
   };
-  // skipped: leaves out this many of the oldest.
+  // skipped: the number of oldest operations to leave out.
   std::string text(bool unended_only, std::uint64_t skipped) const;
 
   std::string in_flight(std::size_t ended) const;

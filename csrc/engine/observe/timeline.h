@@ -3,10 +3,10 @@
 //
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
-// A caller that has an event first asks whether a trace is written. Usually none is, and then the question costs the load of one
-// flag. No caller waits for the file: if the queue is full, the timeline drops and counts events. After each write the file ends
-// with the closing bracket, so it is valid JSON even after a crash. Its size is bounded: at half the limit it becomes FILE.old,
-// replaces the earlier FILE.old, and a new file begins.
+// A caller that has an event first asks whether a trace is written. Usually none is, and then the question costs the load of
+// one flag. No caller waits for the file: if the queue is full, the timeline drops and counts events. After each write the file
+// ends with the closing bracket, so it is valid JSON even after a crash. Its size is bounded: at half the limit it becomes
+// FILE.old, replaces the earlier FILE.old, and a new file begins.
 #pragma once
 
 #include <atomic>
@@ -44,8 +44,8 @@ class Timeline {
 
   // The flight recorder has numbered these entries.
   void submitted(std::span<const Entry> entries);
-  // These entries reach a stage together; with kStarted they are one FusedOp. An entry without a request belongs to no caller of
-  // this rank.
+  // These entries reach a stage together; with kStarted they are one FusedOp. An entry without a request belongs to no caller
+  // of this rank.
   void reached(std::span<const Entry> entries, Stage stage);
   void announcing();
   // While this object lives, a caller waits for the operation of this number.

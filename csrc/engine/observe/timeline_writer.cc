@@ -20,7 +20,7 @@ using base::Clock;
 using Stage = FlightRecorder::Stage;
 
 constexpr const char* kEnd = "\n]\n";
-// The number of tensors with a lane of their own. It bounds memory for programs that make up new names without end.
+// The number of tensors with a lane of their own. The limit bounds memory for programs that give every operation a new name.
 constexpr std::int32_t kMostLanes = 1 << 14;
 // Callers' lanes come first.
 constexpr std::int32_t kFirstTensorLane = 1000;
@@ -72,8 +72,8 @@ std::string arguments_of(const Request& request) {
 
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
-// The name of the span between two stages. Ranks that share memory agree without a message, and a small tensor is done as soon as
-// they agree.
+// The name of the span between two stages. Ranks that share memory agree without a message, and a small tensor is done as soon
+// as they agree.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
@@ -152,7 +152,7 @@ void TimelineWriter::flush() {
                                  static_cast<off_t>(written_ + done));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
-      // The write failed, because the disk is full, say. The earlier content stays, and is valid.
+      // The write failed, for example because the disk is full. Cut the file back to the earlier content, which is valid.
       [[maybe_unused]] const int cut = ftruncate(file_, static_cast<off_t>(written_));
       [[maybe_unused]] const ssize_t end =
           pwrite(file_, kEnd, std::strlen(kEnd), static_cast<off_t>(written_));

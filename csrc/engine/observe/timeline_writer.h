@@ -2,8 +2,8 @@
 // Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made. If the
 // disk fills up later, the trace ends, and the file says so.
 //
-// In the trace, a rank is a process and a tensor is one of its threads, with the spans of docs/timeline.md in sequence. A caller
-// that waits has a thread of its own.
+// In the trace, a rank is a process and a tensor is one of its threads, with the spans of docs/timeline.md in sequence. A
+// caller that waits has a thread of its own.
 #pragma once
 
 #include <cstdint>

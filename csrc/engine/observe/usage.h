@@ -2,9 +2,9 @@
 // blocked, and the ranks that it waited for.
 // Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: nothing.
 //
-// A stage's time is the time during which at least one operation was in it; operations that overlap count once. The clock is read
-// once in a pass that has something to record, and when data begin or cease to move. A blocking call of a rank reads no clock for
-// this.
+// A stage's time is the time during which at least one operation was in it; operations that overlap count once. The clock is
+// read once in a pass that has something to record, and when data start or stop moving. A blocking call does not read the
+// clock only to measure these times.
 #pragma once
 
 #include <atomic>
@@ -54,22 +54,25 @@ struct Counters {
   std::atomic<std::int64_t> sleeps{0}, sleep_limits_us{0}, rung_sleeps{0}, unrung_finds{0};
 };
 
-// The time during which at least one thing was under way.
+// The time during which at least one operation was under way.
 class BusyTime {
  public:
   using Time = base::Clock::time_point;
 
-  // From now on this many more (or fewer) things are under way. For the token holder.
+  // From `now` on, this many more (or fewer) operations are under way. For the holder of the progress token.
   void change(std::int64_t more, Time now);
+  // Would change(more) begin or end a busy time?
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
-  // A value from which nanoseconds() computes the time, for a clock reading made later. For any thread.
+  // The state as one word. nanoseconds() computes the busy time from it and a later reading of the clock. For any thread.
   std::int64_t word() const { return word_.load(std::memory_order_relaxed); }
   static std::int64_t nanoseconds(std::int64_t word, Time now);
 
  private:
   std::int64_t count_ = 0;
-  std::int64_t ended_ = 0;  // when none went on any more: what begins "before" begins then
-  // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus 1.
+  // When the last busy time ended. If a begin is reported that lies before this time, the busy time counts from here.
+  std::int64_t ended_ = 0;
+  // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus
+  // 1.
   std::atomic<std::int64_t> word_{0};
 };
 
@@ -80,7 +83,7 @@ class Usage {
 
   Usage(int ranks, base::TimeSource time);
 
-  // --- the token holder's ---
+  // --- for the holder of the progress token ---
   // The time, read once in this pass.
   Time now() { return now_ ? *now_ : read_clock(); }
   Time read_clock() { return *(now_ = time_.now()); }
@@ -94,7 +97,7 @@ class Usage {
   // One FusedOp of this kind among `ranks` ranks moves data: bytes as docs/stats.md counts them.
   void moves(base::OpKind kind, std::size_t bytes, std::size_t ranks);
 
-  // --- any thread's ---
+  // --- for any thread ---
   // A caller was blocked between these times. moving_before: moving() at `from`.
   void blocked(Time from, Time to, std::int64_t moving_before);
   std::int64_t moving(Time now) const { return BusyTime::nanoseconds(moving_.word(), now); }

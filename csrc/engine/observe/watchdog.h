@@ -1,5 +1,5 @@
-// The meeting point of the engine and the watchdog, a thread of the binding that can say where this rank's program is. The engine
-// cannot say it, because it does not take the GIL.
+// The meeting point of the engine and the watchdog, a thread of the binding that can say where this rank's program is. The
+// engine cannot say it, because it does not take the GIL.
 // Thread: the holder of the progress token calls ask and take; the watchdog calls wait and tell; any calls close, and
 // StallExemption. Owns: the answer until take(). Blocks: wait(), until a question or close(). Throws: nothing.
 #pragma once
@@ -21,7 +21,7 @@ class Watchdog {
   bool ask();
   std::optional<std::string> take();
 
-  // True: answer with tell(). False: the engine ends.
+  // Waits for a question. Returns true if there is one, which tell() answers, and false if the engine ends.
   bool wait();
   void tell(std::string text);
   void close();

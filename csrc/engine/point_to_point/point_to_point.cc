@@ -32,7 +32,7 @@ PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
       untold_(heard_.size()),
       left_(static_cast<std::size_t>(settings.ranks)) {}
 
-// What came before this rank knew of the set stays where it is.
+// Messages that arrived before this rank knew the set are kept, unless the sender or this rank is no member.
 void PointToPoint::add_set(const ProcessSet& set) {
   newest_epoch_ = std::max(newest_epoch_, set.id.epoch);
   InSet& known = sets_[set.id];
@@ -77,7 +77,7 @@ void PointToPoint::send(Entry entry) {
   const int to = request.root;
   if (has_left(to)) {
     return fail(entry, {ErrorCode::kAborted,
-                        "that rank has left: its program ended or called "
+                        "the receiving rank has left: its program ended or called "
                         "shutdown(), and it takes part in nothing more"});
   }
   Offer offer{request.set,    ++last_number_, request.tag,          request.dtype,
@@ -93,10 +93,10 @@ bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   std::size_t& unreceived = unreceived_[static_cast<std::size_t>(to)];
   const bool on_gpu = entry.request->on_gpu() && bytes > 0;
   if (on_gpu || bytes > settings_.whole_bytes ||
-      unreceived + weight_of(bytes) > settings_.unreceived_bytes) {
+      unreceived + counted_bytes(bytes) > settings_.unreceived_bytes) {
     return false;
   }
-  unreceived += weight_of(bytes);
+  unreceived += counted_bytes(bytes);
   offer.whole = true;
   offer.payload = {static_cast<const std::byte*>(entry.input), bytes};
   deliver(to, std::move(offer));
@@ -107,7 +107,7 @@ bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
 void PointToPoint::count_received(int source, const Offer& offer) {
   if (!offer.whole || ended_ || has_left(source)) return;
   std::size_t& untold = untold_[static_cast<std::size_t>(source)];
-  untold += weight_of(offer.bytes());
+  untold += counted_bytes(offer.bytes());
   if (2 * untold < settings_.unreceived_bytes) return;
   deliver(source, Receipt{std::exchange(untold, 0)});
 }
@@ -125,14 +125,16 @@ void PointToPoint::receive(Entry entry, std::deque<Entry>::iterator place) {
   if (nobody_sends(set, *entry.request)) {
     return fail(entry,
                 {ErrorCode::kAborted,
-                 "who could send it has left: its program ended or called shutdown(), and it "
-                 "takes part in nothing more"});
+                 "every rank that could send this message has left: their programs ended or called "
+                 "shutdown(), and they take part in nothing more"});
   }
   set.posted.insert(place, std::move(entry));
   ++posted_;
 }
 
-// This rank may send to itself while it waits, from another thread, so it counts where any rank will do.
+// Can no rank send the message for this receive any more? Another thread of this rank might send to this rank itself. For a
+// receive from any rank this possibility counts only in a set of one rank; otherwise a receive would wait for ever when all
+// others have left.
 bool PointToPoint::nobody_sends(const InSet& set, const Request& receive) const {
   if (receive.root != kAny) return has_left(receive.root);
   return set.members->size() > 1 && std::ranges::all_of(*set.members, [&](int member) {
@@ -153,7 +155,7 @@ void PointToPoint::deliver(int rank, Message message) {
 
 void PointToPoint::hear(int source, Offer offer) {
   InSet* const set = find_for_message(offer.set);
-  if (ended_) return;  // who sends it learns that from elsewhere
+  if (ended_) return;  // the sender learns from this rank's Goodbye that it has left
   if (set == nullptr) return count_received(source, offer);
   HVD_CHECK(!set->members || (std::ranges::binary_search(*set->members, source) &&
                               std::ranges::binary_search(*set->members, settings_.rank)));
@@ -243,7 +245,7 @@ void PointToPoint::hear(int source, Coming message) {
 
 void PointToPoint::hear(int source, Withdrawal message) {
   auto found = cleared_.extract(std::pair(source, message.number));
-  if (!found.empty()) {  // as if it had never been sent
+  if (!found.empty()) {  // the receive waits again, as if the message had never been sent
     Entry& entry = found.mapped().receive;
     return receive(std::move(entry), sets_.at(entry.request->set).posted.begin());
   }

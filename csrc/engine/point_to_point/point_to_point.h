@@ -1,29 +1,35 @@
-// What one rank sends to another, and what receives it: matched as MPI matches, by process set, rank and tag, in posting order.
-// Thread: one at a time. Owns: this rank's sends and receives until they are matched, and what has come for receives that are
-// still to be posted. Blocks: never. Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
+// Matches this rank's sends and receives with those of other ranks. The rules are MPI's: a message is matched by process set,
+// rank and tag, in the order of posting.
+// Thread: one at a time. Owns: this rank's sends and receives until they are matched, and messages that have arrived before
+// their receive was posted. Blocks: never. Throws: Error(Internal) on messages that no correct rank sends, and what the effects
+// throw.
 //
-// A machine apart from transport and threads: entries and messages go in, and what is to be done comes out through Effects, in
-// its order. Nothing is negotiated, and no collective waits here. Its digest tells states apart.
+// A pure machine: entries and messages go in; what must be done comes out through Effects, in order. The machine negotiates
+// nothing, and no collective waits for it. Its digest tells states apart. Cycle drives it, and Messenger passes it the other
+// ranks' messages.
 //
 //   what callers ask ---------> admit() --------+
 //   what another rank says ---> hear() ---------+--> Effects: send, finish, start_send, start_receive, reached
 //   how ranks and sets end ---> left, leave ----+
 //
-// A small message travels whole, in its Offer, and has been sent when that has: as long as no more than so many bytes of such wait
-// for their receives at that rank, which counts what receives have taken and says so now and then (Receipt). Of all others, large or
-// too many, the Offer tells alone; when there is a receive for it:
+// A small message travels whole: its Offer holds the payload, and the send ends when the Offer is sent. A sender may do this
+// while the whole messages that the receiving rank has not received yet stay within a limit (Settings::unreceived_bytes). The
+// receiving rank counts the bytes that its receives have taken, and reports them from time to time (Receipt). For a large
+// message, and for a small one over the limit, the Offer only announces the payload. When there is a receive for it:
 //
-//   who sends                  who receives
+//   sender                     receiver
 //      Offer       ------------->   a receive that fits is there, or comes later
 //            <-------------------   Clearance
 //      Coming      ------------->   start_receive
 //      start_send  ============>
 //
-// Either may end before: who sends says so by a Withdrawal instead of Coming. So memory is given to the transport only where both
-// ranks are sure, and nothing ever has to be taken back from it. What lies on a GPU never travels whole.
+// The send may end before the Clearance arrives. Then the sender sends a Withdrawal instead of Coming. So both ranks give
+// memory to the transport only when the payload is certain to move, and no posted transfer has to be cancelled. (This is MPI's
+// eager and rendezvous protocol, with a Withdrawal added.) A tensor on a GPU never travels whole.
 //
-// A receive of another dtype or size answers with a Rejection instead of a Clearance. It fails when Coming says that the send was still
-// there. If a Withdrawal comes, the receive waits for the next message: a send that has failed must not fail a later receive.
+// A receive of another dtype or size answers with a Rejection instead of a Clearance. If a Coming answers, the send had not
+// ended, and the receive fails. If a Withdrawal answers, the receive waits for the next message, because a send that has failed
+// must not fail a later receive.
 #pragma once
 
 #include <algorithm>
@@ -48,21 +54,21 @@ class PointToPoint {
  public:
   using Stage = FlightRecorder::Stage;
 
-  // What it wants done. Each call is carried out before it returns.
+  // What the machine wants done. Each call is carried out before it returns.
   class Effects {
    public:
     virtual ~Effects() = default;
     virtual void send(int rank, const Message& message) = 0;
     virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
-    // The payload goes from or to the entry's memory. Who starts it ends the entry. Between two ranks payloads go in the order in
-    // which both start them.
+    // Moves the payload from or to the entry's memory, and ends the entry afterwards. Both ranks start the payloads between
+    // them in the same order, and the payloads move in this order.
     virtual void start_send(Entry entry, int to) = 0;
     virtual void start_receive(Entry entry, int from) = 0;
-    // The payload of a receive is here: that of a message which travelled whole, or of a send of this rank. Who takes it ends the
-    // entries.
+    // take: gives a receive the payload of a message that travelled whole. take_own: gives a receive the payload of this rank's
+    // own send. Both end the entries.
     virtual void take(Entry receive, const void* payload) = 0;
     virtual void take_own(Entry receive, Entry send) = 0;
-    // For the books: the other rank can learn of it; it has come to a stage.
+    // For the records. posted: the machine has taken the entry. reached: the entries have reached a stage.
     virtual void posted(const Entry& entry) = 0;
     virtual void reached(std::span<const Entry> entries, Stage stage) = 0;
   };
@@ -70,20 +76,21 @@ class PointToPoint {
   struct Settings {
     int rank = 0;
     int ranks = 1;
-    std::size_t whole_bytes = 0;       // messages of at most so many travel whole
-    std::size_t unreceived_bytes = 0;  // as long as no more than so many wait at one rank
+    std::size_t whole_bytes = 0;  // the size of the largest message that travels whole
+    // The limit to the bytes of whole messages that one rank has not received yet, for each sender (counted_bytes).
+    std::size_t unreceived_bytes = 0;
   };
-  // What a whole message takes of them: it has a name and a place, too.
-  static std::size_t weight_of(std::size_t bytes) { return bytes + 256; }
-  // effects outlive it.
+  // The bytes for which a whole message counts: its payload, and a constant for its name and its place in the list.
+  static std::size_t counted_bytes(std::size_t bytes) { return bytes + 256; }
+  // The effects must outlive this object.
   PointToPoint(const Settings& settings, Effects& effects);
 
   void add_set(const ProcessSet& set);
-  // All that this rank has asked for there has ended.
+  // Call it when all operations of this rank on the set have ended.
   void remove_set(SetId set);
 
   // --- what this rank asks ---
-  // Takes the entry, a send or a receive; one that cannot be met ends at once.
+  // Takes a send or a receive. An entry that can never be matched ends at once with an error.
   void admit(Entry entry);
 
   // --- what others say ---
@@ -93,28 +100,28 @@ class PointToPoint {
   void hear(int source, Withdrawal message);
   void hear(int source, const Rejection& message);
   void hear(int source, Receipt message);
-  // Some of this rank's own can never be matched.
+  // Ends the sends and receives of this rank that the verdict names.
   void hear(int source, const Verdict& message);
 
   // --- how ranks end ---
   void left(int rank, const base::Status& why);
-  // This rank takes part in nothing more than what is matched.
+  // This rank leaves: fails its unmatched sends and receives, and later ones. Matched ones still end normally.
   void leave(const base::Status& why);
   void end_all(const base::Status& why);
 
   // --- questions ---
-  // Does anything of this rank wait for a message?
+  // Does any send or receive of this rank wait for a message?
   bool waits() const { return !offered_.empty() || !cleared_.empty() || posted_ > 0; }
   bool waits(SetId set) const;
-  // Is a payload about to come, or another rank's word that it will not?
+  // Does a receive of this rank wait for a Coming or a Withdrawal?
   bool is_cleared() const { return !cleared_.empty(); }
-  // Calls visit(const Entry&) for each that is not matched.
+  // Calls visit(const Entry&) for each send and receive that is not matched.
   template <typename Visit>
   void for_each_unmatched(Visit visit) const {
     for (const auto& [number, sending] : offered_) visit(sending.entry);
     for (const auto& [id, set] : sets_) std::ranges::for_each(set.posted, visit);
   }
-  // For each that is matched, but whose payload has not begun to come.
+  // Calls visit(const Entry&) for each receive that is matched, but whose payload has not begun to arrive.
   template <typename Visit>
   void for_each_cleared(Visit visit) const {
     for (const auto& [key, answered] : cleared_) visit(answered.receive);
@@ -122,18 +129,18 @@ class PointToPoint {
   std::uint64_t digest() const;
 
  private:
-  // What has come before its receive.
+  // A message that has arrived before its receive was posted.
   struct Arrival {
     int source = 0;
     Offer offer;
-    std::vector<std::byte> payload;  // the offer's
+    std::vector<std::byte> payload;  // offer.payload refers to it
   };
   struct InSet {
-    std::shared_ptr<const std::vector<int>> members;  // null: this rank has not come to the set yet
+    std::shared_ptr<const std::vector<int>> members;  // null: this rank has not added the set yet
     std::deque<Entry> posted;                         // receives
     std::deque<Arrival> arrivals;
   };
-  // A send of which the other rank has been told.
+  // A send that this rank has offered to the other rank.
   struct Sending {
     Entry entry;
     int to = 0;
@@ -146,14 +153,14 @@ class PointToPoint {
   using Sendings = std::map<std::uint64_t, Sending>;  // by number
 
   void send(Entry entry);
-  // Gives it what has come already, or posts it before the receive at that place.
+  // Gives the receive a message that has arrived already, or posts the receive before the one at `place`.
   void receive(Entry entry, std::deque<Entry>::iterator place);
   void deliver(int rank, Message message);
-  // Takes what travels whole, if it may.
+  // Sends the message whole and ends the entry, if the limits allow it. Otherwise returns false.
   bool send_whole(const Entry& entry, int to, Offer& offer);
-  // This one waits no more.
+  // Counts a whole message that no longer waits for its receive, and sends a Receipt when enough have been counted.
   void count_received(int source, const Offer& offer);
-  // A receive and the message for it.
+  // Matches a receive with the message for it.
   void meet(Entry receive, int source, const Offer& offer);
   void take_own(Entry receive, std::uint64_t number);
   std::string why_unequal(const Entry& receive, int source, const Offer& offer) const;
@@ -162,7 +169,7 @@ class PointToPoint {
   template <typename Condition>
   void fail_receives(InSet& set, const base::Status& why, Condition condition);
   bool nobody_sends(const InSet& set, const Request& receive) const;
-  // Null: that set is gone.
+  // The set that a message names. Makes one for a set that this rank has not added yet. Null: the set has been removed.
   InSet* find_for_message(SetId set);
   bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
 
@@ -175,11 +182,12 @@ class PointToPoint {
   Sendings offered_;
   std::map<std::pair<int, std::uint64_t>, Answered> cleared_;  // by sender and number
   std::vector<std::uint64_t> heard_;  // the number of the newest message of each rank
-  // Of whole messages, by rank: what it has not said to have received, and what it has not been told that this rank has.
+  // Bytes of whole messages, by rank. unreceived_: sent to that rank, which has not reported them as received. untold_:
+  // received from that rank, and not yet reported to it.
   std::vector<std::size_t> unreceived_, untold_;
   std::vector<bool> left_;             // by rank
   std::optional<base::Status> ended_;  // this rank has left
-  // A send that had ended here was refused by its receiver: this rank's next call is told.
+  // The receiver refused a send after the send had ended on this rank. The next send or receive of this rank gets this error.
   std::optional<base::Status> owed_;
 };
 

@@ -56,7 +56,7 @@ ROWS = (
         "gpu-pinned-in-use",
         "the host writes to page-locked memory that the GPU still reads",
         "csrc/device/buffers.cc",
-        "if (!idle && kind == Kind::kPinned) continue;  // the host will write at once",
+        "if (!idle && kind == Kind::kPinned) continue;",
         "",
         guards.GPU_MEMORY,
     ),

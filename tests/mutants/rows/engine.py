@@ -280,7 +280,7 @@ ROWS = (
         "messages-pile-up",
         "a rank may send as many small messages as it likes to one that does not receive them",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "unreceived + weight_of(bytes) > settings_.unreceived_bytes",
+        "unreceived + counted_bytes(bytes) > settings_.unreceived_bytes",
         "false",
         guards.MESSAGES,
     ),

@@ -1,7 +1,5 @@
 #include "engine/execution/gpu/device_lane.h"
 
-#include <algorithm>
-
 namespace hvdlite::engine {
 
 using base::Clock;
@@ -12,7 +10,8 @@ namespace {
 
 // The time between two questions to NCCL about errors.
 constexpr base::microseconds kLookInterval{1'000};
-// The log gets at most this many lines about results that are not finite in this time, and each names at most this many tensors.
+// The log gets at most this many lines about results that are not finite in this time, and each names at most this many
+// tensors.
 constexpr std::chrono::seconds kReportInterval{10};
 constexpr int kLinesInInterval = 8;
 constexpr std::size_t kNamesInLine = 8;

@@ -1,6 +1,7 @@
-// The GPU operations of one process set: their order, the link that moves their data, and the work that the GPU has not done yet.
-// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: never. Throws: as operation.h says, with the
-// operation's name in front; the owner then abandons the lane.
+// The GPU operations of one process set: their order, the link that moves their data, and the work that the GPU has not done
+// yet.
+// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: never. Throws: as operation.h says, with
+// the operation's name in front; the owner then abandons the lane.
 //
 // An operation starts when all earlier ones have started. An NCCL operation also waits until the one before it has handed over
 // all its calls. A staged operation begins to move data in shared host memory when all earlier ones have begun: members take

@@ -21,7 +21,7 @@ DeviceLink::DeviceLink(const LinkContext& context, std::shared_ptr<const Process
                        const std::array<std::uint32_t, kTags>& tags, int home)
     : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
 
-// On a rank that submitted an operation the GPU is open. So only a joined rank can fail here.
+// A rank that has submitted an operation has opened its GPU already. So only on a joined rank can this find no GPU.
 void DeviceLink::open_home() {
   int gpu = home_wanted_;
   card_.knob = knob_of(context_.config.gpu_route);
@@ -95,7 +95,7 @@ bool DeviceLink::advance() {
       return poll_verdict() || moved;
     }
     case Step::kReporting: {
-      // True if the last messages have left.
+      // Has this send or receive completed?
       const auto gone = [&](transport::Ticket& ticket) { return context_.transport.test(ticket); };
       const bool all_left = std::ranges::all_of(leaving_, gone);
       if (!all_left || !std::ranges::all_of(arriving_, gone)) return false;
@@ -175,7 +175,7 @@ bool DeviceLink::poll_own() {
         say(LogLevel::kWarning,
             "NCCL's communicator is still not up after " + std::to_string(int(kLongSeconds)) +
                 " seconds; NCCL_DEBUG=INFO shows what it waits for, and HVDLITE_GPU_ROUTE=staged "
-                "does without it");
+                "makes hvdlite move tensors without NCCL");
       }
       return false;
     }

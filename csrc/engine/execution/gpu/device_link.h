@@ -1,18 +1,18 @@
-// What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which is
-// an NCCL communicator or host memory.
-// Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: never. Throws: what Transport and the
-// GPU's driver throw. After that the owner must keep the link, because the transport may still touch its memory.
+// What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which
+// is an NCCL communicator or host memory.
+// Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: never. Throws: what Transport and
+// the GPU's driver throw. After that the owner must keep the link, because the transport may still touch its memory.
 //
-// All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on all.
-// The link comes up by messages under tags of its own, while other operations continue:
+// All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on
+// all. The link comes up by messages under tags of its own, while other operations continue:
 //
 //   all       exchange cards: does it have a GPU, which GPU and NCCL, which knobs          -> all choose the same route
 //   member 0  NCCL's unique id, or why there is none                                       -> all
 //   all       ncclCommInitRankConfig without blocking; each polls its own communicator
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all
 //
-// A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still wait
-// for it; they abort and report. So in every case each rank sends one report and gets one verdict.
+// A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still
+// wait for it; they abort and report. So in every case each rank sends one report and gets one verdict.
 #pragma once
 
 #include <array>
@@ -62,7 +62,8 @@ class DeviceLink {
   device::Device* home() const { return home_; }
   device::Device& device(int gpu) { return context_.devices.device(gpu); }
   device::cuda::Stream stream() const { return stream_->get(); }
-  // The stream for copies from host memory to the GPU. So these need not wait behind inputs that are not ready.
+  // The stream for copies from host memory to the GPU. It is a separate stream so that these copies do not wait for inputs of
+  // later operations.
   device::cuda::Stream return_stream() const { return return_stream_->get(); }
   // Gives an event of this rank's GPU `gpu` that comes after `event`, for callers whose streams belong to that GPU.
   device::EventPtr relay(const device::EventPtr& event, int gpu);

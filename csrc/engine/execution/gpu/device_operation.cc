@@ -18,8 +18,8 @@ std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
-// Kernels may still run. Their buffers become free after them; if the end of the kernels cannot be known, no code frees the
-// buffers.
+// Kernels may still run. Their buffers become free after they have ended; if their end cannot be known, the buffers are never
+// freed.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) {
@@ -37,7 +37,7 @@ void DeviceOperation::abandon() {
   }
 }
 
-// The entries of one submission share an event.
+// Orders the stream only once after an event, because the entries of one submission share an event.
 void DeviceOperation::order_inputs(cuda::Stream stream) const {
   if (gathered_) gathered_->order(stream);
   const device::Event* last = nullptr;

@@ -2,8 +2,8 @@
 // the set's, and the end of the work is an event.
 // Thread, Blocks, Throws: as operation.h says. Owns: its buffers, until the event after which they are free.
 //
-// An operation is finished when the GPU has all its work. Its event says when the GPU has done the work; the engine does not wait
-// for it.
+// An operation is finished when the GPU has all its work. Its event says when the GPU has done the work; the engine does not
+// wait for it.
 #pragma once
 
 #include <memory>
@@ -42,7 +42,8 @@ class DeviceOperation : public Operation {
   HandedOver& handed_over() { return handed_over_; }
 
  protected:
-  // The addresses of a part's tensors on the set's GPU: of the tensors, or of copies if they lie on another GPU. Null: no tensor.
+  // The addresses of a part's tensors on the set's GPU: of the tensors, or of copies if they lie on another GPU. Null: no
+  // tensor.
   struct PartAddresses {
     const void* input = nullptr;
     void* output = nullptr;

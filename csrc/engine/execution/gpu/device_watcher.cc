@@ -13,7 +13,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// At the engine's end, how long to wait for the thread to return from the driver.
+// The time for which stop() waits until the thread returns from the driver.
 constexpr std::chrono::milliseconds kEndingPatience{200};
 
 }  // namespace
@@ -22,7 +22,7 @@ struct DeviceWatcher::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<device::EventPtr> events;
-  std::function<void()> ring;  // empty: the engine does not listen any more
+  std::function<void()> ring;  // wakes the engine; empty after stop()
   bool ended = false;
 
   void run() {
@@ -36,7 +36,7 @@ struct DeviceWatcher::State {
       lock.unlock();
       try {
         next->synchronize();
-      } catch (const base::Error&) {  // the poller of this event gets the same error
+      } catch (const base::Error&) {  // the operation that polls for this event gets the same error
       }
       next.reset();
       lock.lock();

@@ -1,7 +1,5 @@
 #include "engine/execution/gpu/message_staging.h"
 
-#include <utility>
-
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {

@@ -6,8 +6,8 @@
 //   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
 //   receive   the message arrives in page-locked memory -> copy to the tensor when that is ready, record the completion's event
 //
-// A send waits until the tensor is ready before it enqueues the copy. So the stream never holds a copy that waits, and no message
-// waits behind another one. A receive ends when its copy is enqueued, as all operations on GPU memory do.
+// A send enqueues its copy only when the tensor is ready. So no copy in the stream waits for a tensor, and no message waits for
+// another message's tensor. A receive ends when its copy is enqueued, as all operations on GPU memory do.
 #pragma once
 
 #include <deque>
@@ -22,7 +22,7 @@ namespace hvdlite::engine {
 // The page-locked memory of one message. Empty: the tensor is in host memory.
 struct StagedMemory {
   device::Buffer host;
-  device::EventPtr arrived;  // of a send: the tensor has come there after it
+  device::EventPtr arrived;  // of a send: after it the copy to page-locked memory is complete
   bool is_copying = false;   // a copy has begun that no event ends, because the driver has failed
 };
 
@@ -31,11 +31,11 @@ class MessageStaging {
   MessageStaging(device::Devices& devices, DeviceWatcher& watcher)
       : devices_(devices), watcher_(watcher) {}
 
-  // For a send: moves the copy to page-locked memory on. Returns true when the tensor has come there.
+  // For a send: enqueues the copy to page-locked memory, and polls it. Returns true when the copy is complete.
   bool fetch(const Entry& entry, StagedMemory* memory);
-  // For a receive: page-locked memory as large as the tensor.
+  // For a receive: allocates page-locked memory as large as the tensor.
   StagedMemory room_for(const Entry& entry);
-  // Enqueues the copy from there to the tensor, and gives the completion its event.
+  // For a receive: enqueues the copy from page-locked memory to the tensor, and gives the completion its event.
   void bring(const Entry& entry, StagedMemory* memory);
   // Forgets the copies that the GPU has done. Returns true if there were any.
   bool look_after();

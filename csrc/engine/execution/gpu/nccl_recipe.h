@@ -1,10 +1,11 @@
 // How NCCL carries out a reduction: its type and operator, and the conversions before and after.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: no.
 //
-//   tensors ── pack: cast to the wire dtype, factor ──► buffer ── ncclAllReduce ──► buffer ── unpack: factor, divisor, cast ──► tensors
+//   tensors ── pack: cast to the wire dtype, factor ──► buffer ── ncclAllReduce ──► buffer
+//   buffer ── unpack: factor, divisor, cast ──► tensors
 //
-// All members derive the same recipe from their agreement. If nothing has to be converted, one rank may pack while another gives
-// NCCL its single tensor directly; the other ranks see no difference.
+// All members derive the same recipe from their agreement. If nothing has to be converted, one rank may pack while another
+// gives NCCL its single tensor directly; the other ranks see no difference.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +28,8 @@ struct Recipe {
   bool plain = false;  // nothing is converted
 };
 
-// The recipe of an allreduce or reducescatter among `ranks` members. It adds an Average of narrow integers in 64 bits, as on the
-// host. Empty if NCCL's result would differ from hvdlite's kernels': 16-bit integers, Adasum.
+// The recipe of an allreduce or reducescatter among `ranks` members. It adds an Average of narrow integers in 64 bits, as on
+// the host. Empty if NCCL's result would differ from hvdlite's kernels': 16-bit integers, Adasum.
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums);
 

@@ -7,9 +7,9 @@
 //   moving      after the event: the collective of host memory, which does all scaling
 //   returning   copy back, unpack, and record the operation's event
 //
-// A joined rank without a GPU takes part with ordinary memory. Members that share memory for this (Sharing in collectives/comm.h)
-// move data through it. They take turns there in the order in which operations begin to move, which is the lane's order
-// (device_lane.h).
+// A joined rank without a GPU takes part with ordinary memory. Members that share memory for this (Sharing in
+// collectives/comm.h) move data through it. They take turns there in the order in which operations begin to move, which is the
+// lane's order (device_lane.h).
 #pragma once
 
 #include <memory>

@@ -1,8 +1,6 @@
 #include "engine/execution/host/host_operation.h"
 
-#include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "kernels/stream.h"
 
@@ -45,7 +43,7 @@ void HostOperation::start() {
     case OpKind::kRemoveProcessSet:
     case OpKind::kSend:
     case OpKind::kRecv:
-      HVD_CHECK(false);  // the cycle or PointToPoint carries these out
+      HVD_CHECK(false);  // Negotiation and PointToPoint handle these kinds
   }
   if (collective_->result_is_open()) ++context_.counters.open_results;
 }

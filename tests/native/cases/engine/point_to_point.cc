@@ -454,7 +454,7 @@ TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
 
 // Two of them may wait; the word that there is room comes when half of that has been received.
 TEST(small_messages_that_nobody_receives_wait_at_their_sender) {
-  const Plan plan{{{}, {}}, -1, 2 * PointToPoint::weight_of(4)};
+  const Plan plan{{{}, {}}, -1, 2 * PointToPoint::counted_bytes(4)};
   Job job(plan);
   const auto is_sent = [&](std::size_t place) { return status_of(job, 0, place).ok(); };
   for (int i = 0; i < 3; ++i) job.rank(0).ask(send(1));
@@ -472,7 +472,7 @@ TEST(small_messages_that_nobody_receives_wait_at_their_sender) {
 }
 
 TEST(what_was_sent_to_a_set_that_is_gone_counts_as_received) {
-  const Plan plan{{{}, {}}, -1, PointToPoint::weight_of(4)};
+  const Plan plan{{{}, {}}, -1, PointToPoint::counted_bytes(4)};
   Job job(plan);
   job.rank(0).ask(send(1));
   run(job);
