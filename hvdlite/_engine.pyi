@@ -80,7 +80,7 @@ class Work:
     def size(self) -> int:
         """How many operations it has."""
     def poll(self) -> bool:
-        """Have all operations ended, well or badly?"""
+        """Have all operations ended, with or without a failure?"""
     def wait(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> None:
         """Waits until they have, driving progress, and handles signals.
 
@@ -129,7 +129,7 @@ def stream_copy(to: int, source: int, nbytes: int) -> None:
     """Copies memory, by address, past the caches."""
 
 def digest(address: int, nbytes: int) -> int:
-    """64 bits that tell memory of other content from this."""
+    """A 64-bit digest of the memory's content."""
 
 @final
 class Engine:

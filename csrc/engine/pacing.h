@@ -1,4 +1,4 @@
-// How long the token holder may sleep after a pass that did nothing. Pure functions.
+// How long the holder of the progress token may sleep after a pass that did nothing. Pure functions, which Engine calls.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The answers to Membership's questions: the state of this rank's operations, and what the transport and the kernel report of
-// other ranks.
+// Answers Membership's questions, which Membership asks in its looks: the state of this rank's operations, and what the
+// transport and the kernel report about other ranks.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport throws.
 #pragma once
 

@@ -1,4 +1,5 @@
-// An allgather of one value of any size per rank, by control messages. With empty values it is a barrier. A pure machine.
+// An allgather of one value of any size per rank, by control messages. With empty values it is a barrier. A pure machine, which
+// Job drives.
 // Thread: one at a time. Owns: the values that have come. Blocks: no. Throws: Error(Internal) on messages that no correct rank
 // sends.
 //

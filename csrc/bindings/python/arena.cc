@@ -46,7 +46,8 @@ void register_arena(nb::module_& module) {
                     "buffer of its bytes.")
       .def_prop_ro("address", &Arena::address,
                    "What the other members need to map this part; plain bytes.")
-      .def_prop_ro("id", &Arena::id, "What requests call the arena; 0 while it is not open.")
+      .def_prop_ro("id", &Arena::id,
+                   "The number by which requests name the arena; 0 while it is not open.")
       .def_prop_ro("nbytes", &Arena::nbytes)
       .def("open", &Arena::open, "addresses"_a,
            "Maps all parts, whose addresses come in the order of the set's ranks.")
@@ -67,7 +68,7 @@ void register_arena(nb::module_& module) {
         return hvdlite_digest(reinterpret_cast<const void*>(address), nbytes);
       },
       "address"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "64 bits that tell memory of other content from this.");
+      "A 64-bit digest of the memory's content.");
 }
 
 }  // namespace hvdlite::python

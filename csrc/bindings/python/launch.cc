@@ -255,11 +255,11 @@ void register_launch(nb::module_& module) {
            "The numbers of items that failed or whose results have to be put where they belong. "
            "The others are filled.");
   nb::class_<Gatherer>(module, "Gatherer", nb::is_final(), nb::type_slots(collected<Gatherer>),
-                       "Finds out where the gradients of a bucket are.")
+                       "Finds the addresses of a bucket's gradients.")
       .def(nb::init<const nb::list&, const nb::list&, nb::handle, nb::handle, nb::object,
                     nb::object>(),
            "gradients"_a, "forms"_a, "type"_a, "plain"_a.none(), "strided"_a, "wire_of"_a)
-      .def("gather", &Gatherer::gather, "What to send.");
+      .def("gather", &Gatherer::gather, "Returns what to send.");
   module.def(
       "launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "wake"_a,
       "streams"_a, "weight"_a, "works"_a,

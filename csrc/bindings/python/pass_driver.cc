@@ -250,13 +250,14 @@ void PassDriver::clear() {
 }
 
 void register_pass_driver(nb::module_& module) {
-  nb::class_<Passes>(module, "Passes", "What is counted of backward passes.")
-      .def("launched", &Passes::launched, "bucket"_a, "The bucket is launched in this pass.")
-      .def("settled", &Passes::settled, "Nothing is in flight any more.")
+  nb::class_<Passes>(module, "Passes", "Counts backward passes, and decides what they do.")
+      .def("launched", &Passes::launched, "bucket"_a,
+           "Notes that the bucket is launched in this pass.")
+      .def("settled", &Passes::settled, "Notes that nothing is in flight any more.")
       .def("forget_additions", &Passes::forget_additions,
            "What was added after a launch is not reduced by itself.")
       .def("begin_by_hand", &Passes::begin_by_hand, "A pass begins without a backward.")
-      .def("start_step", &Passes::start_step, "Counts passes and reductions anew.")
+      .def("start_step", &Passes::start_step, "Begins to count passes and reductions from zero.")
       .def("reset", &Passes::reset, "The gradients were reset, also those not reduced.")
       .def_prop_ro("running", &Passes::running)
       .def_prop_ro("unsettled", &Passes::unsettled)
@@ -265,7 +266,7 @@ void register_pass_driver(nb::module_& module) {
       .def_rw("passes_per_step", &Passes::passes_per_step)
       .def_rw("suspended", &Passes::suspended);
   nb::class_<PassDriver, Passes>(module, "PassDriver", nb::type_slots(collected<PassDriver>),
-                                 "What the hooks of one optimizer's parameters do.")
+                                 "Carries out the hooks of one optimizer's parameters.")
       .def(nb::init<nb::object, nb::object>(), "current_task"_a, "is_nested"_a)
       .def("task_ended", &PassDriver::task_ended, "stamp"_a, "The pass is over.")
       .def("task_left", &PassDriver::task_left, "stamp"_a, "A nested task is over.")

@@ -79,7 +79,7 @@ void register_result(nb::module_& module) {
           "device", [](const GpuMemory& self) { return hvdlite_block_device(self.block.get()); },
           "The GPU's number.")
       .def_ro("nbytes", &GpuMemory::size);
-  nb::class_<Result>(module, "Result", nb::is_final(), "What an ended operation left behind.")
+  nb::class_<Result>(module, "Result", nb::is_final(), "The result of an ended operation.")
       .def_ro("contributors", &Result::contributors)
       .def_ro("last_joined_rank", &Result::last_joined_rank)
       .def_ro("process_set", &Result::process_set)

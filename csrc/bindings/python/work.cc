@@ -204,12 +204,14 @@ PyMemberDef work_members[] = {HVDLITE_MEMBER(Work, engine, "_engine", T_OBJECT),
                               {}};
 
 PyGetSetDef work_properties[] = {
-    {"number", get_number, nullptr, "What the engine calls it; 0 before the submission.", nullptr},
+    {"number", get_number, nullptr, "The engine's number for it; 0 before the submission.",
+     nullptr},
     {"size", get_size, nullptr, "How many operations it has.", nullptr},
     {}};
 
 PyType_Slot work_slots[] = {
-    {Py_tp_doc, const_cast<char*>("What is in flight after one submission; keeps its memory.")},
+    {Py_tp_doc,
+     const_cast<char*>("The operations in flight after one submission. Keeps their memory.")},
     {Py_tp_new, slot_of(PyType_GenericNew)},
     {Py_tp_finalize, slot_of(finalize_work)},
     {Py_tp_traverse, slot_of(visit_work)},
@@ -330,7 +332,7 @@ bool take_contributors(std::span<Work* const> works, nb::list outcomes) {
 
 void register_work(nb::module_& module) {
   work_type = add_type<Work>(module, "hvdlite._engine.Work", kBase, work_slots);
-  add_method("poll", &poll, "Have all operations ended, well or badly?");
+  add_method("poll", &poll, "Have all operations ended, with or without a failure?");
   add_method("wait", &wait, "limit"_a = kNoLimit, "streams"_a = nb::tuple(),
              "Waits until they have, driving progress, and handles signals. After limit seconds "
              "TimeoutError leaves them in flight, as does any other exception. streams: CUDA "
