@@ -21,40 +21,41 @@ _SECONDS = ("time", "negotiating", "waiting", "moving", "exposed", "exposed_movi
 class Stats:
     """The cost of communication on one rank, since `init`, or between two snapshots in a difference of them.
 
-    The time of a stage is the time during which *at least one* operation was in it: operations that overlap count once, and the
-    stages of different operations may overlap.
+    The time of a stage is the time during which *at least one* operation was in that stage: operations that overlap count
+    once. The stages of different operations may overlap.
 
     Attributes:
-        rank: the rank with these numbers.
+        rank: the rank that counted.
         size: the number of ranks in the job.
         seconds: the wall-clock time of the interval.
         steps: steps that ended: those of `DistributedOptimizer` in torch, or the calls of `mark_step`.
         operations: operations that ended without an error, including those that move no data.
         failed_operations: operations that ended with an error.
         fused_operations: executed operations: several small allreduces may be executed as one.
-        bytes: of the data of operations, as nccl-tests count them: of an allgather the whole result, of an alltoall what this
-            rank sends, of all others the input.
-        bus_bytes: the least of these that each rank's link has to carry, for n ranks: times 2(n-1)/n for an allreduce, (n-1)/n
-            for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces whose data travel with the agreement
-            have none.
+        bytes: the bytes of the data of operations, counted as nccl-tests does: the whole result of an allgather, what this
+            rank sends in an alltoall, the input of all others.
+        bus_bytes: the least bytes that each rank's link has to carry: `bytes` times 2(n-1)/n for an allreduce of n ranks,
+            (n-1)/n for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces, whose data travel in the
+            messages of the negotiation, count 0.
         sent_bytes: the bytes that this rank sent as messages; exchanges in shared memory do not count.
-        uncoded_bytes, coded_bytes: of the elements that this rank has sent coded (`Compression.int8` and others): as they were,
-            and as they were sent.
-        control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host need none for
-            allreduce, broadcast, reducescatter and barrier, but do for allgather, alltoall and join.
-        control_bytes: their size.
-        agreed_in_memory: operations that were agreed on without messages.
-        negotiating_seconds: an operation was submitted here and not agreed on, because this rank gathered more operations or
-            because another rank had not asked for it yet.
-        waiting_seconds: the part of it after this rank had announced it: another rank had not asked, or its message had not
-            come.
-        moving_seconds: the data of an operation moved, or were reduced. In GPU memory: the host's part of it only.
-        exposed_seconds: a thread of the program was blocked until an operation ended; for several threads the sum. With
-            callbacks (TensorFlow, XLA) no thread is blocked.
-        exposed_moving_seconds: the part of it in which data moved. In the rest this rank waited for others.
-        last_to_ask: of each rank, how many operations it was the last to ask for, as far as this rank took part in them.
-        waited_for_seconds: `waiting_seconds` by rank: each moment is charged to the rank whose asking ended it.
-        last_step: the same of the last step alone, or of those that `mark_step` counted with it; None before the first two have
+        uncoded_bytes, coded_bytes: the bytes of the elements that this rank has sent coded (`Compression.int8` and others),
+            before and after coding.
+        control_messages: the messages of the negotiation that this rank sent. If all ranks, up to 64, are on one host,
+            allreduce, broadcast, reducescatter and barrier need none; allgather, alltoall and join still do.
+        control_bytes: the bytes of these messages.
+        agreed_in_memory: operations on which the ranks agreed without messages.
+        negotiating_seconds: the time in which an operation was submitted here and not agreed on, because this rank gathered
+            more operations or because another rank had not asked for it yet.
+        waiting_seconds: the part of `negotiating_seconds` after this rank had announced the operation: another rank had not
+            asked for it, or its message had not arrived.
+        moving_seconds: the time in which data moved or were reduced. For GPU memory only the host's part counts.
+        exposed_seconds: the time in which a thread of the program was blocked until an operation ended; the sum if there are
+            several threads. With callbacks (TensorFlow, XLA) no thread is blocked.
+        exposed_moving_seconds: the part of `exposed_seconds` in which data moved. In the rest this rank waited for others.
+        last_to_ask: for each rank, the number of operations that it was the last to ask for. Only operations in which this rank
+            took part count.
+        waited_for_seconds: for each rank, the part of `waiting_seconds` that ended when that rank asked for the operation.
+        last_step: the `Stats` of the last step alone, or of all steps of the last `mark_step`; None until two steps have
             ended, and in differences.
     """
 
@@ -102,7 +103,7 @@ class Stats:
 
     @property
     def slowest_share(self) -> float:
-        """The share of operations for which it was the last, from 0 to 1; 1 / `size` is the value of pure chance."""
+        """The share of operations, from 0 to 1, for which `slowest_rank` was the last. Pure chance gives 1 / `size`."""
         total = sum(self.last_to_ask)
         return max(self.last_to_ask) / total if total else 0.0
 
@@ -110,7 +111,7 @@ class Stats:
         """What happened since an earlier snapshot of the same rank.
 
         Raises:
-            InvalidArgumentError: it is another rank's, a later one, or from before a `shutdown`.
+            InvalidArgumentError: `earlier` is of another rank, is later, or is from before a `shutdown`.
         """
         if not isinstance(earlier, Stats):
             return NotImplemented
@@ -133,7 +134,7 @@ class Stats:
         return Stats(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers by name, the computed ones too, as JSON can take them; the last step is a dictionary in it."""
+        """All numbers by name, with the properties, in types that JSON has. The last step is a nested dictionary."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["last_to_ask"] = list(self.last_to_ask)
         values["waited_for_seconds"] = list(self.waited_for_seconds)
@@ -143,7 +144,7 @@ class Stats:
         return values
 
     def __str__(self) -> str:
-        """A few lines of text; per step if steps were counted."""
+        """A few lines of text, with means per step if there were steps."""
         parts, each = (self.steps, " in each") if self.steps else (1, "")
         ms = {name: f"{1e3 * getattr(self, name) / parts:.3f} ms" for name in (f"{each}_seconds" for each in _SECONDS[1:])}
         waiting = f"{1e3 * self.exposed_waiting_seconds / parts:.3f} ms for other ranks"
@@ -173,7 +174,7 @@ _SUMS = tuple(field.name for field in fields(Stats) if field.name not in ("rank"
 
 
 def stats() -> Stats:
-    """What communication has cost this rank since `init`. Local: no rank is asked, and nothing is sent.
+    """The cost of communication on this rank since `init`. Local: it sends nothing.
 
     Take a snapshot before and one after, and subtract: ``stats() - before`` is the cost of the time between them. The call
     takes some microseconds and disturbs no operation; any thread may make it.
@@ -190,7 +191,7 @@ def stats() -> Stats:
 
 
 def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, ...]:
-    """`stats` of all ranks, in rank order. Collective over `process_set`; its own messages are not among the numbers yet.
+    """`stats` of all ranks, in rank order. Collective over `process_set`; the numbers do not include this call's own messages.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -202,11 +203,11 @@ def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, .
 def mark_step(steps: int = 1) -> None:
     """Marks the end of a step of the program, for `Stats.steps` and `Stats.last_step`. Local.
 
-    torch's `DistributedOptimizer` does so at each ``step()``, until the program calls this itself: from then on only its own
-    calls count, for example if two optimizers make one step.
+    torch's `DistributedOptimizer` marks a step at each ``step()``. Once the program has called `mark_step`, only the program's
+    calls count. A program needs this if two optimizers make one step, for example.
 
     Args:
-        steps: how many steps have ended since the last call, where a framework takes several at once.
+        steps: how many steps have ended since the last call; for frameworks that run several steps at once.
 
     Raises:
         NotInitializedError: `init` has not been called.
