@@ -146,9 +146,7 @@ class Codec:
             raise InvalidArgumentError(f"kind={self.kind!r} is not a codec: pass one of {', '.join(_KINDS)}")
         block = self.block
         if isinstance(block, bool) or not isinstance(block, int) or not 0 < block <= _LARGEST_BLOCK or block % _BLOCK_STEP:
-            raise InvalidArgumentError(
-                f"block={block!r}: pass a multiple of {_BLOCK_STEP} (elements), up to {_LARGEST_BLOCK}"
-            )
+            raise InvalidArgumentError(f"block={block!r}: pass a multiple of {_BLOCK_STEP} (elements), up to {_LARGEST_BLOCK}")
         if self.between not in _BETWEEN:
             raise InvalidArgumentError(f'between={self.between!r}: pass "hosts" or "ranks"')
         if not isinstance(self.error_feedback, bool):
@@ -297,7 +295,7 @@ def check_compression(compression: Any) -> None:
     if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
         raise InvalidArgumentError(
             f"compression must have the methods compress and decompress, or be a codec such as hvdlite.Compression.int8() "
-            f"(with the parentheses), got {compression!r}"
+            f"(with its parentheses), got {compression!r}"
         )
 
 
@@ -343,6 +341,6 @@ def refuse_codec(compression: Any, what: str) -> None:
     """Raises UnsupportedError if this compression argument is a codec. what: the operation that cannot use a codec."""
     if isinstance(compression, Codec) or keeps_state(compression):
         raise UnsupportedError(
-            f"{what} cannot be coded, but compression is {describe_compression(compression)}: leave the compression out, or "
+            f"{what} cannot be coded, and compression is {describe_compression(compression)}: leave the compression out, or "
             "use hvdlite.Compression.fp16 or bf16"
         )
