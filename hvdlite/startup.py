@@ -25,6 +25,7 @@ from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, System
 from hvdlite.knobs import Value
 from hvdlite.pool import ProcessPool
 from hvdlite.tuning.place import JobPlace, boot_id, cpu_name
+from hvdlite.view_socket import bound_socket
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
@@ -65,13 +66,12 @@ def claim_rank() -> None:
         return
     if not rank:
         raise _not_the_rank("")
-    job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[
-        :32
-    ]  # a hash: a name has at most 107 bytes, and this text contains the host's name
+    # A hash, because a name has at most 107 bytes, and this text contains the host's name.
+    job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[:32]
     name = f"hvdlite-rank-{os.getuid()}-{job_and_rank}"
     try:
-        _claims.append(_named(name))
-        _claims.append(_named(f"{name}-pid-{os.getpid()}"))
+        _claims.append(bound_socket(name))
+        _claims.append(bound_socket(f"{name}-pid-{os.getpid()}"))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -91,16 +91,6 @@ def _not_the_rank(owner: str) -> SystemFailure:
         "among it, under `if __name__ == '__main__':`. If it is a program that works alone, start it with "
         "subprocess.run([...], env=hvdlite.child_environment())"
     )
-
-
-def _named(name: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.bind(f"\0{name}")
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 def _owner_of(name: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SilentRankError", "ViewAddress", "addresses", "ask", "is_trusted", "job_name", "listen"]
+__all__ = ["SilentRankError", "ViewAddress", "addresses", "ask", "bound_socket", "is_trusted", "job_name", "listen"]
 
 _PREFIX = "hvdlite-view"
 _WAITING = 16  # this many viewers may wait for an answer
@@ -49,16 +49,26 @@ def job_name(host: str, pid: int) -> str:
     return f"{pid}@{host[:_HOST_LETTERS]}"
 
 
+def bound_socket(name: str) -> socket.socket:
+    """A socket with this name in Linux's abstract socket space.
+
+    Raises:
+        OSError: another socket has the name (``errno.EADDRINUSE``), or the system refuses the socket.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(f"\0{name}")
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
 def listen(job: str, rank: int) -> socket.socket:
     """A socket that listens for viewers of this process. Its name ends with random digits, so nobody can take it before."""
     name = ":".join((_PREFIX, str(os.getuid()), job, str(rank), str(os.getpid()), secrets.token_hex(4)))
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(f"\0{name}")
-        listener.listen(_WAITING)
-    except OSError:
-        listener.close()
-        raise
+    listener = bound_socket(name)
+    listener.listen(_WAITING)
     return listener
 
 

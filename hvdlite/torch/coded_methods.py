@@ -1,5 +1,6 @@
 """The methods of an optimizer whose compression keeps state (`hvdlite.compression.BucketCodec`)."""
 
+import itertools
 import logging
 import sys
 import weakref
@@ -96,25 +97,27 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
         )
 
 
-_optimizers: list[tuple[Any, weakref.ref[Any]]] = []  # process sets, and the optimizers whose compression keeps state
+# The optimizers whose compression keeps state, by process set. A set stays here without optimizers: a rank that has deleted its
+# optimizer still takes part in the exchange of `_share`.
+_optimizers: dict[Any, weakref.WeakSet[Any]] = {}
 
 
 def share_after_joins(optimizer: "CodedMethods") -> None:
     """From now on, when all ranks have joined, all get the compression's state of the rank that joined last."""
-    _optimizers.append((optimizer._hvdlite.settings.process_set, weakref.ref(optimizer)))
+    _optimizers.setdefault(optimizer._hvdlite.settings.process_set, weakref.WeakSet()).add(optimizer)
     if _share not in RUNTIME.after_join:
         RUNTIME.after_join.append(_share)
 
 
 def _share(process_set: Any, last: int) -> None:
     """Sends the state of the last rank. Collective over the set, if an optimizer on it has such a compression."""
-    here = [optimizer for its_set, optimizer in _optimizers if its_set.process_set_id == process_set.process_set_id]
+    here = [optimizers for its_set, optimizers in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
     if not here:
         return
     living = {
         each._hvdlite.settings.prefix: each._codings()
-        for each in (optimizer() for optimizer in here)
-        if isinstance(each, CodedMethods)  # it may be deleted, or wrapped again without such a compression
+        for each in itertools.chain(*here)
+        if isinstance(each, CodedMethods)  # it may be wrapped again without such a compression
     }
     common = {
         prefix: [{key: value for key, value in coding.items() if key != _OWN} for coding in codings]
