@@ -338,7 +338,7 @@ def test_refusals(hvd):
     ):
         with pytest.raises(UnsupportedError, match=r"powersgd of rank 2|with error feedback|Adasum with non-power of 2 ranks"):
             call()
-    with pytest.raises(UnsupportedError, match='between="hosts" the sum of the ranks of a host'):
+    with pytest.raises(UnsupportedError, match='between="hosts" the engine codes the sum of the ranks of a host'):
         sgd(hvd, params, hvd.Compression.int8(error_feedback=True))
     with pytest.raises(InvalidArgumentError, match="groups do not go with powersgd"):
         sgd(hvd, params, powersgd, groups=2)
