@@ -345,7 +345,7 @@ def test_refusals(hvd):
     for wrong in ({"rank": 0}, {"start_step": -1}, {"min_compression": 0.5}, {"rank": 2.0}):
         with pytest.raises(InvalidArgumentError, match=f"powersgd: {next(iter(wrong))}="):
             hvd.Compression.powersgd(**wrong)
-    with pytest.raises(UnsupportedError, match="sharded_state_dict has no place"):
+    with pytest.raises(UnsupportedError, match="sharded_state_dict cannot save the state"):
         sgd(hvd, params, powersgd, shard=True).sharded_state_dict()
     table = torch.nn.Embedding(40, 30, sparse=True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), compression=powersgd)
