@@ -1,6 +1,6 @@
-"""The build backend: setuptools, plus an MPI wheel among the build requirements where the machine has no MPI.
+"""The build backend: setuptools, and an MPI wheel among the build requirements if the machine has no MPI.
 
-A static requirement would shadow the MPI that the machine does have.
+If the requirement were fixed, the wheel would hide the MPI of a machine that has one.
 """
 
 import mpi_choice

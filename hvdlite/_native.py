@@ -52,7 +52,7 @@ def shim_path() -> str:
     """The path of the shim for the MPI that mpi4py has loaded; loads mpi4py.
 
     Raises:
-        SystemFailure: hvdlite was not built for that MPI; says which is loaded, from where, and what to do.
+        SystemFailure: hvdlite was not built for that MPI. The text names the loaded MPI, its files, and the remedy.
     """
     return choose_shim(loaded_mpi(), built_shims(Path(__file__).parent))
 
@@ -110,10 +110,10 @@ def built_shims(folder: Path) -> dict[str, str]:
 
 
 def choose_shim(loaded: LoadedMpi, shims: Mapping[str, str]) -> str:
-    """The shim that fits.
+    """The path of the shim for the loaded MPI.
 
     Raises:
-        SystemFailure: none fits.
+        SystemFailure: no shim is for this MPI.
     """
     if loaded.family in shims:
         return shims[loaded.family]
@@ -141,7 +141,7 @@ def load_native() -> "ModuleType":
     """The native module, which raises this package's exceptions from now on.
 
     Raises:
-        ImportError: it is missing (`hvdlite/_engine.py` says what to do), or a library that it needs.
+        ImportError: the module is missing (the text of `hvdlite/_engine.py` names the remedy), or a library that it needs.
     """
     try:
         from hvdlite import _engine

@@ -1,4 +1,4 @@
-"""Compares descriptions of all ranks in one exchange, and describes the first difference in words."""
+"""Compares what the ranks describe, in one exchange, and describes the first difference in words."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ def compare(
     """Compares the ranks' lists place by place. Collective over the process set.
 
     Args:
-        facts: (label, what it is) in order. Only the latter is compared: names may be numbered differently on each rank.
+        facts: pairs (label, description), in order. Only descriptions are compared: labels may differ between ranks.
         exchange: name of the exchange, the same on all ranks.
         process_set: the ranks that take part.
 
     Returns:
-        The first rank's labels; and the first difference in words, the same on all ranks, or "" if there is none.
+        The labels of the first rank; and the first difference in words, or "" if there is none. Both are the same on all ranks.
 
     """
     labels = [label for label, _ in facts]
@@ -50,13 +50,13 @@ def require_same_variables(
     """Checks that the ranks are about to broadcast the same variables. Collective over the process set.
 
     Args:
-        operation: for messages, and the name of the exchange.
-        variables: of each its name, which may differ between ranks, and its dtype and shape.
+        operation: the name of the exchange, which error texts mention.
+        variables: the name, dtype and shape of each variable. Names may differ between ranks.
         process_set: the ranks that take part.
 
     Raises:
-        MismatchError: the ranks have different numbers of variables, or of different shapes or dtypes.
-        InvalidArgumentError: (on all ranks) a variable is of a dtype that cannot be sent.
+        MismatchError: the ranks have different numbers of variables, or variables of different shapes or dtypes.
+        InvalidArgumentError: hvdlite cannot send the dtype of a variable; raised on all ranks.
 
     """
     facts = [(name, f"{dtype} {list(shape)}") for name, dtype, shape in variables]
@@ -74,9 +74,9 @@ def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int], most: int | No
     """The names that some ranks lack, in words; "" if all have the same.
 
     Args:
-        names: of each rank, in any order.
+        names: the names of each rank, in any order.
         ranks: the ranks' numbers.
-        most: how many names are listed; None: all. Further ones are counted.
+        most: the largest number of names to list; the text counts the others. None lists all.
 
     """
     missing = []
@@ -93,7 +93,7 @@ def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequenc
     """The first difference between the ranks' descriptions, in words.
 
     Args:
-        descriptions: of each rank, (name, what it is) in order.
+        descriptions: for each rank the pairs (name, description), in order.
         ranks: the ranks' numbers.
 
     """

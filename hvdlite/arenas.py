@@ -21,15 +21,15 @@ _KINDS = ("memfd", "shm")  # in the order of preference
 
 
 def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena | None, str]":
-    """Makes an arena on all ranks of the set, or on none. Collective over `process_set`.
+    """Makes an arena. Either all ranks of the set get it, or none. Collective over `process_set`.
 
     Args:
-        nbytes: size of each rank's part, the same on all ranks.
-        name: of the exchange, unique among those in flight.
-        process_set: the ranks that share it, of which this is one.
+        nbytes: size of each rank's part in bytes, the same on all ranks.
+        name: the name of the exchange, unique among the operations in flight.
+        process_set: the ranks that share the arena; this rank is a member.
 
     Returns:
-        The open arena, or None, and why there is none; the same on all ranks.
+        The open arena or None, and a text that says why there is none ("" if there is one). The text is the same on all ranks.
 
     Raises:
         HorovodInternalError: a rank failed.

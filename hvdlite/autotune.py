@@ -52,7 +52,7 @@ class TuningRanks:
     Attributes:
         mpi: the module ``mpi4py.MPI``.
         comm: the mpi4py communicator.
-        engine_class: of the native module.
+        engine_class: the class ``Engine`` of the native module.
         shim: the path of the library for this MPI.
     """
 
@@ -70,16 +70,16 @@ class TuningRanks:
 
 
 class Engines:
-    """The engines by their settings. Makes them on demand, and keeps the two used last. Every method is collective.
+    """The engines, by their settings: made on demand. The two that were used last are kept. Every method is collective.
 
     Args:
         job: the ranks.
-        knobs: what the settings change.
+        knobs: the knobs that the settings change.
     """
 
     def __init__(self, job: TuningRanks, knobs: Config) -> None:
         self._job = job
-        # A trace or a report of each engine would be useless.
+        # Nobody would read a trace or a report of each of these engines.
         self._knobs = knobs.replace(log_level="error")
         self._engines: dict[tuple[tuple[str, Value], ...], Any] = {}
         random = np.random.default_rng(job.comm.rank)
@@ -97,7 +97,7 @@ class Engines:
                 self._engines.pop(next(iter(self._engines))).shutdown()
             knobs = config.to_native(gpu.resolve(self._knobs.replace(**settings)))
             engine = self._job.engine_class.create_mpi(self._job.shim, self._job.mpi._addressof(self._job.comm), knobs)
-        self._engines[key] = engine  # behind all others
+        self._engines[key] = engine  # at the end: it was used last
         return engine
 
     def close(self) -> None:
@@ -123,12 +123,12 @@ class Engines:
         return self._job.slowest(times)
 
     def fingerprint(self, settings: Settings) -> str:
-        """A hash of the bits of sums with these settings: rank 0's, of arrays that do not depend on the settings."""
+        """A hash of the bits of some sums with these settings, taken on rank 0. Their inputs do not depend on the settings."""
         engine = self.get(settings)
         digest = hashlib.blake2b()
         for array, original, request in zip(self._arrays, self._originals, self._requests, strict=True):
             array[:] = original
-            engine.submit((request,), wake=False).result()  # one after the other: timing may decide what is fused together
+            engine.submit((request,), wake=False).result()  # one after the other: otherwise timing decides what is fused
             digest.update(array.data)
         return str(self._job.comm.bcast(digest.hexdigest()))
 
@@ -143,14 +143,14 @@ def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_b
 
     Args:
         job: the ranks.
-        place: where they are.
-        knobs: what settings change; those that variables set stay as they are.
-        seconds: the approximate duration.
-        any_bits: may the last bits of sums change?
+        place: the machine and the shape of the job.
+        knobs: the knobs that settings change; a knob that a variable sets keeps its value.
+        seconds: the approximate duration of the search.
+        any_bits: may it choose settings that change the last bits of sums?
 
     Raises:
         InvalidArgumentError: there is nothing to tune.
-        InternalError: sums have other bits than with the defaults, although the settings should not matter to them.
+        InternalError: settings that must not change the bits of sums have changed them.
     """
     searched, left_out = parameters(place.shape(), knobs, any_bits)
     if not searched:
@@ -191,10 +191,9 @@ def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_b
 
 
 def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
-    """The knobs, with values of the tuning file; if there is none for this job, with values measured now if HVDLITE_AUTOTUNE is
-    set.
+    """The knobs, with the values of the tuning file; without one for this job, measured values if HVDLITE_AUTOTUNE is set.
 
-    Collective. Writes measured values to the file if there was none.
+    Collective. Writes measured values to the file, unless there is a file already.
 
     Raises:
         InvalidArgumentError: the file is not what `hvdlite tune` writes, or cannot be found; on all ranks.
@@ -203,7 +202,7 @@ def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
     if not name or job.comm.size < 2:
         return knobs
     place = startup.place_of(job.mpi, job.comm, knobs)
-    # A variable may be set on some ranks only, to the value that the others have by default.
+    # A variable may be set on some ranks only, if its value is the default of the other ranks.
     origins = {name: variable for other in job.comm.allgather(dict(knobs.origins)) for name, variable in other.items()}
     found = _from_file(job, name, place, knobs.autotune, logger)
     if found is None and knobs.autotune:
@@ -264,20 +263,20 @@ def _keep(name: str, place: JobPlace, report: Report, log: str, logger: logging.
     try:
         path = files.default_path(place) if name == "auto" else Path(name)
         if path.exists():
-            logger.warning("HVDLITE_AUTOTUNE: %s is for another job and stays as it is; nothing is kept", path)
+            logger.warning("HVDLITE_AUTOTUNE: the measured values are not written: %s is a file for another job", path)
         else:
             files.save(path, place, report.settings, to_evidence(report))
         if log:
             to_csv(Path(log), report)
     except (OSError, InvalidArgumentError) as error:
-        logger.warning("HVDLITE_AUTOTUNE: what was measured cannot be kept: %s", error)
+        logger.warning("HVDLITE_AUTOTUNE: the measured values cannot be written: %s", error)
 
 
 # --- the program --------------------------------------------------------------------------------------------------------
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs on every rank; returns the status for the shell."""
+    """The program; it runs on every rank. Returns the exit status."""
     from hvdlite._native import load_native, shim_path
 
     parser = argparse.ArgumentParser("python -m hvdlite.autotune")

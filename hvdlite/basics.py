@@ -41,27 +41,27 @@ __all__ = [
 ]
 
 
-_LONGEST_EXCUSE = 1e9  # seconds
+_LONGEST_EXEMPTION = 1e9  # seconds
 
 
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
     """Joins the job: every process of it calls this once before anything else. Collective over the communicator.
 
-    Initialises MPI through mpi4py (thread level multiple), unless it is initialised. A second call only gives the process sets
-    their ids, or allows dynamic ones; after `shutdown` it starts again. A spare of an elastic job (the knob ``elastic_spares``)
-    waits in it until a rank is lost, and ends with SystemExit if that never happens.
+    Initialises MPI through mpi4py (thread level multiple), unless MPI is initialised. A second call only gives the process sets
+    their ids, or allows dynamic ones; after `shutdown`, `init` joins a new job. A spare of an elastic job (the knob
+    ``elastic_spares``) waits in `init` until a rank is lost. If no rank is lost, the spare ends with SystemExit.
 
     Args:
         comm: None for all processes that mpirun started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
-            the order of the list), or an mpi4py communicator. Only members may call.
+            the order of the list), or an mpi4py communicator. Only its members may call `init`.
         process_sets: `ProcessSet` objects to register, the same on all ranks (one made from a communicator may differ:
             all of the ranks' sets are then registered); or ``"dynamic"`` to allow `add_process_set` later.
 
     Raises:
         InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
             or a process set is invalid or a duplicate. hvdlite is then not initialised.
-        SystemFailure: MPI cannot be loaded, the launcher and MPI disagree about the number of processes, or another process is
-            this rank already, and this one only has its variables (`child_environment`).
+        SystemFailure: MPI cannot be loaded; the launcher and MPI disagree about the number of processes; or this process is a
+            child of a rank and has inherited the rank's variables (see `child_environment`).
         NotInitializedError: this is a forked child of an initialised process.
         ImportError: the native module is missing.
     """
@@ -85,7 +85,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
                 shutdown()
                 raise
             if RUNTIME.config.metrics_file and not RUNTIME.exiting:
-                from hvdlite.metrics import PrometheusWriter  # few want it
+                from hvdlite.metrics import PrometheusWriter  # not above: few programs need it
 
                 PrometheusWriter(RUNTIME.config.metrics_file, RUNTIME.config.metrics_interval)
             if RUNTIME.config.live_view and not RUNTIME.exiting:
@@ -100,16 +100,16 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
 def _connect_handles() -> None:
     """Tells native code how to describe tensors and which class its handles have."""
-    from hvdlite.backends import plain_of  # not above: they import NumPy, which programs that only ask for names do not need
+    from hvdlite.backends import plain_of  # not above: they import NumPy, which not every program needs
     from hvdlite.handles import native_type
 
     RUNTIME.require().connect(plain_of, native_type())
 
 
 def shutdown() -> None:
-    """Leaves the job. Operations of peers that still need this rank fail there, with a text that says so.
+    """Leaves the job. If other ranks have operations that need this rank, they get an error that says that this rank has left.
 
-    Every rank should call it, and it runs at exit by itself. Does nothing if hvdlite is not initialised.
+    Every rank should call it; hvdlite also calls it when the program ends. It does nothing if hvdlite is not initialised.
     """
     if not RUNTIME.forked:
         RUNTIME.stop()
@@ -117,7 +117,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Has `init` succeeded (in this process, or in the parent that forked it) and `shutdown` not been called?"""
+    """Is this process, or the parent that forked it, between a successful `init` and `shutdown`?"""
     return RUNTIME.topology is not None
 
 
@@ -274,12 +274,13 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Traces this rank's operations from now on, for Chrome's and Perfetto's viewers and ``hvdlite timeline``.
 
     Each rank that calls it writes a file of its own, bounded by the knob ``timeline_max_bytes`` and valid JSON after each
-    write. A timeline that is being written ends. The trace adds no communication. Beside it, a thread samples the Python stack
-    of the main thread every 5 ms, into a file with ``.stacks`` before its ending: the report says by it where a late rank was.
+    write. If a timeline is being written already, it is completed first. The trace adds no communication. A thread also samples
+    the Python stack of the main thread every 5 ms, into a file with ``.stacks`` before its suffix. With these samples, the
+    report can say where a late rank was.
 
     Args:
-        file_path: of rank 0's file; rank 3 takes the name with ``.rank3`` before its ending.
-        mark_cycles: also marks whenever the rank announces operations.
+        file_path: the path of rank 0's file; rank 3 writes a file with ``.rank3`` before the suffix.
+        mark_cycles: does the trace also mark each time at which the rank announces operations?
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -289,34 +290,34 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Completes the file of `start_timeline`, or of the knob ``timeline``. Harmless if there is none.
+    """Completes the file of `start_timeline`, or of the knob ``timeline``. Does nothing if no timeline is being written.
 
     Raises:
         NotInitializedError: `init` has not been called.
     """
     RUNTIME.require().stop_timeline()
-    from hvdlite import sampling  # few want it
+    from hvdlite import sampling  # not above: few programs need it
 
     sampling.stop()
 
 
 def stall_limit(seconds: float) -> AbstractContextManager[None]:
-    """Inside a with statement the other ranks wait for this one without a warning, for example for an evaluation on one rank.
+    """A with statement during which the other ranks wait for this one without a warning, for example while one rank evaluates.
 
-    Within `seconds` they neither warn about this rank nor give up because of it. Both limits (the knobs
-    ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of the statement. Statements may be
-    nested: the latest end counts. Call it on the slow rank; nothing is sent.
+    For up to `seconds`, the other ranks neither log a stall warning about this rank nor fail because they wait for it. Both
+    limits (the knobs ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of the statement.
+    Statements may be nested: the latest end counts. Call it on the slow rank; it sends nothing.
 
     Args:
-        seconds: above 0, from now on.
+        seconds: the longest exemption, in seconds from now; above 0.
 
     Raises:
         NotInitializedError: `init` has not been called.
-        InvalidArgumentError: `seconds` is no such number.
+        InvalidArgumentError: `seconds` is not a number above 0, or it is above 1e9.
     """
-    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= _LONGEST_EXCUSE):
+    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= _LONGEST_EXEMPTION):
         raise InvalidArgumentError(
-            f"stall_limit({seconds!r}): seconds is a number above 0 and at most {_LONGEST_EXCUSE:.0f} (some 30 years)"
+            f"stall_limit({seconds!r}): seconds is a number above 0 and at most {_LONGEST_EXEMPTION:.0f} (some 30 years)"
         )
     RUNTIME.require()
     return RUNTIME.stall_limit(float(seconds))
@@ -353,4 +354,4 @@ class HorovodBasics:
     _get_process_set_ids_and_ranks = staticmethod(sets.process_set_ids_and_ranks)
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
-        """Takes the path of Horovod's native library, and ignores it."""
+        """Accepts the path of Horovod's native library, and ignores it."""

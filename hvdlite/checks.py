@@ -1,4 +1,4 @@
-"""Checks of arguments that several doors' optimizers and collectives share, made before anything is changed."""
+"""Checks of arguments that optimizers and collectives of several doors share. Callers check before they change anything."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ __all__ = ["check_given", "check_passes", "check_predivide", "check_process_set"
 
 
 def check_passes(passes: int) -> None:
-    """Raises InvalidArgumentError unless it is a whole number above 0."""
+    """Raises InvalidArgumentError unless `passes` is a whole number above 0."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes <= 0:
         raise InvalidArgumentError(f"backward_passes_per_step must be > 0 and whole, got {passes!r}")
 
 
 def check_predivide(predivide: float, op: int) -> None:
-    """Raises InvalidArgumentError unless the factor is above 0, and 1 with another op than Average."""
+    """Raises InvalidArgumentError unless the factor is above 0; with an op other than Average it must be 1."""
     if predivide != 1.0 and op != Average:
         raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
     if not predivide > 0:
@@ -24,7 +24,7 @@ def check_predivide(predivide: float, op: int) -> None:
 
 
 def check_process_set(process_set: ProcessSet) -> None:
-    """Raises InvalidArgumentError unless it is a process set that is registered."""
+    """Raises InvalidArgumentError unless `process_set` is a registered process set."""
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
     if process_set.process_set_id is None:
@@ -32,7 +32,7 @@ def check_process_set(process_set: ProcessSet) -> None:
 
 
 def check_given(operation: str, value: Any, name: str | None) -> None:
-    """Raises InvalidArgumentError if a collective is given None for a tensor."""
+    """Raises InvalidArgumentError if the tensor given to a collective is None."""
     if value is None:
         what = operation if name is None else f"{operation} of {name!r}"
-        raise InvalidArgumentError(f"{what}: None is no tensor; a rank that has nothing to give passes zeros")
+        raise InvalidArgumentError(f"{what}: None is no tensor; a rank that has nothing to give must pass zeros")

@@ -1,9 +1,10 @@
-"""Compression of gradients: before they are reduced and back afterwards, or on their way between ranks.
+"""Compression of gradients: a door compresses tensors before a reduction and restores them after it, or the engine codes what
+ranks send each other.
 
 An argument `compression` is one of three things: a class with the two static methods of `Compressor`, which gets tensors of
-the caller's framework; a `Codec`, with which the engine itself codes what ranks send each other; or a compression with state
+the caller's framework; a `Codec`, with which the engine codes what ranks send each other; or a compression that keeps state
 from step to step (`PowerSGD`, a `Codec` with error feedback, a `BucketCodec`), which only
-`hvdlite.torch.DistributedOptimizer` can keep.
+`hvdlite.torch.DistributedOptimizer` supports.
 """
 
 from collections.abc import Generator, Sequence
@@ -42,18 +43,18 @@ class Compressor:
     `decompress`.
 
     Shape and dtype of the result depend only on those of the tensor, and are the same on all ranks:
-    `DistributedOptimizer` plans with them, and calls `compress` with zeros to learn them. Elements are added up across
-    ranks, so the meaning of a compressed element must not depend on the rank's values either.
+    `DistributedOptimizer` needs them in advance, and calls `compress` with zeros to learn them. hvdlite adds up the compressed
+    elements of all ranks, so the meaning of an element must not depend on the rank's values either.
     """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The compressed tensor, and the context for `decompress`. The tensor itself is not changed."""
+        """Returns the compressed tensor and the context for `decompress`. Does not change the argument."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The reduced tensor in the original form."""
+        """Returns the reduced tensor with the original dtype and shape."""
         raise NotImplementedError
 
 
@@ -72,7 +73,7 @@ class NoneCompressor(Compressor):
 
 
 def _narrow(tensor: Any, dtype_name: str) -> tuple[Any, Any]:
-    """A float32 or float64 tensor in a 16-bit type and the name of its own type; any other tensor as it is."""
+    """A float32 or float64 tensor in a 16-bit dtype, and the name of its own dtype. Any other tensor, unchanged, and None."""
     converter = converter_of(tensor)
     adopted = converter.adopt(tensor)
     own = converter.dtype_name(adopted)
@@ -82,16 +83,16 @@ def _narrow(tensor: Any, dtype_name: str) -> tuple[Any, Any]:
 
 
 def _widen(tensor: Any, ctx: Any) -> Any:
-    """The tensor in the type that `_narrow` found."""
+    """The tensor in the dtype that it had before `_narrow`."""
     return tensor if ctx is None else converter_of(tensor).cast(tensor, ctx)
 
 
 class FP16Compressor(Compressor):
-    """Sends float32 and float64 tensors as float16. Sums are still made in float32 and rounded once."""
+    """Sends float32 and float64 tensors as float16. The engine adds in float32 and rounds each sum once."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor as float16, and the name of its own type."""
+        """The tensor as float16, and the name of its own dtype. Other tensors than float32 and float64 stay as they are."""
         return _narrow(tensor, "float16")
 
     @staticmethod
@@ -101,11 +102,11 @@ class FP16Compressor(Compressor):
 
 
 class BF16Compressor(Compressor):
-    """Sends float32 and float64 tensors as bfloat16: float32's range, fewer digits. NumPy needs ml_dtypes."""
+    """Sends float32 and float64 tensors as bfloat16, which has float32's range and fewer digits. NumPy needs ml_dtypes."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor as bfloat16, and the name of its own type."""
+        """The tensor as bfloat16, and the name of its own dtype. Other tensors than float32 and float64 stay as they are."""
         return _narrow(tensor, "bfloat16")
 
     @staticmethod
@@ -116,22 +117,23 @@ class BF16Compressor(Compressor):
 
 @dataclass(frozen=True)
 class Codec:
-    """How the engine codes the elements of an allreduce on their way: few bits for each, and one float32 scale for each block.
+    """How the engine codes the elements that an allreduce sends: a few bits each, and one float32 scale for each block.
 
-    Sums are made in float32: each contribution is coded once, their sum is coded once more, for any number of ranks. All ranks
-    get the same bits. It works for Sum and Average of float32, float16 and bfloat16 in host memory; others are refused by name.
+    Sums are made in float32: each contribution is coded once, and their sum is coded once more, for any number of ranks. All
+    ranks get the same bits. A codec works for Sum and Average of float32, float16 and bfloat16 in host memory; any other op,
+    dtype or device raises an error that names it.
     `Compression.int8`, `int4` and `fp8` make codecs.
 
     Attributes:
         kind: ``"int8"``, ``"int4"`` or ``"fp8"``.
-        block: elements that share a scale: a multiple of 64, up to 4096. Blocks end with tensors.
-        between: ``"hosts"``: ranks of one host add up in full precision, and only what hosts send each other is coded.
-            ``"ranks"``: what any two ranks send each other is coded.
-        error_feedback: is what a rank's gradient loses when it is coded added to the rank's next gradient? Only
-            `hvdlite.torch.DistributedOptimizer` can keep the loss until then; all else refuses such a codec by name.
+        block: the number of elements that share a scale: a multiple of 64, up to 4096. No block has elements of two tensors.
+        between: ``"hosts"``: the ranks of one host add up in full precision, and only messages between hosts are coded.
+            ``"ranks"``: all messages between ranks are coded.
+        error_feedback: does a rank add the error of a coded gradient to its next gradient? Only
+            `hvdlite.torch.DistributedOptimizer` can store the error; every other function refuses such a codec.
 
     Raises:
-        InvalidArgumentError: an attribute has another value.
+        InvalidArgumentError: an attribute has a value that is not listed above.
     """
 
     kind: str
@@ -141,12 +143,10 @@ class Codec:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise InvalidArgumentError(f"kind={self.kind!r} is no codec: pass one of {', '.join(_KINDS)}")
+            raise InvalidArgumentError(f"kind={self.kind!r} is not a codec: pass one of {', '.join(_KINDS)}")
         block = self.block
         if isinstance(block, bool) or not isinstance(block, int) or not 0 < block <= _LARGEST_BLOCK or block % _BLOCK_STEP:
-            raise InvalidArgumentError(
-                f"block={block!r}: a block has a multiple of {_BLOCK_STEP} elements, up to {_LARGEST_BLOCK}"
-            )
+            raise InvalidArgumentError(f"block={block!r}: pass a multiple of {_BLOCK_STEP} (elements), up to {_LARGEST_BLOCK}")
         if self.between not in _BETWEEN:
             raise InvalidArgumentError(f'between={self.between!r}: pass "hosts" or "ranks"')
         if not isinstance(self.error_feedback, bool):
@@ -154,7 +154,7 @@ class Codec:
 
     @property
     def fields(self) -> dict[str, int]:
-        """The fields of a `hvdlite.requests.Request` for it, by name and in their order there."""
+        """The fields of a `hvdlite.requests.Request` that describe this codec, by name, in the request's order."""
         return {"codec": _KINDS[self.kind], "codec_between": _BETWEEN[self.between], "codec_block": self.block}
 
 
@@ -163,20 +163,21 @@ class PowerSGD:
     """Sends two thin factors of each gradient matrix instead of the matrix. `Compression.powersgd` makes it.
 
     A gradient of shape [n, ...] counts as a matrix of n rows and m columns. It is approximated by P Q^T, where P has n rows and
-    Q has m, and both have `rank` columns. P and Q of all matrices are each reduced in one allreduce; so are, with Q, the
-    gradients that are not approximated. What the approximation of a rank's gradient loses is added to the rank's next gradient
-    (error feedback), and a step begins with the Q of the step before (warm start). All ranks get the same bits.
+    Q has m, and both have `rank` columns. One allreduce reduces P of all matrices, and a second one reduces Q of all matrices
+    and the gradients that are not approximated. A rank adds the error of its approximation to its next gradient (error
+    feedback), and a step begins with the Q of the previous step (warm start). All ranks get the same bits.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
     NeurIPS 2019.
 
     Attributes:
-        rank: columns of P and Q, from 1 on. More columns are more accurate and send more.
-        start_step: the first so many reductions of a gradient are sent whole: gradients change most at the beginning.
-        min_compression: a matrix is sent whole unless it has more than so many times the elements of its P and Q.
+        rank: the number of columns of P and Q, 1 or more. More columns are more accurate and send more bytes.
+        start_step: the number of a gradient's first reductions that send it whole, because gradients change most at first.
+        min_compression: a matrix is approximated only if it has more than this many times the elements of its P and Q; 1 or
+            more.
 
     Raises:
-        InvalidArgumentError: an attribute has another value.
+        InvalidArgumentError: an attribute is no number, or is too small.
     """
 
     rank: int = 2
@@ -187,10 +188,10 @@ class PowerSGD:
         for name, least in (("rank", 1), ("start_step", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidArgumentError(f"powersgd: {name}={value!r}: pass a whole number from {least} on")
+                raise InvalidArgumentError(f"powersgd: {name}={value!r}: pass a whole number of at least {least}")
         least_ratio = self.min_compression
         if isinstance(least_ratio, bool) or not isinstance(least_ratio, int | float) or not least_ratio >= 1:
-            raise InvalidArgumentError(f"powersgd: min_compression={least_ratio!r}: pass a number from 1 on")
+            raise InvalidArgumentError(f"powersgd: min_compression={least_ratio!r}: pass a number of at least 1")
 
     def compresses(self, rows: int, columns: int) -> bool:
         """Is a matrix of this shape approximated?"""
@@ -202,12 +203,12 @@ class BucketCodec:
     """The interface of a codec that keeps state from step to step, for `hvdlite.torch.DistributedOptimizer`.
 
     A codec sees all gradients of a bucket at once, and reduces them in one or more rounds, each of which is one fused
-    allreduce. It is one object for the whole optimizer. What it must remember it puts into the ``state`` of each gradient,
-    which ``optimizer.state_dict()`` saves.
+    allreduce. One object serves the whole optimizer. It stores what it must remember in the ``state`` of each gradient, which
+    ``optimizer.state_dict()`` saves.
 
     Attributes:
-        codec: codes what the rounds send, as `Compression.int8` does; None: they send what they are given.
-        one_bucket: do all gradients of the optimizer make one bucket? Otherwise they are cut into buckets by size.
+        codec: the codec of the messages of the rounds, such as `Compression.int8`; None sends the tensors uncoded.
+        one_bucket: are all gradients of the optimizer in one bucket? Otherwise buckets are filled by size.
     """
 
     codec: Codec | None = None
@@ -216,17 +217,17 @@ class BucketCodec:
     def reduce(self, gradients: Sequence[Any], loss_scale: float) -> Generator[Sequence[Any], None, Sequence[Any]]:
         """Reduces the gradients of one bucket: a generator function.
 
-        Each ``yield tensors`` is a round: it reduces these torch tensors in their own memory, as the optimizer reduces
-        gradients (with its op, factors and weights). Their number, shapes and dtypes are the same on all ranks. All ranks then
-        compute the same bits from the reduced tensors. The state may change only after the last round, and not if a reduced
-        tensor has an inf or a nan.
+        Each ``yield tensors`` is a round: it reduces these torch tensors in place, as the optimizer reduces gradients (with
+        its op, factors and weights). Their number, shapes and dtypes must be the same on all ranks. All ranks must then
+        compute the same bits from the reduced tensors. The generator may change the state only after the last round, and must
+        not change it if a reduced tensor has an inf or a nan.
 
         Args:
             gradients: the members of the bucket (`hvdlite.torch.coded_bucket.CodedGradient`), the same on all ranks.
-            loss_scale: what the loss and so the gradients were multiplied with. State is kept divided by it.
+            loss_scale: the factor by which the loss, and so the gradients, were multiplied. Divide what you store by it.
 
         Returns:
-            For each gradient the reduced one, of its shape; it may be in the memory of ``value``.
+            The reduced gradients in order, each with the shape of its gradient; they may use the memory of ``value``.
         """
         raise NotImplementedError
 
@@ -238,7 +239,7 @@ class BucketCodec:
 class Compression:
     """The compressions that come with hvdlite.
 
-    Arguments of `int8`, `int4` and `fp8` are those of `Codec`, and those of `powersgd` are those of `PowerSGD`.
+    `int8`, `int4` and `fp8` have the arguments of `Codec`, and `powersgd` has those of `PowerSGD`.
     """
 
     none = NoneCompressor
@@ -262,7 +263,7 @@ class Compression:
 
     @staticmethod
     def powersgd(rank: int = 2, start_step: int = 100, min_compression: float = 2) -> PowerSGD:
-        """Sends gradients as products of two thin matrices: a few hundredths or thousandths of their bytes. PyTorch only."""
+        """Sends two thin factors of each gradient, which have 0.1 % to 5 % of its bytes, say. PyTorch only."""
         return PowerSGD(rank, start_step, min_compression)
 
 
@@ -277,10 +278,10 @@ def keeps_state(compression: Any) -> bool:
 
 
 def check_compression(compression: Any) -> None:
-    """Checks a compression argument of anything but `hvdlite.torch.DistributedOptimizer`.
+    """Checks the compression argument of any function other than `hvdlite.torch.DistributedOptimizer`.
 
     Raises:
-        InvalidArgumentError: it is not None, is no codec, and lacks the methods of `Compressor`.
+        InvalidArgumentError: it is neither None nor a codec, and lacks the methods of `Compressor`.
         UnsupportedError: it keeps state from step to step.
     """
     if keeps_state(compression):
@@ -293,16 +294,16 @@ def check_compression(compression: Any) -> None:
         return
     if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
         raise InvalidArgumentError(
-            f"compression must have the methods compress and decompress or be a codec such as hvdlite.Compression.int8() (with "
-            f"its parentheses), got {compression!r}"
+            f"compression must have the methods compress and decompress, or be a codec such as hvdlite.Compression.int8() "
+            f"(with its parentheses), got {compression!r}"
         )
 
 
 def split(compression: Any) -> "tuple[Any, dict[str, int]]":
-    """The two sides of a compression argument: the class whose methods a door calls, and the request's fields of a codec.
+    """Splits a compression argument: the class whose methods a door calls, and the fields of a request for a codec.
 
     Raises:
-        InvalidArgumentError: it is neither.
+        InvalidArgumentError: the argument is neither such a class nor a codec.
     """
     check_compression(compression)
     if isinstance(compression, Codec):
@@ -311,7 +312,7 @@ def split(compression: Any) -> "tuple[Any, dict[str, int]]":
 
 
 def codec_of(compression: Any) -> Codec | None:
-    """The codec that this compression argument is; None if it is a class with the methods of `Compressor`, or none.
+    """The argument, if it is a codec; None if it is a class with the methods of `Compressor`, or None.
 
     Raises:
         UnsupportedError: it keeps state from step to step.
@@ -322,7 +323,7 @@ def codec_of(compression: Any) -> Codec | None:
 
 
 def describe_compression(compression: Any) -> str:
-    """A text for this compression argument, for comparisons between ranks."""
+    """A text with all settings of this compression argument. Ranks compare it, and error texts contain it."""
     if isinstance(compression, Codec):
         feedback = " with error feedback" if compression.error_feedback else ""
         return f"{compression.kind} in blocks of {compression.block} between {compression.between}{feedback}"
@@ -337,7 +338,7 @@ def describe_compression(compression: Any) -> str:
 
 
 def refuse_codec(compression: Any, what: str) -> None:
-    """Raises UnsupportedError if this compression argument is a codec. what: the operation that has none."""
+    """Raises UnsupportedError if this compression argument is a codec. what: the operation that cannot use a codec."""
     if isinstance(compression, Codec) or keeps_state(compression):
         raise UnsupportedError(
             f"{what} cannot be coded, and compression is {describe_compression(compression)}: leave the compression out, or "

@@ -1,7 +1,7 @@
 """The only module that reads the environment: knobs, launchers' variables about the job, folders of the user.
 
-The knobs are in the table of `hvdlite.knobs`. One is set by ``HVDLITE_<NAME>``; where Horovod has the same knob its variable is
-accepted too (``HVDLITE_*`` wins). A bad value raises when hvdlite is initialised.
+The table of `hvdlite.knobs` lists the knobs. The variable ``HVDLITE_<NAME>`` sets a knob. If Horovod has the same knob, its
+variable sets it too, unless the ``HVDLITE_*`` variable is set. A bad value raises an error when hvdlite is initialised.
 """
 
 import difflib
@@ -36,12 +36,12 @@ __all__ = [
     "uses_legacy_keras",
 ]
 
-# Defaults of this process that the module horovod has set; programs of Horovod import that module.
+# Defaults that the module horovod (docs/shim.md) has set in this process.
 _PREFERRED: dict[str, Value] = {}
 
 
 def prefer(**defaults: Value) -> None:
-    """Gives knobs other defaults in this process. Variables take precedence."""
+    """Changes the defaults of knobs in this process. A variable that sets the knob takes precedence."""
     _PREFERRED.update(defaults)
 
 
@@ -52,8 +52,8 @@ class Config:
     Attributes:
         values: knob name to value.
         origins: knob name to the variable that set it, for those that were set.
-        notes: lines for rank 0, about variables of Horovod that have no effect.
-        warnings: lines for each rank, about misspelt variables.
+        notes: lines about variables of Horovod that have no effect; rank 0 logs them.
+        warnings: lines about misspelt variables; each rank logs its own.
     """
 
     values: Mapping[str, Value]
@@ -73,13 +73,13 @@ class Config:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Config:
-    """Reads all knobs.
+    """The values of all knobs.
 
     Args:
         environ: the variables; by default those of this process.
 
     Raises:
-        InvalidArgumentError: a value is not of the accepted form; names the variable, the value and the form.
+        InvalidArgumentError: a value does not have the accepted form. The text names the variable, the value and the form.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Value] = {}
@@ -131,7 +131,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 @contextmanager
 def environment(**variables: str | None) -> Iterator[None]:
-    """Sets environment variables for the time of a with statement; those given as None stay as they are."""
+    """A with statement during which environment variables are set. A variable given as None stays as it is."""
     changes = {name: value for name, value in variables.items() if value is not None}
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
@@ -146,7 +146,7 @@ def environment(**variables: str | None) -> Iterator[None]:
 
 
 def to_native(config: Config) -> dict[str, Any]:
-    """The knobs of the engine, as ``hvdlite_config`` (hvdlite.h) takes them."""
+    """The knobs that the engine reads, by the names of the fields of ``hvdlite_config`` (hvdlite.h)."""
     native = {knob.name: config.values[knob.name] for knob in KNOBS if knob.native}
     native["log_level"] = LOG_LEVELS.index(str(native["log_level"]))
     if config.values["stall_check_disable"]:
@@ -155,7 +155,7 @@ def to_native(config: Config) -> dict[str, Any]:
 
 
 def disagreements(configs: Iterable[Mapping[str, Value]]) -> list[str]:
-    """For each must-agree knob that differs: which ranks have which value. `configs` are in rank order."""
+    """A line for each must-agree knob that differs: which ranks have which value. `configs` are in rank order."""
     everyone = list(configs)
     lines = []
     for knob in KNOBS:
@@ -177,15 +177,15 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class LauncherClaim:
-    """A launcher's information about this job: the variable, its number of processes, the launcher's name."""
+    """What a launcher says about this job: the name of the variable, the number of processes, and the launcher's name."""
 
     variable: str
     size: int
     launcher: str
 
 
-# Variable, launcher, and a variable that must be there too. In order of trust: an mpirun inside a Slurm step inherits
-# Slurm's variables, which then count hosts, not ranks.
+# The variable, the launcher, and a variable that must also be set. The most trusted launcher comes first: an mpirun inside a
+# Slurm step inherits Slurm's variables, which then count hosts, not ranks.
 _CLAIMS = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", ""),
     ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun", ""),
@@ -206,8 +206,8 @@ def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | 
     return None
 
 
-# Variables that Open MPI 4 gives to ranks, by the ends of their names. Others of this kind are settings, as the MPI operator
-# makes them.
+# The ends of the names of variables that Open MPI 4 sets for its ranks. Other variables with the same prefix are settings of
+# the user, such as those that the MPI operator sets.
 _LEFT_BY_ORTE = (
     *("app_num", "bound_at_launch", "ess_", "hnp_uri", "jobid", "jobfam_session_dir", "launch", "local_daemon_uri"),
     *("num_nodes", "num_restarts", "precondition_transports", "tmpdir_base", "top_session_dir", "output_filename"),
@@ -225,27 +225,28 @@ _LEFT_BY_OTHERS = (
 
 
 def outside_of_jobs(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without the variables that an mpirun or a single process of MPI has set. They would confuse the next
-    mpirun.
+    """The environment without the variables that an mpirun, or MPI in a process without mpirun, has set.
+
+    An mpirun that inherits those variables would use them as its own.
     """
     environ = os.environ if environ is None else environ
     return {name: value for name, value in environ.items() if not name.startswith(_LEFT_BY_MPI)}
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a program that a rank starts and that is no rank itself: without the launcher's variables.
+    """The environment, without the launcher's variables, for a program that a rank starts and that is not a rank.
 
-    A program that inherits those variables would be the same rank a second time, and `hvdlite.init` refuses it. With this
-    environment it is a job of one process: ``subprocess.run([...], env=hvdlite.child_environment())``.
+    A program that inherits those variables would claim the rank of its parent, and `hvdlite.init` would raise an error. With
+    this environment it is a job of one process: ``subprocess.run([...], env=hvdlite.child_environment())``.
     """
     return {name: value for name, value in outside_of_jobs().items() if not name.startswith(_LEFT_BY_OTHERS)}
 
 
 def rank_by_launcher() -> str | None:
-    """A value that is equal for all processes with this rank's variables, and for no others; None if there is none.
+    """A value that only processes with the launcher's variables of this rank have; None without a launcher's variables.
 
-    Hydra (MPICH) gives each rank an open socket. Programs that a rank starts have its number in their variables, but most do
-    not have the socket: empty for those.
+    Hydra (MPICH) gives each rank an open socket, and a variable with its number. A program that a rank starts inherits the
+    variable, but most such programs do not inherit the socket. The value is empty for those.
     """
     environ = os.environ
     if "PMIX_NAMESPACE" in environ and "PMIX_RANK" in environ:
@@ -265,23 +266,22 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "S
 
 
 def launcher_spares_others(environ: Mapping[str, str] | None = None) -> bool:
-    """Does the launcher leave the other processes of a lost one alone? Open MPI's says so (``mpirun --with-ft ulfm``)."""
+    """Does the launcher let the job continue when a process is lost? Open MPI's mpirun does so with ``--with-ft ulfm``."""
     environ = os.environ if environ is None else environ
     return environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false")
 
 
 def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
-    """Is this rank 0 by its launcher's variables, or a job without a launcher? For output before MPI is initialised."""
+    """Is this process rank 0 according to the launcher, or without a launcher? For output before MPI is initialised."""
     environ = os.environ if environ is None else environ
     return next((environ[name] for name in _RANK_VARIABLES if name in environ), "0") == "0"
 
 
 def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """The rank and the number of ranks according to the launcher, before or without `hvdlite.init`; ``(0, 1)`` without a
-    launcher.
+    """The rank and the number of ranks according to the launcher; ``(0, 1)`` without a launcher. It needs no `hvdlite.init`.
 
     Raises:
-        InvalidArgumentError: one of the two variables is set and the other is not.
+        InvalidArgumentError: only one of the launcher's two variables is set.
     """
     environ = os.environ if environ is None else environ
     for launcher in ("HOROVOD_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_"):
@@ -289,17 +289,17 @@ def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple
         found = [name for name in names if name in environ]
         if len(found) == 1:
             lacking = next(name for name in names if name not in environ)
-            raise InvalidArgumentError(f"{found[0]} is set and {lacking} is not: unset it, or let one launcher set both")
+            raise InvalidArgumentError(f"{found[0]} is set, but {lacking} is not: unset it, or let one launcher set both")
         if found:
             return int(environ[names[0]]), int(environ[names[1]])
     return 0, 1
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> str:
-    """The folder for files that the user's programs can make again; empty if there is no home."""
+    """The user's cache folder, by the XDG standard; empty if the user has no home folder."""
     environ = os.environ if environ is None else environ
     chosen = environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(chosen):  # the standard requires this: relative paths are ignored
+    if os.path.isabs(chosen):  # the standard requires that a relative path is ignored
         return chosen
     home = environ.get("HOME", "")
     return os.path.join(home, ".cache") if home else ""
@@ -321,13 +321,13 @@ def oneccl_folders(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 
 
 def set_unless_set(variables: Mapping[str, str]) -> None:
-    """Sets environment variables of this process that are not set, for libraries that read them."""
+    """Sets those of these environment variables that are not set yet, for libraries that read them."""
     for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:
-    """Does torch.distributed's ``env://`` lack a variable? Its caller may know the rank, the size, or neither."""
+    """Does torch.distributed's ``env://`` lack a variable? It needs no variable for what its caller already knows."""
     needed = ["MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (not knows_rank) + ["WORLD_SIZE"] * (not knows_size)
     return not all(os.environ.get(variable) for variable in needed)
 

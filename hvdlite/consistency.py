@@ -1,8 +1,9 @@
-"""`check_consistency`: do all ranks still hold the same values? Compared bit by bit, by digests, once or every so many steps.
+"""`check_consistency`: do all ranks hold the same values? It compares digests of all bits, once or every few steps.
 
-Each rank reads its values once and sends five numbers: its step, and digests of what its values are called and of what they
-hold. Only if these differ the ranks exchange one digest for each value, and then digests of ever smaller parts of the first
-value that differs, until they know its element. So no value is ever sent, whatever its size.
+Each rank reads its values once and sends five numbers: its step, and digests of the names and of the content of its values.
+If these are equal, the comparison ends. Otherwise the ranks exchange one digest for each value, and then digests of smaller
+and smaller parts of the first value that differs, until they know the element that differs. So no rank ever sends a whole
+value, whatever its size.
 """
 
 from collections import Counter
@@ -28,8 +29,8 @@ __all__ = [
 ]
 
 _NAME = "check_consistency"
-_PIECES = 1024  # into which a value is cut to find the element that differs
-_NAMED = 3  # values that only some ranks have are listed up to this number
+_PIECES = 1024  # a value is cut into this many parts to find the element that differs
+_NAMED = 3  # a text lists this many of the values that only some ranks have
 
 _PRESENT, _STEPS, _UNREADABLE, _LAYOUT, _CONTENT = range(5)
 
@@ -39,23 +40,23 @@ def check_consistency(
 ) -> "ConsistencyChecker | None":
     """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`.
 
-    Not-a-numbers and infinities are compared by their bits, too. The objects are only read: nothing is changed, and nothing is
-    copied but arrays whose elements are not in order in memory.
+    NaNs and infinities are compared by their bits, too. The check changes no object, and copies only arrays whose elements are
+    not in row-major order in memory.
 
     Args:
-        objects: what to compare: arrays of any dtype, numbers, texts, and dicts, lists and tuples of these, nested as you like;
-            None is left out. The other doors (`hvdlite.torch`, `hvdlite.tensorflow`, `hvdlite.keras`, `hvdlite.jax`) have a
-            `check_consistency` that also takes what their frameworks train.
+        objects: the values to compare: arrays of any dtype, numbers, texts, and dicts, lists and tuples of these, nested to
+            any depth; None is left out. The other doors (`hvdlite.torch`, `hvdlite.tensorflow`, `hvdlite.keras`,
+            `hvdlite.jax`) have a `check_consistency` that also takes the objects that their frameworks train.
         every: None to compare now. A number of steps to get a checker, whose ``step()`` you call after each step.
-        process_set: the ranks that are compared. A rank outside of it takes no part: nothing happens there.
+        process_set: the ranks to compare. The call does nothing on a rank that is not a member.
 
     Returns:
         None; or, with `every`, the `ConsistencyChecker`.
 
     Raises:
-        MismatchError: (on all ranks, with the same text) values differ, or ranks have different values by name, number, dtype
-            or shape, or called with a different `every`. The text says which ranks differ, in how many values, and for the
-            first of them its name, dtype and shape, its first element that differs, and what that is on each rank.
+        MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
+            differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. For the
+            first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it.
         InvalidArgumentError: (on all ranks) an argument is wrong on some rank, such as an object without bytes to compare.
         HorovodInternalError: a rank failed.
     """
@@ -81,14 +82,14 @@ def check_objects(objects: Sequence[Any], every: int | None, comparison: "RankCo
 
 
 class RankComparison:
-    """How the ranks of a process set compare what they are given.
+    """The comparison of values on the ranks of a process set.
 
     Args:
-        leaves: the leaves of objects, with the name of the argument that they belong to.
+        leaves: gives the leaves of objects, each with the name of the argument to which it belongs.
         process_set: the ranks that take part.
-        remedy: a sentence for errors, how to make values equal again; without a full stop.
-        named: have values the same names on all ranks? Otherwise they are paired by their order, and the first rank's names
-            are those of messages.
+        remedy: a sentence for error texts that says how to make values equal again; without a full stop.
+        named: do values have the same names on all ranks? Otherwise values are paired by their order, and error texts use the
+            names of the first rank.
     """
 
     def __init__(
@@ -109,10 +110,11 @@ class RankComparison:
         self._alone = process_set.size() == 1
 
     def begin(self, objects: Sequence[Any], every: int) -> None:
-        """Checks that the ranks make alike checkers of objects that can be read. Collective over the process set.
+        """Checks that all ranks make the same checker, of objects that can be read. Collective over the process set.
 
         Raises:
-            MismatchError, InvalidArgumentError: they do not.
+            MismatchError: `every` differs between ranks, or only some ranks can read their objects.
+            InvalidArgumentError: no rank can read its objects.
         """
         _, problem = self._listed(objects)
         readable = "can be read" if problem is None else f"cannot: {problem}"
@@ -121,15 +123,15 @@ class RankComparison:
         if problem is not None:
             raise problem
         if differing:
-            raise MismatchError(f"{self._label}: {differing}; call it alike on all ranks")
+            raise MismatchError(f"{self._label}: {differing}; call it with the same arguments on all ranks")
 
     def run(self, objects: Sequence[Any], steps: int = 0, moment: str = "") -> None:
         """Compares. Collective over the process set.
 
         Args:
-            objects: this rank's.
-            steps: of training so far; the same on all ranks.
-            moment: when this is, in words; the same on all ranks.
+            objects: the objects of this rank.
+            steps: the number of training steps so far, the same on all ranks.
+            moment: a text for errors that names the step, the same on all ranks.
 
         Raises:
             MismatchError, InvalidArgumentError: as `check_consistency`.
@@ -157,12 +159,12 @@ class RankComparison:
                 self._label, difference([[("this step", int(row[_STEPS]))] for row in found], ranks), "make the same steps"
             )
         if len(set(found[:, _LAYOUT])) > 1:
-            self._refuse(where, self._different_layouts(listed, ranks), "pass the same on all ranks, built alike")
+            self._refuse(where, self._different_layouts(listed, ranks), "pass the same objects on all ranks, built alike")
         if len(set(found[:, _CONTENT])) > 1:
             raise MismatchError(f"{where}: {self._differing(listed, digests, exchange, present)}. {_CAUSES}; {self._remedy}")
 
     def _listed(self, objects: Sequence[Any]) -> tuple[list[tuple[str, Leaf]], Exception | None]:
-        """The leaves, or why there are none."""
+        """The leaves of the objects; or an empty list and the exception that prevented reading them."""
         try:
             return list(self._leaves(objects)), None
         except Exception as error:  # of the framework
@@ -210,7 +212,7 @@ class RankComparison:
         place = _first_element(leaf, exchange, present)
         described = exchange_object((_name(owner, leaf), *_element(leaf, place)), f"{_NAME}.element", self._process_set)
         texts = [text for _, text, _ in described]
-        exact = len(set(texts)) == len({bits for _, _, bits in described})  # do other bits look otherwise?
+        exact = len(set(texts)) == len({bits for _, _, bits in described})  # do different bits always have different texts?
         whose: dict[str, list[int]] = {}
         for rank, (_, text, bits) in zip(ranks, described, strict=True):
             whose.setdefault(text if exact else f"{text} (bits {bits})".lstrip(), []).append(rank)
@@ -223,11 +225,11 @@ class RankComparison:
 
 
 class ConsistencyChecker:
-    """Compares the ranks every so many steps. `check_consistency` makes it, collectively.
+    """Compares the ranks after every `every` steps. `check_consistency` makes it, on all ranks.
 
     Attributes:
-        every: in steps.
-        steps: made so far, as `step` has counted them.
+        every: the number of steps between two comparisons.
+        steps: the number of steps that `step` has counted.
     """
 
     def __init__(self, objects: Sequence[Any], every: int, comparison: RankComparison) -> None:
@@ -244,21 +246,21 @@ class ConsistencyChecker:
             comparison.begin(objects, every)
 
     def step(self, *objects: Any) -> None:
-        """Counts a step; after each `every` of them compares the ranks, collectively.
+        """Counts a step. After each `every` steps it compares the ranks; it is then collective.
 
         Args:
-            objects: compared instead of those that `check_consistency` was given. For programs whose steps make new values,
-                such as JAX's.
+            objects: the objects to compare, instead of those that `check_consistency` got. They are for programs whose steps
+                make new objects, such as programs of JAX.
 
         Raises:
             InvalidArgumentError: there is nothing to compare.
-            MismatchError, HorovodInternalError: as for `check_consistency`; the text names the step, and the last one after
+            MismatchError, HorovodInternalError: as for `check_consistency`. The text names the step, and the last step after
                 which all ranks were equal.
         """
         self.advance_to(self.steps + 1, *objects)
 
     def advance_to(self, steps: int, *objects: Any) -> None:
-        """`step`, where so many steps have been made since the beginning, the last ones at once."""
+        """Does what `step` does, if the program has made `steps` steps since the beginning, several since the last call."""
         is_due = steps // self.every > self.steps // self.every
         self.steps = steps
         if self._closed or not is_due:
@@ -271,18 +273,18 @@ class ConsistencyChecker:
         self._equal_after = steps
 
     def follow(self, release: Callable[[], None]) -> None:
-        """Says that a door calls `step` from a hook; `release` removes the hook."""
+        """Notes that a door calls `step` from a hook. `release` removes the hook; `close` calls it."""
         self._release = release
 
     def close(self) -> None:
-        """Ends the comparisons, on all ranks alike. Removes the hook that calls `step`, if there is one."""
+        """Ends the comparisons; call it on all ranks after the same step. Removes the hook that calls `step`, if any."""
         self._closed = True
         self._release()
 
 
 _CAUSES = (
-    "Look for what only some ranks do: a branch that goes by hvd.rank(), random numbers without a common seed, a schedule that "
-    "goes by this rank's own loss, a checkpoint that some ranks have not loaded, a broadcast that was forgotten"
+    "Look for what only some ranks do: a branch that depends on hvd.rank(), random numbers without a common seed, a schedule "
+    "that depends on this rank's own loss, a checkpoint that some ranks have not loaded, a missing broadcast"
 )
 
 
@@ -295,18 +297,18 @@ def leaves_of_arguments(objects: Sequence[Any], find: FindLeaves) -> Iterable[tu
 
 
 def variables_to_compare(model: Any, buffers: bool) -> list[Any]:
-    """The variables of a model or layer of Keras, or of a module of TensorFlow, that all ranks are to have the same of.
+    """The variables of a model or layer of Keras, or of a module of TensorFlow, that must be equal on all ranks.
 
     Args:
-        model: it.
-        buffers: with those that no gradient changes even if nothing is frozen, such as the moving averages of batch
-            normalization? Frozen weights are among the others.
+        model: the model, layer or module.
+        buffers: include variables that gradients never change, such as the moving averages of batch normalization? Frozen
+            weights are always included.
     """
     if not hasattr(model, "_flatten_layers"):
         return list(model.variables if buffers else model.trainable_variables)
     if buffers:
         return list(model.weights)
-    # What Keras 3 and Keras 2 call a layer's own weights that were made to be trained.
+    # The names in Keras 3 and in Keras 2 of a layer's own weights that can be trained, frozen or not.
     names = ("_trainable_variables", "_trainable_weights")
     trained = {
         id(variable) for layer in model._flatten_layers() for name in names for variable in getattr(layer, name, None) or ()
@@ -319,7 +321,7 @@ def _name(owner: str, leaf: Leaf) -> str:
 
 
 def _first_element(leaf: Leaf, exchange: RankRows, present: Sequence[int]) -> int:
-    """The place of the first element that differs, of a leaf that differs. Collective over the process set."""
+    """The place of the first element of this leaf that differs between ranks. Collective over the process set."""
     width = leaf.memory().nbytes // leaf.size
     start, stop = 0, leaf.size
     while stop - start > 1:
@@ -332,7 +334,7 @@ def _first_element(leaf: Leaf, exchange: RankRows, present: Sequence[int]) -> in
 
 
 def _element(leaf: Leaf, place: int) -> tuple[str, str]:
-    """An element as a text, empty if it is no number; and its bits."""
+    """An element as a text, which is empty if the element is not a number; and its bits."""
     memory = leaf.memory()
     width = memory.nbytes // leaf.size
     bits = "0x" + memory[place * width : (place + 1) * width][::-1].tobytes().hex()

@@ -36,7 +36,7 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """A last change to a batch, made in the thread that uses it; for trainers, which reshape batches."""
+        """Returns the batch, changed if a subclass needs it (to reshape it, say). Runs in the thread that uses the batch."""
         return batch
 
 
@@ -63,12 +63,12 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the current passes; their iterators stop. Waits while `_iterate` reads its current batch."""
+        """Ends the current passes, so that their iterators stop. Waits until `_iterate` has read its current batch."""
         for running in list(self._passes):
             running.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over the batches, read ahead."""
+        """One pass over the batches, which a thread reads ahead."""
         if self.async_loader_queue_size <= 0:
             yield from super().__iter__()  # type: ignore[misc]
             return
@@ -91,14 +91,14 @@ class _Pass:
         self._limit = limit
         self._ready: deque[Any] = deque()
         self._error: BaseException | None = None
-        self._ended = False  # the reader has ended
-        self._closed = False  # the user has ended
+        self._ended = False  # has the reading thread ended?
+        self._closed = False  # has the user of the iterator ended the pass?
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="hvdlite-data-loader", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        """The batches, each with the number of those that lay ready; then what the reader raised."""
+        """Yields each batch with the length of the queue at that time; raises at the end what the reading thread raised."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._ended or self._closed)
@@ -134,7 +134,7 @@ class _Pass:
             close = getattr(batches, "close", None)  # a generator has to clean up in the thread that ran it
             if close is not None:
                 close()
-        except BaseException as error:  # of any kind, because the user is in another thread
+        except BaseException as error:  # any exception, to raise it in the user's thread
             self._error = error
         finally:
             with self._changed:

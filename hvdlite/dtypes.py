@@ -1,7 +1,6 @@
-"""The element types the engine knows: the numbers and names of csrc/base/types.h. Elements of others can only be moved.
+"""The dtypes that the engine knows, with the numbers and names of csrc/base/types.h. Elements of others can only be moved.
 
-bfloat16 is no NumPy type of its own: it is recognised by name when some other package (ml_dtypes) brought it, and
-never imported from here.
+NumPy has no bfloat16. The package ml_dtypes adds one; this module recognises it by its name and never imports that package.
 """
 
 import sys
@@ -17,7 +16,7 @@ __all__ = ["DType", "code_of_name", "dlpack_codes", "elements_of", "numpy_dtype"
 
 
 class DType(IntEnum):
-    """Codes of element types; append, never renumber: they cross the C ABI and the wire."""
+    """Codes of dtypes. Append new ones and never renumber: the C ABI and messages between ranks contain them."""
 
     UINT8 = 0
     INT8 = 1
@@ -37,7 +36,7 @@ class DType(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name users see and NumPy and torch use, such as ``"float32"``."""
+        """The name that NumPy and torch use, such as ``"float32"``; error texts contain it."""
         return self.name.lower()
 
     @property
@@ -47,12 +46,12 @@ class DType(IntEnum):
 
     @property
     def is_float(self) -> bool:
-        """Is this a floating-point type (16-bit ones included)?"""
+        """Is this a floating-point dtype (of 16 bits or more)?"""
         return DType.FLOAT16 <= self <= DType.FLOAT64
 
     @property
     def is_complex(self) -> bool:
-        """Is this a type of pairs of floats?"""
+        """Is this a complex dtype, whose elements are pairs of floats?"""
         return self in (DType.COMPLEX64, DType.COMPLEX128)
 
 
@@ -67,10 +66,10 @@ def code_of_name(name: str, what: str = "tensor") -> DType:
 
     Args:
         name: ``"float32"``, ``"bfloat16"``, ...
-        what: what carries that dtype, for the error text.
+        what: the object with this dtype, in words, for the error text.
 
     Raises:
-        InvalidArgumentError: the engine has no such type; the text lists those it has.
+        InvalidArgumentError: the engine does not know this dtype. The text lists the dtypes that it knows.
     """
     try:
         return _BY_NAME[name]
@@ -80,26 +79,26 @@ def code_of_name(name: str, what: str = "tensor") -> DType:
         ) from None
 
 
-# Dtypes that stand for elements of these sizes, which the engine only moves.
+# For elements that the engine only moves: by size in bytes, the dtype under which it moves them.
 _STAND_INS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64, 16: DType.COMPLEX128}
 _FIRST_OTHER = 1 << 30  # layouts from here on stand for dtypes, as in csrc/engine/negotiation/validate.cc
 
 
 def elements_of(name: str, itemsize: int, any_dtype: bool, what: str) -> tuple[int, int]:
-    """A request's description of the elements of a row-major tensor.
+    """The description of the elements of a row-major tensor in a request.
 
     Args:
-        name: of the dtype.
-        itemsize: bytes of an element.
+        name: the name of the dtype.
+        itemsize: the size of an element in bytes.
         any_dtype: does the engine only move the elements, so that it need not know the dtype? It then uses another dtype of
-            that size; from the layout, a hash of the name, it sees whether ranks have different dtypes.
+            that size. The layout is then a hash of the name, so that the engine notices if ranks have different dtypes.
         what: as for `code_of_name`.
 
     Returns:
         The code of the element type, and the layout.
 
     Raises:
-        InvalidArgumentError: as `code_of_name`; also if any dtype will do, but not with elements of this size.
+        InvalidArgumentError: as `code_of_name`; also if the engine cannot move elements of this size.
     """
     if not any_dtype or name in _BY_NAME or itemsize not in _STAND_INS:
         return int(code_of_name(name, what)), 0
@@ -113,7 +112,7 @@ def numpy_dtype(code: int) -> np.dtype[Any]:
     """NumPy's dtype for a code.
 
     Raises:
-        UnsupportedError: the code is bfloat16 and ml_dtypes, which defines it for NumPy, was not imported by anyone.
+        UnsupportedError: the code is bfloat16, and the program has not imported ml_dtypes, which adds bfloat16 to NumPy.
     """
     dtype = DType(code)
     if dtype is not DType.BFLOAT16:

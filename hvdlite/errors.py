@@ -1,7 +1,7 @@
 """The errors: one table from the engine's error code to a Python class and to a TensorFlow status.
 
-The numbers are those of ``HVDLITE_E_*`` in hvdlite.h. Every error derives from `HvdliteError` (a ``RuntimeError``); a
-class also derives from the class that users of Horovod catch, such as ``ValueError`` for bad arguments.
+The numbers are those of ``HVDLITE_E_*`` in hvdlite.h. Every class derives from `HvdliteError` (a ``RuntimeError``). Where
+Horovod raises another class, such as ``ValueError`` for bad arguments, hvdlite's class derives from that one, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class ErrorCode(IntEnum):
-    """The codes that cross the native boundary."""
+    """The error codes of the native core."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -48,7 +48,7 @@ class ErrorCode(IntEnum):
 
 
 class HvdliteError(RuntimeError):
-    """Base of everything hvdlite raises; ``code`` is its `ErrorCode`."""
+    """Base class of all errors that hvdlite raises. The attribute ``code`` is an `ErrorCode`."""
 
     code: ErrorCode = ErrorCode.INTERNAL
     # Tells TensorFlow's AutoGraph to keep this class if the error is raised while it traces a function.
@@ -56,53 +56,53 @@ class HvdliteError(RuntimeError):
 
 
 class HorovodInternalError(HvdliteError):
-    """Base of all errors that a submitted collective can raise. Elastic training catches it to start again."""
+    """Base class of all errors that a submitted collective can raise. Elastic training catches it and continues."""
 
 
 class MismatchError(HorovodInternalError):
-    """Ranks disagree about one operation. The user's error: not worth a retry, and the engine stays usable."""
+    """Ranks ask for different operations under one name: an error of the program. The engine stays usable."""
 
     code = ErrorCode.MISMATCH
 
 
 class PeerLostError(HorovodInternalError):
-    """A rank died or raised. The text has the first known cause. The job cannot continue."""
+    """A rank died or raised an exception. The text names the first known cause. The job cannot continue."""
 
     code = ErrorCode.PEER_LOST
 
 
 class OperationTimeoutError(HorovodInternalError):
-    """Ranks wait for each other for ever (deadlock detection). The text lists which rank waits for what."""
+    """Ranks wait for each other, and none can go on (a deadlock). The text lists which rank waits for what."""
 
     code = ErrorCode.TIMEOUT
 
 
 class AbortedError(HorovodInternalError):
-    """A rank that this operation needs has left, or this rank has shut down."""
+    """A rank that this operation needs has left the job, or this rank has called `hvdlite.shutdown`."""
 
     code = ErrorCode.ABORTED
 
 
 class SystemFailure(HorovodInternalError):
-    """The operating system or MPI refused something."""
+    """The operating system or MPI reported an error."""
 
     code = ErrorCode.SYSTEM
 
 
 class InternalError(HorovodInternalError):
-    """A bug of hvdlite; the text asks to report it."""
+    """A bug of hvdlite. The text asks you to report it."""
 
     code = ErrorCode.INTERNAL
 
 
 class InvalidArgumentError(HvdliteError, ValueError):
-    """An argument or a knob is wrong. Nothing was sent, and the engine stays usable."""
+    """An argument or a knob is wrong. hvdlite has sent nothing, and the engine stays usable."""
 
     code = ErrorCode.INVALID_ARGUMENT
 
 
 class NotInitializedError(HvdliteError, ValueError):
-    """Called before `hvdlite.init()`, after `hvdlite.shutdown()`, or in a forked child of an initialised process."""
+    """A call came before `hvdlite.init()`, after `hvdlite.shutdown()`, or in a forked child of an initialised process."""
 
     code = ErrorCode.NOT_INITIALIZED
 
@@ -119,16 +119,16 @@ class UnsupportedError(HvdliteError, NotImplementedError):
 
 
 class UnsupportedNameError(UnsupportedError, AttributeError):
-    """A name of Horovod that a module of hvdlite does not have. ``hasattr`` returns False; the text names the replacement."""
+    """A module of hvdlite lacks this name of Horovod. The text names a replacement. ``hasattr`` returns False."""
 
 
 def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
-    """What a module's ``__getattr__`` raises.
+    """The error that a module's ``__getattr__`` raises.
 
     Args:
-        module: its name.
-        name: the name it lacks.
-        remedies: what to use instead of names of Horovod.
+        module: the name of the module.
+        name: the name that the module lacks.
+        remedies: for names of Horovod, what to use instead.
     """
     if name in remedies:
         return UnsupportedNameError(f"{module} does not offer Horovod's {name}: {remedies[name]}")
@@ -136,10 +136,10 @@ def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> Attribu
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Ends a training function because hosts were added or removed. `hvdlite.elastic.run` catches it; it is no error.
+    """Ends a training function because hosts were added or removed. It is not an error: `hvdlite.elastic.run` catches it.
 
     Attributes:
-        skip_sync: is the state the same on all ranks that stay?
+        skip_sync: do all remaining ranks have the same state, so that they need not send it to each other?
     """
 
     def __init__(self, skip_sync: bool) -> None:
@@ -149,7 +149,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One error code: the class Python raises and the name of the status TensorFlow's kernels set."""
+    """One error code: the class that Python raises, and the name of the status that TensorFlow's kernels set."""
 
     python: type[HvdliteError]
     tensorflow: str
@@ -185,5 +185,5 @@ def tensorflow_status(code: int) -> str:
 
 
 def install(set_error_classes: Callable[[Mapping[int, type[BaseException]]], None]) -> None:
-    """Hands the classes to the native module (its ``set_error_classes``), which raises them from then on."""
+    """Passes the classes to the native module (its ``set_error_classes``), which raises them from then on."""
     set_error_classes({int(code): row.python for code, row in ERRORS.items()})

@@ -1,7 +1,7 @@
-"""Ends a process after an uncaught exception: first tells its peers.
+"""Ends a process after an uncaught exception, and tells its peers first.
 
-Without this, the peers of a rank that raises would wait, and the rank would hang in MPI_Finalize. So this module first sends
-the exception's text to all peers, and then ends the process without finalising MPI.
+Otherwise the peers of a rank that raises an exception would wait, and the rank would hang in MPI_Finalize. So this module
+sends the text of the exception to all peers, and then ends the process without finalising MPI.
 """
 
 import atexit
@@ -15,9 +15,9 @@ from typing import Protocol
 
 __all__ = ["RAISED", "SILENT", "Announcer", "end_process", "install_excepthook"]
 
-# Every cause that says so begins with it: the program has ended itself.
+# A cause that begins with this text says that the program ended by itself.
 RAISED = "raised "
-# And this is in each that blames the silence of a host, whose processes may still live.
+# A cause that contains this text says that a host is silent. Its processes may still live.
 SILENT = "has heard nothing for "
 
 
@@ -28,23 +28,23 @@ class Announcer(Protocol):
         """Would peers wait for this process?"""
 
     def record(self, error: BaseException) -> str:
-        """The operations of this process that help to explain this error, unless they have been printed."""
+        """The operations of this process that help to explain this error; empty if they have been printed."""
 
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends."""
 
 
 def install_excepthook(announcer: Announcer) -> None:
-    """Adds hvdlite's step after the present ``sys.excepthook``, which handles the main thread's exceptions.
+    """Adds hvdlite's step after the present ``sys.excepthook``, which handles exceptions of the main thread.
 
-    Hooks that are installed later run before the process ends: torch.distributed's collects the output of this step and prints
-    it itself. The step does nothing in an interactive session, which continues after an exception, and nothing if a program
-    calls the hook for an exception that it has caught.
+    Hooks that are installed later also run before the process ends. (The hook of torch.distributed collects the output of this
+    step and prints it.) The step does nothing in an interactive session, which continues after an exception. It also does
+    nothing if a program calls the hook for an exception that the program has caught.
     """
     previous = sys.excepthook
-    # This function is no part of threading's interface. Python calls it first when all hooks have returned, the last one
-    # registered before the others. Functions of atexit come after the threads that are not daemons, and these may wait for
-    # ever.
+    # This function is not part of threading's public interface. When all hooks have returned, Python first calls the functions
+    # that were registered with it; the last registered comes first. Functions of atexit run only after all non-daemon threads
+    # have ended, and these threads may wait for ever.
     register = getattr(threading, "_register_atexit", atexit.register)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -70,7 +70,7 @@ def _uncaught() -> BaseException | None:
 def _leave(announcer: Announcer, error: BaseException) -> None:
     """Announces the exception and ends the process at once: MPI_Finalize would wait for the peers."""
     try:
-        _flush()  # now, because the launcher may end this process as soon as one of the told peers ends
+        _flush()  # now: when a peer ends because of the announcement, the launcher may kill this process
         kind, text = type(error).__name__, str(error)
         announcer.announce(f"{RAISED}{kind}: {text}" if text else f"{RAISED}{kind}")
     finally:
@@ -78,7 +78,7 @@ def _leave(announcer: Announcer, error: BaseException) -> None:
 
 
 def end_process(code: int = 1) -> None:
-    """Ends the process at once, with this exit code. Skips everything that would finalise MPI."""
+    """Ends the process at once, with this exit code. No exit handler runs, so nothing finalises MPI."""
     _flush()
     os._exit(code)
 

@@ -1,8 +1,8 @@
 """The possible locations of NVIDIA's libraries: loaded in this process, in NVIDIA's wheels, in a CUDA toolkit, on the system.
 
-At the first use of a GPU the engine opens the first one that it can, and of compilers one whose code the driver accepts. This
-module only lists locations, and imports or loads nothing. The copy in the process comes first, because a framework has loaded
-the library for which it was made.
+At the first use of a GPU the engine opens the first library of each list that it can open. Of compilers it opens the first one
+whose code the driver accepts. This module only lists locations; it imports and loads nothing. A library that the process has
+loaded already comes first, because a framework has loaded it and was built for it.
 """
 
 import sys
@@ -16,13 +16,13 @@ from hvdlite.config import Config
 __all__ = ["kernel_cache", "nccl_libraries", "nvrtc_libraries", "resolve"]
 
 _NCCL = "libnccl.so.2"
-# Newest first; the engine puts those behind that are of a later CUDA than the driver. The compiler of CUDA 11.2 is that of all
-# later versions 11, too.
+# The newest version comes first. The engine tries compilers of a CUDA newer than the driver's last. The name that ends with
+# 11.2 is the compiler's name in all later versions of CUDA 11, too.
 _NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2")
 
 
 def resolve(config: Config) -> Config:
-    """The knobs with values for the engine: adds the locations that they leave to hvdlite."""
+    """The knobs as the engine needs them: with the default locations, where the user has set none."""
     caches = {"auto": kernel_cache(), "off": ""}
     return config.replace(
         nccl_library=config.nccl_library or ":".join(nccl_libraries()),
@@ -32,12 +32,12 @@ def resolve(config: Config) -> Config:
 
 
 def nccl_libraries() -> list[str]:
-    """Possible locations of NCCL, the best first; + means a library of this process."""
+    """Possible locations of NCCL, the best first. A + in front means: only if this process has loaded the library."""
     return [f"+{_NCCL}", *_files(_wheel_folders(), (_NCCL,)), *_files(_environment_folders(), (_NCCL,)), _NCCL]
 
 
 def nvrtc_libraries() -> list[str]:
-    """Possible locations of NVIDIA's run-time compiler, the best first; + means a library of this process."""
+    """Possible locations of NVIDIA's run-time compiler (NVRTC), the best first; + as for `nccl_libraries`."""
     folders = [*_wheel_folders(), *_environment_folders(), *_toolkit_folders()]
     return [*(f"+{name}" for name in _NVRTC), *_files(folders, _NVRTC), *_NVRTC]
 
@@ -67,7 +67,7 @@ def _toolkit_folders() -> Iterator[Path]:
 
 
 def _files(folders: Iterable[Path], names: Iterable[str]) -> list[str]:
-    """The existing files with these names, by name first, then by folder."""
+    """The existing files with these names, ordered by name first and by folder second."""
     places = list(folders)
     found = [folder / name for name in names for folder in places]
     # The engine's list separates locations by colons, so a path with a colon is left out.

@@ -16,35 +16,35 @@ else:
 
 __all__ = ["Finish", "Handle", "OnGpu", "native_type", "poll", "synchronize"]
 
-# Makes an ended operation's output. It holds the operation's tensors, and so keeps them alive.
+# A function that makes the output of an ended operation. It refers to the operation's tensors, and so keeps them alive.
 Finish = Callable[["Result"], Any]
-# Gives the streams of an operation on GPU memory; None for one on host memory.
+# A function that gives the streams of an operation on GPU memory; None for an operation on host memory.
 OnGpu = tuple[TensorBackend, Exported] | None
 
 
 class Handle(Work):
-    """One operation in flight, or a group of them. Give it to `poll` and `synchronize`, or use the methods.
+    """One operation in flight, or one group of operations. Pass it to `poll` and `synchronize`, or call its methods.
 
-    It stands for a number (``int(handle)``), as in Horovod, and compares and hashes as one. It is a `hvdlite._engine.Work`,
-    which keeps the tensors. If it is dropped before the operation has ended, the engine keeps it until then. So Ctrl-C may
-    come at any time.
+    A handle has a number (``int(handle)``), as in Horovod, and compares and hashes as that number. It is a
+    `hvdlite._engine.Work`, which keeps the tensors alive. If the program drops the handle before the operation has ended, the
+    engine keeps the tensors until then. So Ctrl-C does no harm at any time.
 
     On a GPU an operation has ended when its work is enqueued. `synchronize` does not wait for the GPU: it orders the caller's
-    current stream after that work, and also the submission's stream, in whose order the memory is reused.
+    current stream after that work, and also the stream of the submission, because the framework reuses the memory in its order.
 
-    `native_type` adds the native class, which has the members. If native code describes the tensors (``Engine.allreduce``), the
-    engine makes the handle itself, without `__init__`, and the outputs (``_outputs``).
+    `native_type` adds the native base class, which has the members. For a submission by native code (``Engine.allreduce``) the
+    engine makes the handle, without `__init__`, and the outputs (``_outputs``).
 
     Args:
-        finish: the step of the operation, or those of a group.
+        finish: the last step of the operation; for a group a sequence of steps.
         grouped: is it a group, whose output is a list?
-        on_gpu: for each operation; nothing if all are in host memory.
+        on_gpu: the streams of each operation on a GPU; empty if all tensors are in host memory.
     """
 
     if not TYPE_CHECKING:
         __slots__ = ()  # only the native type has the members
-    _engine: "Engine | None"  # None: nothing was submitted
-    _finish: Finish | Sequence[Finish] | None  # None: synchronised
+    _engine: "Engine | None"  # None if nothing was submitted
+    _finish: Finish | Sequence[Finish] | None  # None once synchronised
     _on_gpu: Sequence[OnGpu] | None
     _error: HvdliteError | None
     _grouped: bool
@@ -60,7 +60,7 @@ class Handle(Work):
         self._on_gpu = on_gpu
 
     def poll(self) -> bool:
-        """Has the operation ended, with or without an error? Also true after it was synchronised."""
+        """Has the operation ended, with or without an error? True after `synchronize`, too."""
         if self._finish is None or self._engine is None:
             return True
         self._check_alive()
@@ -79,9 +79,9 @@ class Handle(Work):
         Raises:
             MismatchError: the ranks asked for different things; the text says who asked for what.
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
-            TimeoutError: the time is over; the operation stays in flight, and the handle may be waited for again.
+            TimeoutError: the operation has not ended in time. It stays in flight, and `synchronize` may be called again.
         """
-        # If anything raises here, Ctrl-C for example, the handle can be synchronised again.
+        # If an exception is raised here, such as Ctrl-C, the handle can be synchronised again.
         if RUNTIME.engine is self._engine:
             output = self._outputs(timeout)
             if output is not NotImplemented:
@@ -105,7 +105,7 @@ class Handle(Work):
         return output
 
     def _streams(self) -> Sequence[int]:
-        """The streams to order after it: the current ones, and those of the submission."""
+        """The streams to order after the operation: the current ones, and those of the submission."""
         streams: dict[int, None] = {}
         for place in self._on_gpu or ():
             if place is not None:
@@ -114,7 +114,7 @@ class Handle(Work):
         return tuple(streams)
 
     def _check_alive(self) -> None:
-        """Refuses to touch an engine that this process no longer has."""
+        """Raises an error if this process no longer has the engine of this handle."""
         if RUNTIME.engine is not self._engine:
             RUNTIME.require()
             raise InvalidArgumentError("this handle is from before hvdlite.shutdown(); its operation ended then")
@@ -137,7 +137,7 @@ class Handle(Work):
 
 @cache
 def native_type() -> type[Handle]:
-    """The type of all handles. Loads the native module, which importing hvdlite does not."""
+    """The type of all handles. It loads the native module, which ``import hvdlite`` does not load."""
     from hvdlite._engine import Work
 
     class NativeHandle(Handle, Work):
@@ -149,11 +149,11 @@ def native_type() -> type[Handle]:
 
 
 def poll(handle: Handle) -> bool:
-    """Has the operation of `handle` ended? It must still be synchronised.
+    """Has the operation of `handle` ended? Call `synchronize` in any case.
 
     Raises:
-        InvalidArgumentError: this is no handle.
-        NotInitializedError: hvdlite was shut down meanwhile.
+        InvalidArgumentError: `handle` is not a handle.
+        NotInitializedError: hvdlite was shut down after the submission.
     """
     return _checked(handle).poll()
 

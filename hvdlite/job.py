@@ -1,6 +1,6 @@
-"""The processes of the job while there is no engine to watch them: in `init`, and at the end of the program.
+"""Watches the processes of the job while no engine does: in `init`, and at the end of the program.
 
-csrc/job does the work. This module adds the parts in Python: objects as bytes, Ctrl-C during waits, and the end of MPI.
+csrc/job does the work. This module adds what needs Python: it pickles objects, handles Ctrl-C during waits, and finalises MPI.
 """
 
 import logging
@@ -12,38 +12,38 @@ from hvdlite.errors import OperationTimeoutError, PeerLostError
 
 __all__ = ["LOST", "Job"]
 
-# A process of the job is gone or does not answer, and MPI can no longer be finalised.
+# After these errors MPI cannot be finalised any more: a process of the job is lost or does not answer.
 LOST = (PeerLostError, OperationTimeoutError)
-# Seconds for which one wait runs before Python handles signals.
+# The seconds of one wait in native code; Python handles signals after each.
 _SLICE = 0.1
-# Seconds in init() after which a process logs what it waits for.
+# After this many seconds of waiting in init(), a process logs what it waits for.
 _WARN_AFTER = 60.0
 _WHAT_FOR = "for other processes of the job: all must call it, and all hosts must reach each other"
 
 
 class Job:
-    """The processes of a communicator. Thread: those of `init` and of the exit handlers, never two at a time.
+    """The processes of a communicator. The thread of `init` and that of the exit handlers use it, never two at a time.
 
-    Making one is collective.
+    The constructor is collective.
 
     Args:
         native: the module ``hvdlite._engine``.
         shim: the path of the shim for the loaded MPI.
         MPI: the module ``mpi4py.MPI``.
         comm: the communicator of the job.
-        takes_comm: are messages sent on it, instead of on a duplicate? Nothing else but an engine may send any.
+        takes_comm: does the job send on `comm` itself, not on a duplicate? Then only this job and its engine may send on it.
 
     Attributes:
-        lost: has one of them failed while this process waited here?
+        lost: has a process failed while this one waited in a method of this class?
 
     Raises:
-        PeerLostError: by every method that waits, if a process failed meanwhile.
-        OperationTimeoutError: likewise, if patience is at its end.
+        PeerLostError: (from each method that waits) a process failed during the wait.
+        OperationTimeoutError: (from each method that waits) a process has not answered within the limits of `set_limits`.
     """
 
     def __init__(self, native: Any, shim: str, MPI: Any, comm: Any, takes_comm: bool) -> None:  # noqa: N803 - its own name
         self.lost = False
-        self._mpi, self._group = MPI, comm.group  # the program may free the communicator
+        self._mpi, self._group = MPI, comm.group  # kept here because the program may free the communicator
         self._native = native.Job(shim, MPI._addressof(comm), takes_comm)
         # MPI deletes the attributes of this communicator before it ends.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close()), self)
@@ -54,39 +54,39 @@ class Job:
         return bool(self._mpi.Group.Compare(self._group, other._group) == self._mpi.IDENT)
 
     def set_limits(self, patience: float, silence: float) -> None:
-        """Sets how long this process waits from now on, in seconds; 0: for ever.
+        """Limits the waits from now on, in seconds; 0 means no limit.
 
         Args:
-            patience: for processes that are stopped or silent, and for any in `allgather`.
-            silence: for the next sign of life of another host.
+            patience: the limit to a wait for a process that is stopped or silent, and to each `allgather`.
+            silence: the limit to the time without a message from another host.
         """
         self._native.set_limits(patience, silence)
 
     def allgather(self, value: Any) -> list[Any]:
-        """The values of all, by rank. They are pickled."""
+        """The values of all processes, by rank. `value` is any object that pickle can handle. Collective."""
         self._native.gather(pickle.dumps(value), bounded=True)
         self._wait(bounded=True)
         return [pickle.loads(each) for each in self._native.values(self._group.size)]
 
     def farewell(self) -> None:
-        """Waits until all processes have come here, without a limit, and with almost no processor time."""
+        """Waits until all processes have called it. The wait has no limit, and takes almost no processor time."""
         self._native.gather(b"", bounded=False)
         self._wait(bounded=False)
 
     def tell(self, cause: str) -> None:
-        """Tells waiting processes why this one fails. Other processes read it later or never.
+        """Tells why this process fails. Processes that wait read it at once; others read it when they wait.
 
         Args:
-            cause: such as ``raised ValueError: bad batch 17``.
+            cause: a text such as ``raised ValueError: bad batch 17``.
         """
         self._native.tell(cause)
 
     def kill_stopped(self) -> None:
-        """Kills stopped processes of this host: the job is over, but its launcher may wait for them."""
+        """Kills the stopped processes of this host, because the job is over and its launcher may wait for them."""
         self._native.kill_stopped()
 
     def close(self) -> None:
-        """Stops watching. MPI must not have ended yet."""
+        """Stops watching. Call it before MPI is finalised."""
         self._native.close()
 
     def _wait(self, bounded: bool) -> None:

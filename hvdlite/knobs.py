@@ -2,7 +2,7 @@
 
 `hvdlite.config` reads them from the environment. ``python -m hvdlite.knobs`` prints docs/knobs.md, and
 ``python -m hvdlite.knobs native`` prints the engine's list (csrc/include/hvdlite/knobs.inc), from which the C struct, its
-defaults and the bindings' fields follow; `make knobs` writes both. Over 400 lines, because the table stays in one piece.
+defaults and the bindings' fields follow; `make knobs` writes both. Over 400 lines, because the table is in one piece.
 """
 
 import math
@@ -36,14 +36,14 @@ class Knob:
     Attributes:
         name: the Python name; the variable is ``HVDLITE_`` and this in capitals.
         kind: ``bytes``, ``int``, ``float``, ``bool``, ``str`` or ``choice``.
-        default: the value without any variable.
+        default: the value if no variable sets it.
         doc: one sentence.
-        unit: of a number; empty for counts.
+        unit: the unit of a number; empty for counts.
         low: smallest value allowed, or None.
         choices: the values of a ``choice``.
-        horovod: Horovod's variable for the same thing, or None.
-        from_horovod: reads that variable's spelling, where it differs.
-        must_agree: must all ranks have one value?
+        horovod: Horovod's variable for the same knob, or None.
+        from_horovod: translates a value of Horovod's variable, if its form differs.
+        must_agree: must all ranks have the same value?
         native: does the engine read it?
     """
 
@@ -83,7 +83,7 @@ class Knob:
         """The value of a text.
 
         Raises:
-            ValueError: the text is not of the accepted form (the caller says which variable held it).
+            ValueError: the text does not have the accepted form. The caller adds the name of the variable.
         """
         value = _PARSERS[self.kind](text.strip())
         if self.kind == "choice" and value not in self.choices:
@@ -150,7 +150,7 @@ KNOBS: tuple[Knob, ...] = (
         "fusion_threshold",
         "bytes",
         64 << 20,
-        "The most bytes of small tensors that are reduced together as one fused operation; 0 fuses nothing.",
+        "The largest size of a fused operation, which reduces several small tensors together; 0 fuses nothing.",
         low=0,
         horovod="HOROVOD_FUSION_THRESHOLD",
     ),
@@ -168,7 +168,8 @@ KNOBS: tuple[Knob, ...] = (
         "cache_capacity",
         "int",
         1024,
-        "How many agreed responses each process set remembers, so that known tensors need one bit; 0 remembers none.",
+        "How many responses the response cache of each process set holds; a known tensor needs one bit in the negotiation. 0 "
+        "holds none.",
         low=0,
         horovod="HOROVOD_CACHE_CAPACITY",
     ),
@@ -274,7 +275,7 @@ KNOBS: tuple[Knob, ...] = (
         "failure_linger",
         "float",
         1.5,
-        "The longest time a failing rank stays alive until its peers know the cause.",
+        "The longest time for which a failing rank waits until its peers know the cause.",
         unit="seconds",
         low=0,
     ),
@@ -306,7 +307,7 @@ KNOBS: tuple[Knob, ...] = (
         "elastic_spares",
         "int",
         0,
-        "How many of the processes of an elastic job wait, to take the place of ranks that are lost: the last ones.",
+        "How many processes of an elastic job, the last ones, are spares: they wait, and each can replace a lost rank.",
         low=0,
         native=False,
     ),
@@ -332,15 +333,15 @@ KNOBS: tuple[Knob, ...] = (
         "flight_recorder_folder",
         "str",
         "",
-        "The folder of the file in which a rank lists them after a failure, where they are more than it prints. Empty: the "
-        "folder for temporary files. off: no file.",
+        "The folder in which a rank writes its past operations to a file after a failure, if they are more than it prints. "
+        "Empty: the folder for temporary files. off: no file.",
         must_agree=False,
     ),
     Knob(
         "output_cache_bytes",
         "bytes",
         256 << 20,
-        "The limit to unused memory of results that is kept for later ones; 0 keeps none.",
+        "How much unused memory of earlier results is kept for later ones; 0 keeps none.",
         low=0,
         must_agree=False,
     ),
@@ -363,7 +364,7 @@ KNOBS: tuple[Knob, ...] = (
         "gpu_cache_bytes",
         "bytes",
         1 << 30,
-        "How much memory of the engine's buffers on a GPU is kept for later ones, for each GPU; 0 keeps none.",
+        "How much unused memory of the engine's buffers is kept for later ones, on each GPU; 0 keeps none.",
         low=0,
         must_agree=False,
     ),
@@ -377,8 +378,8 @@ KNOBS: tuple[Knob, ...] = (
         "tensorflow_gpu_streams",
         "bool",
         False,
-        "Reduces TensorFlow's tensors on GPUs where they are, in the order of TensorFlow's own stream, if a test shows that it "
-        "can be found; otherwise, and without this knob, they go through host memory.",
+        "Reduces TensorFlow's tensors in GPU memory, in the order of TensorFlow's stream, if a test at the first use finds "
+        "that stream. Otherwise, and without this knob, the tensors go through host memory.",
         native=False,
     ),
     Knob(
@@ -421,9 +422,9 @@ KNOBS: tuple[Knob, ...] = (
         "start_check",
         "choice",
         "auto",
-        "The reaction of an optimizer if the ranks' parameters differ after its first update, because they were not "
-        "broadcast. error: raise MismatchError; warn: log a warning; broadcast: log one, and give all ranks the first rank's; "
-        "off: do not compare them; auto: error, or warn if horovod_rules is on.",
+        "What an optimizer does if the ranks' parameters differ after its first update, because they were not broadcast. "
+        "error: it raises MismatchError; warn: it logs a warning; broadcast: it logs a warning and gives all ranks the "
+        "parameters of the first rank; off: it does not compare them; auto: error, or warn if horovod_rules is on.",
         choices=("auto", "error", "broadcast", "warn", "off"),
         native=False,
     ),
@@ -439,8 +440,8 @@ KNOBS: tuple[Knob, ...] = (
         "autotune",
         "bool",
         False,
-        "Where there is no tuning for this machine and job, init() measures one first, keeps it in the file of tuning_file "
-        "(auto, if none is named), and takes it.",
+        "If there is no tuning file for this machine and job, init() measures which knobs are best, uses them, and writes the "
+        "file that tuning_file names (auto, if it is empty).",
         horovod="HOROVOD_AUTOTUNE",
         from_horovod=_horovod_bool,
         native=False,
@@ -524,7 +525,7 @@ KNOBS: tuple[Knob, ...] = (
         "live_view",
         "bool",
         True,
-        "Lets `hvdlite top` look at this rank, by a unix socket that answers this user and root only.",
+        "Lets `hvdlite top` look at this rank, through a unix socket that answers only this user and root.",
         must_agree=False,
         native=False,
     ),
@@ -532,8 +533,8 @@ KNOBS: tuple[Knob, ...] = (
         "deterministic",
         "bool",
         False,
-        "Uses only algorithms whose bits do not depend on how tensors were fused, so sums in host memory repeat exactly from "
-        "run to run. It does not reach NCCL.",
+        "Uses only algorithms whose results do not depend on how tensors were fused, so that sums in host memory have the same "
+        "bits in each run. It does not affect NCCL.",
     ),
     Knob(
         "dynamic_process_sets",
@@ -548,10 +549,10 @@ KNOBS: tuple[Knob, ...] = (
         "horovod_rules",
         "bool",
         False,
-        "Refuses what Horovod refuses though hvdlite can do it: to add or remove process sets after initialisation without "
-        "dynamic_process_sets, to make a second set of the same ranks, and to run anything but allreduce while ranks have "
-        "joined; and warns of a step() after synchronize() outside of skip_synchronize(). 1 where programs import horovod "
-        "(docs/shim.md), so that they meet the errors they know.",
+        "Raises the errors that Horovod raises, where hvdlite itself needs none: for process sets that are added or removed "
+        "after initialisation without dynamic_process_sets, for a second set of the same ranks, and for operations other than "
+        "allreduce while ranks have joined. It also warns of a step() after synchronize() outside of skip_synchronize(). The "
+        "default is 1 in programs that import horovod (docs/shim.md).",
     ),
     Knob(
         "log_level",
@@ -584,8 +585,9 @@ KNOBS: tuple[Knob, ...] = (
         "tile_stores",
         "choice",
         "auto",
-        "How ranks of one host write to the memory that they share: with ordinary stores, which leave data in the writer's "
-        "cache, or streaming ones, which are faster between cores that share none; auto tries both now and then.",
+        "How ranks of one host write to the memory that they share: with ordinary stores, which leave the data in the writer's "
+        "cache, or with streaming stores, which are faster between cores that share no cache; auto measures both from time to "
+        "time.",
         choices=("auto", "ordinary", "streaming"),
         must_agree=False,
     ),
@@ -659,14 +661,14 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_SPARK_WORK_DIR": _NO_SPARK,
 }
 
-# Values of these variables that ask for what hvdlite does anyway. For all others that is 0.
+# For these variables, the value that asks for what hvdlite does anyway. For all others that value is 0.
 AS_IT_IS: Mapping[str, str] = {
     "HOROVOD_CONTROLLER": "mpi",
     "HOROVOD_CPU_OPERATIONS": "mpi",
 }
 
-# Patterns of variables that need no note: a launcher describes the job with them (here MPI does), or they were meant for the
-# build of Horovod and are still set in its images.
+# Patterns of variables that need no note. A launcher of Horovod describes the job with them (for hvdlite MPI does so), or they
+# configure the build of Horovod and are still set in its container images.
 NOT_ASKING = tuple(
     f"HOROVOD_{name}"
     for name in (

@@ -1,4 +1,4 @@
-"""Leaves: the tensors of any framework, as what ranks compare: a name, a shape, a dtype, and the bytes.
+"""Leaves: tensors of any framework in the form that ranks compare: a name, a shape, a dtype, and the bytes.
 
 Ranks compare digests (csrc/base/digest.h), which they exchange in small sums of rows (`RankRows`).
 """
@@ -22,15 +22,16 @@ __all__ = ["FindLeaves", "Leaf", "RankRows", "digest_of", "digest_of_text", "lea
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor to compare.
+    """One tensor that the ranks compare.
 
     Attributes:
         name: the user's name for it.
-        shape: its extents.
+        shape: the tensor's extents.
         dtype: the name of its dtype.
-        epsilon: of its dtype, the distance from 1 to the next number; 0 for integers.
-        memory: gives its bytes in host memory, in the order of its elements.
-        numbers: gives a slice of its elements as float64, in the same order; of complex elements two for each.
+        epsilon: the distance from 1 to the next number of its dtype; 0 for integers.
+        memory: a function that returns the bytes in host memory, in row-major order of the elements.
+        numbers: a function that returns a slice of the elements as float64, in the same order; two numbers for each complex
+            element.
     """
 
     name: str
@@ -42,14 +43,14 @@ class Leaf:
 
     @classmethod
     def of_array(cls, name: str, array: npt.NDArray[Any]) -> "Leaf":
-        """A NumPy array with a dtype of NumPy or of ml_dtypes. It is copied only if its elements are not in order in memory."""
+        """The leaf of an array with a dtype of NumPy or ml_dtypes. An array that is not in row-major order is copied."""
         flat = np.ascontiguousarray(array).reshape(-1)
         kind = flat.dtype.kind
         real = flat.view(flat.real.dtype) if kind == "c" else flat
         if kind in "fc":
             epsilon = float(np.finfo(real.dtype).eps)
         else:
-            epsilon = 2.0**-7 if kind == "V" and flat.dtype.itemsize == 2 else 0.0  # bfloat16, whose kind ml_dtypes leaves open
+            epsilon = 2.0**-7 if kind == "V" and flat.dtype.itemsize == 2 else 0.0  # bfloat16: ml_dtypes gives it the kind V
         return cls(
             name,
             array.shape,
@@ -70,13 +71,13 @@ class Leaf:
         return int(digest(memory.ctypes.data, memory.nbytes))
 
 
-# Gives the leaves of an object of a framework: of its value and the path to it, which becomes a part of the leaves' names.
-# None: it is no such object.
+# A function that gives the leaves of an object of a framework, from the object and its path, which is part of the leaves'
+# names. It returns None for any other object.
 FindLeaves = Callable[[Any, str], Iterable[Leaf] | None]
 
 
 def path_to(path: str, key: Any) -> str:
-    """The path to an item of what is at `path`."""
+    """The path to an item of the container at `path`."""
     return f"{path}.{key}" if path else f"{key}"
 
 
@@ -84,13 +85,13 @@ def leaves_in(value: Any, path: str, find: FindLeaves) -> Iterator[Leaf]:
     """The leaves of a value and of what it contains, in an order that is the same on all ranks.
 
     Args:
-        value: an object that `find` knows; an array, or what NumPy makes one of, such as a number or a text; None, which has
-            no leaves; or a mapping, list or tuple of all these.
-        path: to the value.
-        find: for the objects of a framework.
+        value: an object that `find` knows; an array, or an object that NumPy converts to one, such as a number or a text;
+            None, which has no leaves; or a mapping, list or tuple of all these.
+        path: the path to the value.
+        find: gives the leaves of the objects of a framework.
 
     Raises:
-        InvalidArgumentError: there is something else in it.
+        InvalidArgumentError: the value is or contains another object.
     """
     found = find(value, path)
     if found is not None:
@@ -123,28 +124,28 @@ def _described(value: Any, path: str) -> str:
 
 
 class RankRows:
-    """Exchanges one row of numbers of each rank of a process set: each rank fills in its own row, and the rows are added.
+    """Collects one row of numbers from each rank of a process set, by an allreduce (Sum): each rank fills in only its own row.
 
-    Ranks that have joined have zeros in their rows.
+    The rows of ranks that have joined are zeros.
 
     Attributes:
         ranks: the members' ranks in the job.
-        place: of this rank among them.
+        place: this rank's index in `ranks`.
     """
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
-        """`name`, of the operations, is the same on all ranks."""
+        """`name` is the name of the operations, the same on all ranks."""
         self._name = name
         self._process_set = process_set
         self.ranks: Sequence[int] = process_set.ranks or range(process_set.size() or 1)
         self.place = process_set.rank() or 0
 
     def new(self, columns: int, dtype: Any = np.int64) -> Any:
-        """Rows of zeros."""
+        """An array of zeros with one row for each rank."""
         return np.zeros((len(self.ranks), columns), dtype)
 
     def gather(self, values: Sequence[int | float], what: str, dtype: Any = np.int64) -> Any:
-        """The rows of all ranks, of which this rank's has these values. Collective over the process set."""
+        """The rows of all ranks; `values` are this rank's row. Collective over the process set."""
         rows = self.new(len(values), dtype)
         rows[self.place] = values
         return allreduce(rows, op=Sum, name=f"{self._name}.{what}", process_set=self._process_set)

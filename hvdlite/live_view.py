@@ -1,7 +1,7 @@
 """Answers viewers of this rank (``hvdlite top``) with its numbers, while there is an engine.
 
-A thread sleeps in `accept`: while nobody looks, a rank has one more socket and one more sleeping thread. Each connection gets
-one answer and is closed, so a viewer that goes away, or does not read, holds up nothing.
+A thread sleeps in `accept`: without a viewer, a rank has only one more socket and one more sleeping thread. Each connection
+gets one answer and is closed, so a viewer that closes the connection, or does not read, blocks nothing.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ViewServer", "oldest_operation", "start"]
 
-# Seconds for a viewer to take its answer.
+# The time limit in seconds for a viewer to read its answer.
 _PATIENCE = 1.0
-# Lines of the flight record: of an operation that has ended, and of any.
+# Lines of the flight record: for an operation that has ended, and for any operation.
 _ENDED = re.compile(r", (?:done|failed) \([\d.]+ s ago\)$")
 _OPEN = re.compile(r"  #\d+ (.*): submitted ([\d.]+) s ago, (.*) \([\d.]+ s ago\)")
 # The fields of `Stats` that `hvdlite top` needs.
@@ -39,7 +39,7 @@ _STATS = (
 
 
 def start() -> None:
-    """Lets viewers look at this rank until `hvdlite.shutdown`. If there can be no socket, the log has one line."""
+    """Lets viewers look at this rank until `hvdlite.shutdown`. If the system refuses the socket, it logs one line."""
     try:
         server = ViewServer()
     except OSError as error:
@@ -55,7 +55,7 @@ _servers: list["ViewServer"] = []  # the latest of this process
 
 
 def _give_up_copy() -> None:
-    """In a forked child, which is not the rank: closes the child's descriptor and leaves the rank's socket as it is."""
+    """Runs in a forked child, which is not the rank: closes the child's descriptor. The rank's socket stays open."""
     _servers[0].listener.close()
 
 
@@ -63,7 +63,7 @@ class ViewServer:
     """The socket of this rank and the thread behind it, until `close`.
 
     Raises:
-        OSError: there can be no such socket.
+        OSError: the system refuses the socket.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ViewServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Answers no viewer any more."""
+        """Ends the thread and closes the socket."""
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)  # which ends accept()
         self._thread.join(2 * _PATIENCE)
@@ -93,7 +93,7 @@ class ViewServer:
                     connection.sendall(json.dumps(self._numbers()).encode())
 
     def _numbers(self) -> dict[str, Any]:
-        from hvdlite.usage import stats  # not above: a job that nobody looks at does not need it
+        from hvdlite.usage import stats  # not above: a job without viewers does not need it
 
         engine, now = RUNTIME.require(), stats()
         return {

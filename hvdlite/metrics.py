@@ -20,23 +20,23 @@ __all__ = ["PrometheusWriter", "TensorBoardWriter", "to_prometheus"]
 
 _LOGGER = logging.getLogger("hvdlite")
 
-# Name without prefix, type, attribute of Stats, help.
+# The name without its prefix, the attribute of Stats, and the help text.
 _SERIES: tuple[tuple[str, str, str], ...] = (
     ("steps_total", "steps", "Steps that ended."),
-    ("operations_total", "operations", "Operations that ended well."),
+    ("operations_total", "operations", "Operations that ended without an error."),
     ("failed_operations_total", "failed_operations", "Operations that ended with an error."),
     ("fused_operations_total", "fused_operations", "Executed operations; small allreduces are executed together."),
     ("data_bytes_total", "bytes", "Bytes of the data of operations."),
-    ("bus_bytes_total", "bus_bytes", "Bytes that the link of a rank has to carry at least for them."),
+    ("bus_bytes_total", "bus_bytes", "The least bytes that a rank's link has to carry for these data."),
     ("sent_bytes_total", "sent_bytes", "Bytes that this rank sent as messages."),
-    ("uncoded_bytes_total", "uncoded_bytes", "Bytes, before coding, of what this rank sent coded."),
-    ("coded_bytes_total", "coded_bytes", "Bytes that they became."),
+    ("uncoded_bytes_total", "uncoded_bytes", "Bytes, before coding, of the elements that this rank sent coded."),
+    ("coded_bytes_total", "coded_bytes", "Bytes, after coding, of the elements that this rank sent coded."),
     ("control_messages_total", "control_messages", "Messages of the negotiation that this rank sent."),
     ("negotiating_seconds_total", "negotiating_seconds", "Time in which an operation was submitted and not agreed on."),
     ("waiting_seconds_total", "waiting_seconds", "Time in which an operation was announced and other ranks were missing."),
     ("moving_seconds_total", "moving_seconds", "Time in which data moved."),
     ("exposed_seconds_total", "exposed_seconds", "Time in which the program was blocked by communication."),
-    ("exposed_moving_seconds_total", "exposed_moving_seconds", "The part of it in which data moved."),
+    ("exposed_moving_seconds_total", "exposed_moving_seconds", "The part of the exposed time in which data moved."),
 )
 
 
@@ -44,8 +44,8 @@ def to_prometheus(now: Stats, host: str) -> str:
     """The text exposition format of Prometheus: counters with the labels rank and host.
 
     Args:
-        now: a snapshot, not a difference.
-        host: the value of the label.
+        now: a snapshot, not a difference of two.
+        host: the value of the label host.
 
     Returns:
         Lines of text. Times are in seconds, sizes in bytes.
@@ -64,13 +64,13 @@ def to_prometheus(now: Stats, host: str) -> str:
 class PrometheusWriter:
     """Writes `stats` into a file again and again, for the textfile collector of Prometheus's node_exporter.
 
-    A thread of its own replaces the file as a whole every `interval` seconds, and once more when the writer is closed or
-    hvdlite shuts down. A disk that fails is reported by one line in the log, and tried again. The knobs metrics_file and
-    metrics_interval make one at `init`.
+    A thread replaces the whole file every `interval` seconds, and once more when the writer is closed or hvdlite shuts down. If
+    the disk fails, the writer logs one line and tries again. With the knobs metrics_file and metrics_interval, `init` makes a
+    writer.
 
     Args:
-        path: of the file, which should end in ``.prom``. ``{rank}`` stands for the rank; without it, rank 3 takes the name with
-            ``.rank3`` before its ending.
+        path: the path of the file, which should end in ``.prom``. ``{rank}`` stands for the rank; without it, rank 3 writes a
+            file with ``.rank3`` before the suffix.
         interval: seconds between two writings.
 
     Raises:
@@ -106,7 +106,7 @@ class PrometheusWriter:
         self.write()
 
     def write(self) -> None:
-        """Writes the file now. Logs an error of the disk once, until a write succeeds."""
+        """Writes the file now. If several writes fail in a row, it logs only the first error."""
         if not RUNTIME.engine:
             return
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -117,7 +117,7 @@ class PrometheusWriter:
                 self._complained = False
             except OSError as error:
                 if not self._complained:
-                    _LOGGER.warning("the metrics cannot be written to '%s': %s; it is tried again", self.path, error.strerror)
+                    _LOGGER.warning("the metrics cannot be written to '%s': %s; hvdlite tries again", self.path, error.strerror)
                 self._complained = True
 
     def _run(self) -> None:
@@ -135,9 +135,9 @@ def _file_of(path: str, rank: int) -> Path:
 
 
 class TensorBoardWriter:
-    """Writes the cost of steps as scalars ``hvdlite/...`` every few steps, into the program's own log of TensorBoard.
+    """Writes the cost of steps as scalars ``hvdlite/...`` every few steps, through the program's own TensorBoard writer.
 
-    It follows the steps that `DistributedOptimizer` of torch counts, or the calls of `mark_step`. Scalars are means of one
+    It follows the steps that torch's `DistributedOptimizer` counts, or the calls of `mark_step`. Each scalar is the mean per
     step since the last writing; times are in milliseconds.
 
     Args:
@@ -147,7 +147,7 @@ class TensorBoardWriter:
 
     Raises:
         NotInitializedError: `init` has not been called.
-        InvalidArgumentError: the writer is neither, or `every` is not a whole number above 0.
+        InvalidArgumentError: the writer is neither of these, or `every` is not a whole number above 0.
 
     """
 
@@ -188,7 +188,7 @@ class TensorBoardWriter:
 
 
 def _scalars(spent: Stats) -> dict[str, float]:
-    """What a step cost, of a difference."""
+    """The cost of one step, from the difference of two snapshots."""
     each = 1.0 / spent.steps
     values = {
         f"{re.sub('_seconds$', '', name)}_ms": 1e3 * getattr(spent, name) * each

@@ -21,8 +21,8 @@ __all__ = ["allgather_object", "broadcast_object", "exchange_object", "new_paylo
 
 Bytes = npt.NDArray[np.uint8]
 
-_PICKLED, _FAILED = 0, 1  # the content of the bytes: an object, or the text why there is none
-_MOST_BYTES = 1 << 48  # of one object; no machine has more memory
+_PICKLED, _FAILED = 0, 1  # the bytes are a pickled object, or a text that says why pickling failed
+_MOST_BYTES = 1 << 48  # the limit for one object; no machine has more memory
 
 
 def broadcast_object(
@@ -76,12 +76,12 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def exchange_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
-    """`allgather_object` for hvdlite's own exchanges. It also runs where the knob horovod_rules forbids that."""
+    """`allgather_object` for hvdlite's own exchanges. It runs even while the knob horovod_rules forbids an allgather."""
     return _collect(obj, name, process_set, without_joined=True)
 
 
 def packed(obj: Any) -> tuple[npt.NDArray[np.int64], Bytes, str | None]:
-    """A rank's message for an object: a header and the bytes; and why it cannot be sent, which the bytes then say."""
+    """A rank's message for an object: the header, the bytes, and None; or, if pickling failed, its text, also in the bytes."""
     state, payload = _dumps(obj)
     return np.array([state, payload.size], np.int64), payload, _text(payload.data) if state == _FAILED else None
 
@@ -130,8 +130,8 @@ def _read_header(header: list[int], operation: str, sender: int) -> tuple[int, i
     state, size = header
     if state not in (_PICKLED, _FAILED) or not 0 <= size <= _MOST_BYTES:
         raise InternalError(
-            f"{operation}: rank {sender} announces an object in state {state} with {size} bytes, which cannot be; "
-            "what it sent has been damaged on the way"
+            f"{operation}: rank {sender} announces an object in state {state} with {size} bytes, which is impossible; "
+            "the message was damaged on its way"
         )
     return state, size
 
@@ -166,7 +166,7 @@ def _nothing(size: int) -> Bytes:
 
 
 def _dumps(obj: Any) -> tuple[int, Bytes]:
-    """The object's bytes as an array. If pickling fails, the bytes tell the other ranks, which wait for them."""
+    """The object's bytes as an array. If pickling fails, they are the error text, because the other ranks wait for bytes."""
     try:
         return _PICKLED, np.frombuffer(_pickled(obj), np.uint8).copy()
     except Exception as error:  # pickle raises any exception of the objects' own methods
@@ -202,6 +202,6 @@ def _loads(data: memoryview, operation: str, sender: int) -> Any:
     except Exception as error:  # unpickling calls any function that the objects name
         raise InvalidArgumentError(
             f"{operation}: rank {RUNTIME.require_topology().rank} could not unpickle what rank {sender} sent: "
-            f"{type(error).__name__}: {error}. What it is made of (modules, classes, functions) must be found on every rank; "
+            f"{type(error).__name__}: {error}. Its modules, classes and functions must exist on every rank; "
             "the other ranks go on"
         ) from error

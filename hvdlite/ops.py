@@ -2,25 +2,25 @@
 
 Three rules hold for all of them:
 
-*Names.* Ranks find each other's tensors by name. Named calls may come in any order on any rank; calls without a name
-are numbered, so those of one kind on one process set must come in the same order on all its ranks. A name can be in
-flight only once per rank and process set (``ValueError`` otherwise) and be used again afterwards.
+*Names.* Ranks find each other's tensors by name. Each rank may make named calls in any order. hvdlite numbers calls
+without a name, so all ranks of a process set must make their unnamed calls of one kind in the same order. A rank can have
+only one operation of a name in flight on a process set (``ValueError`` otherwise), and may use the name again afterwards.
 
 *Dtypes.* Broadcast, allgather and alltoall compute nothing: they move elements of 1, 2, 4, 8 or 16 bytes of any dtype, such as
-float8 and ``datetime64``, but no text, records, Python objects and quantized tensors. Reductions take those of
+float8 and ``datetime64``. They do not move text, records, Python objects and quantized tensors. Reductions take the dtypes of
 `hvdlite.dtypes`.
 
 *Errors.* A wrong argument raises `InvalidArgumentError` (a ``ValueError``) or `UnsupportedError` at the call, before
-anything is sent. What the ranks disagree about raises `MismatchError` on all of them when the result is asked for, with
-one text; the engine stays usable. A rank that dies or raises makes the others raise `HorovodInternalError`.
+anything is sent. If the ranks disagree, all of them raise `MismatchError` with one text when they wait for the result; the
+engine stays usable. If a rank dies or raises an exception, the others raise `HorovodInternalError`.
 
-The functions ending in ``_async`` return a `Handle` at once; a tensor must not be written to until its handle was
-synchronised. Those ending in an underscore write the result into their argument.
+The functions whose names end in ``_async`` return a `Handle` at once. Do not write to a tensor until its handle is
+synchronised. The functions whose names end in an underscore write the result into their argument.
 
-Allreduces and broadcasts of tensors whose memory can be used as it is are described natively
-(csrc/bindings/python/plain_calls.cc), all others by `hvdlite.submission`.
+Native code (csrc/bindings/python/plain_calls.cc) makes the requests of allreduces and broadcasts of tensors whose memory it
+can use directly; `hvdlite.submission` makes all others.
 
-Over 400 lines because every function spells out Horovod's signature; what they share is in `hvdlite.submission`.
+Over 400 lines, because every function has Horovod's full signature; `hvdlite.submission` has the code that they share.
 """
 
 from collections.abc import Sequence
@@ -92,21 +92,21 @@ def allreduce(
     Average.
 
     Args:
-        tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes`. Not modified. Of bool, Sum and Max are "any",
-            Min and Product are "all", and there is no Average; complex numbers have Sum and Average only; Adasum is for
-            floating-point types.
-        average: Horovod's older spelling of op; deprecated.
+        tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes`. Not modified. For bool, Sum and Max mean "any",
+            Min and Product mean "all", and Average is an error. Complex numbers have only Sum and Average. Adasum needs a
+            floating-point dtype.
+        average: Horovod's older argument in place of `op`; deprecated.
         name: see the module's rule on names.
-        compression: a class like those in `Compression`, applied before and undone after; or a `Codec` such as
-            ``Compression.int8()``, with which the engine codes what hosts or ranks send each other.
-        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Adasum needs a power of two of ranks.
+        compression: a class such as ``Compression.fp16``, which compresses the tensor before the operation and restores the
+            result; or a `Codec` such as ``Compression.int8()``, with which the engine codes what hosts or ranks send.
+        op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Adasum needs 2, 4, 8, ... ranks.
         prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
         postscale_factor: applied to the result.
         process_set: the ranks that take part.
         weight: of this rank in a weighted mean, ``sum(weight * tensor) / sum(weight)`` over the ranks: 0 or more, such as the
-            number of samples in its batch. Ranks differ in it; all of them give one, or none. Needs op Average and a
-            floating-point or complex dtype. The tensor of a rank of weight 0 counts nothing, whatever it holds, and where all
-            weights are 0 the result is 0. A rank that has joined has weight 0.
+            number of samples in its batch. Weights may differ between ranks, but either all ranks give one or none does. It
+            needs op Average and a floating-point or complex dtype. The tensor of a rank with weight 0 is ignored, even if it
+            has NaNs. If all weights are 0, the result is 0. A rank that has joined has weight 0.
 
     Returns:
         A new tensor of the same shape, dtype and framework. Lists and numbers give NumPy arrays.
@@ -177,7 +177,7 @@ def allreduce_async_(
     *,
     weight: float | None = None,
 ) -> Handle:
-    """Starts `allreduce_` and returns its handle; the tensor holds the result once that was synchronised."""
+    """Starts `allreduce_` and returns its handle; the tensor holds the result once the handle is synchronised."""
     return submission.start_reduce(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True, weight)
 
 
@@ -366,7 +366,7 @@ def broadcast_async_(
 
 
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Sends slices of the tensor's rows to the ranks and concatenates the slices received, in rank order.
+    """Sends slices of the tensor's rows to the ranks, and concatenates the received slices in rank order.
 
     Collective over `process_set`. Dtype and all dimensions but the first must be the same on all its ranks; the splits
     and the first dimension may differ.
@@ -374,7 +374,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_s
     Args:
         tensor: at least one-dimensional, any dtype. Not modified.
         splits: how many rows go to each rank of the set, in rank order: integers, as a list or a one-dimensional
-            tensor. They may add up to less than the tensor has; the rest is not sent. None sends equal parts.
+            tensor. If their sum is less than the number of rows, the last rows are not sent. None sends equal parts.
         name: see the module's rule on names.
         process_set: the ranks that take part.
 
@@ -409,15 +409,15 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Reduces a tensor over the ranks and leaves each with its part of the rows.
+    """Reduces a tensor over the ranks and gives each rank its part of the rows.
 
-    Collective over `process_set`. Shape, dtype, op and factors must be the same on all its n ranks. Of d rows each rank
-    gets ``d // n``, and the first ``d % n`` ranks one more.
+    Collective over `process_set`. Shape, dtype, op and factors must be the same on all its n ranks. For d rows, each rank
+    gets ``d // n`` of them, and each of the first ``d % n`` ranks gets one more.
 
     Args:
         tensor: at least one-dimensional; dtypes as for `allreduce`. Not modified.
         name: see the module's rule on names.
-        compression: a class like those in `Compression`, applied before and undone after.
+        compression: a class such as ``Compression.fp16``, as for `allreduce`; no `Codec`.
         op: `Average` or `Sum`.
         process_set: the ranks that take part.
         prescale_factor: as for `allreduce`.
@@ -503,10 +503,10 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1, *, process_set: ProcessSet = global_process_set, average: str = "all") -> int:
     """Says that this rank has no more data, and waits until all ranks of the set have said so. Collective over the set.
 
-    While a rank waits here, the operations of the others on this process set go on without it: to an allreduce or a
-    reducescatter it contributes the op's identity (nothing is added, no minimum is changed), to an allgather or an alltoall
-    no rows. Only a broadcast needs its root. What the others learn meanwhile this rank does not: broadcast the weights
-    afterwards, from the rank that joined last.
+    While a rank waits here, the other ranks continue their operations on this process set without it. To an allreduce or a
+    reducescatter this rank contributes the identity of the op (0 for a sum), and to an allgather or an alltoall no rows. Only
+    a broadcast still needs its root. This rank does not get the updates of that time: broadcast the weights afterwards, from
+    the rank that joined last.
 
     Args:
         device: accepted for compatibility with Horovod (the GPU for a joined rank's zeros); it changes nothing.
@@ -520,7 +520,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
         The rank that joined last, as a rank of the whole job; the same on all ranks.
 
     Raises:
-        InvalidArgumentError: average is something else, or the set is not this rank's.
+        InvalidArgumentError: `average` is another text, or this rank is not a member of the set.
         HorovodInternalError: see the module's rule on errors.
     """
     if average not in ("all", "contributing"):

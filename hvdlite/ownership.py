@@ -1,4 +1,4 @@
-"""Which rank owns which parameter, where each is stepped by one rank (`shard=True` of the optimizers)."""
+"""Decides which rank owns which parameter, where only one rank updates each parameter (`shard=True` of the optimizers)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ __all__ = ["owners_of"]
 
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Gives each parameter to one rank: the largest first, always to the rank that has the least."""
+    """The owner of each parameter. The largest parameter is assigned first, and each goes to the rank with the least so far."""
     load = [0] * ranks
     owners = [0] * len(sizes)
     for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):

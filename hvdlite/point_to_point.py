@@ -1,21 +1,22 @@
 """Messages from one rank to another: `send`, `recv`, their asynchronous forms, several at once, and Python objects.
 
-Two ranks alone take part. A receive gets a message of its process set, from the rank and with the tag that it asks for. Of
-several messages that fit, it gets the one that was sent first; of several receives that fit a message, the one that was
-posted first gets it. There is no negotiation: messages never wait for collectives, and collectives never wait for messages.
+Only two ranks take part. A receive gets a message of its process set, from the rank and with the tag that it names. If
+several messages match, it gets the one that was sent first. If several receives match a message, the one that was posted first
+gets it. There is no negotiation: messages never wait for collectives, and collectives never wait for messages.
 
-Ranks count in the whole job, whatever the process set, as the roots of collectives do.
+The ranks are those of the whole job, for any process set, as with the roots of collectives.
 
-A small message (up to 8 KiB) is sent at once, whether the other rank has asked for it or not, unless more than 1 MiB of
-such messages wait there. Any other send ends when the message has been received: two ranks that both send before they receive
-wait for each other, and both get an error within two seconds. Post the receives first (`irecv`), or both in one `batch`.
+A small message (up to 8 KiB) is sent at once, even before the other rank has posted a receive, unless more than 1 MiB of such
+messages wait there. Any other send ends when the other rank has received the message. So if two ranks both send before they
+receive, they wait for each other, and both get an error within two seconds. Post the receives first (`irecv`), or post sends
+and receives in one `batch`.
 
-A tensor on a GPU goes through page-locked host memory, and its send ends when it has been received, whatever its size. One
-rank's tensor may be on a GPU and the other's in host memory. As with collectives, the host waits for no GPU in a receive: later
-work of the current stream sees the message.
+A tensor on a GPU goes through page-locked host memory. Its send ends when it has been received, whatever its size. One rank's
+tensor may be on a GPU and the other's in host memory. As with collectives, a receive does not make the host wait for a GPU:
+later work of the current stream sees the message.
 
-Both tensors have one dtype and one number of elements; their shapes may differ. Otherwise receiver and sender raise
-`MismatchError`; who has sent a small message, and has gone on, raises it from its next call of these.
+Both tensors must have the same dtype and number of elements; their shapes may differ. Otherwise receiver and sender raise
+`MismatchError`. If the sender of a small message has already returned, its next call of a function of this module raises it.
 
 `hvdlite.torch` has `send` and `recv` with gradients.
 """
@@ -54,17 +55,17 @@ __all__ = [
     "send_object_list",
 ]
 
-_ANY = -1  # of the engine: any rank, any tag
-_NUMBERS = 1 << 31  # ranks and tags are below
+_ANY = -1  # the engine's number for any rank or any tag
+_NUMBERS = 1 << 31  # ranks and tags are smaller
 
 
 class Received(NamedTuple):
     """The result of a receive from any rank, or with any tag.
 
     Attributes:
-        tensor: the tensor that was written to; of `recv_object` the object.
-        source: the rank that sent it.
-        tag: the message's.
+        tensor: the tensor that was given, which holds the message; for `recv_object` the object.
+        source: the rank that sent the message.
+        tag: the tag of the message.
     """
 
     tensor: Any
@@ -77,10 +78,10 @@ class P2POp(NamedTuple):
 
     Attributes:
         op: `isend` or `irecv`.
-        tensor: what is sent, or written to.
-        peer: the other rank; None for a receive from any.
-        tag: from 0 on; None for a receive of any.
-        name: for texts about it.
+        tensor: the tensor to send, or to write to.
+        peer: the other rank; None for a receive from any rank.
+        tag: 0 or more; None for a receive with any tag.
+        name: the name of the tensor in error texts.
     """
 
     op: Callable[..., Handle]
@@ -96,15 +97,15 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
     Args:
         tensor: any shape and dtype, in host memory or on a GPU. Not modified.
         dst: the receiver's rank in the whole job.
-        tag: tells messages between the two ranks apart; from 0 on.
-        name: for texts about it. The other rank does not see it.
-        process_set: the receiver has to name the same one.
+        tag: a number, 0 or more, that distinguishes messages between the two ranks.
+        name: the name of the tensor in error texts. The other rank does not see it.
+        process_set: the receiver must name the same process set.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
         UnsupportedError: the tensor is on a device that hvdlite cannot reach.
         MismatchError: the receiver asks for another dtype or number of elements.
-        HorovodInternalError: the other rank has left or failed, or both wait for each other; the text says so.
+        HorovodInternalError: the other rank has left or failed, or both ranks wait for each other; the text says which.
     """
     known = RUNTIME.engine
     if known is None or known.message(Kind.SEND, tensor, dst, tag, name, process_set, True) is None:
@@ -112,7 +113,7 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
 
 
 def isend(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """Starts `send` and returns its handle; the tensor must not be written to before that was synchronised."""
+    """Starts `send` and returns its handle. Do not write to the tensor until the handle is synchronised."""
     return _start(Kind.SEND, tensor, dst, tag, name, process_set)
 
 
@@ -126,11 +127,11 @@ def recv(
     """Receives a tensor from one rank, into the argument.
 
     Args:
-        tensor: written to; it has the dtype and the number of elements of what is sent.
+        tensor: the tensor to write to, with the dtype and the number of elements of the sender's tensor.
         src: the sender's rank in the whole job; None: any rank of the process set.
-        tag: that of the message; None: any.
-        name: for texts about it.
-        process_set: the one that the sender names.
+        tag: the tag of the message; None: any tag.
+        name: the name of the tensor in error texts.
+        process_set: the process set that the sender names.
 
     Returns:
         The tensor; where `src` or `tag` is None, a `Received` with the tensor, the rank that sent it, and its tag.
@@ -151,23 +152,23 @@ def irecv(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Starts `recv` and returns its handle; the tensor holds the message once that was synchronised."""
+    """Starts `recv` and returns its handle; the tensor holds the message once the handle is synchronised."""
     return _start(Kind.RECV, tensor, src, tag, name, process_set)
 
 
 def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_set) -> Handle:
-    """Posts several sends and receives together, all or none, and returns one handle for them.
+    """Posts several sends and receives together, either all or none, and returns one handle for them.
 
     Args:
-        operations: in any order.
-        process_set: that of all of them.
+        operations: the messages, in any order.
+        process_set: the process set of all messages.
 
     Returns:
         A handle that gives a list: None for a send, what `recv` returns for a receive.
 
     Raises:
-        InvalidArgumentError, UnsupportedError: an operation is none of `isend` and `irecv`, or an argument of one is wrong, as
-            for `send` and `recv`; nothing is posted then. Errors of the messages are raised when the handle is synchronised.
+        InvalidArgumentError, UnsupportedError: an operation is neither `isend` nor `irecv`, or one of its arguments is wrong,
+            as for `send` and `recv`. Nothing is posted then. `synchronize` of the handle raises the errors of the messages.
     """
     kinds = [_kind_of(operation[0]) for operation in operations]
     known = RUNTIME.engine
@@ -196,7 +197,7 @@ def send_object(obj: Any, dst: int, tag: int = 0, process_set: ProcessSet = glob
         process_set: the receiver has to name the same one.
 
     Raises:
-        InvalidArgumentError: it cannot be pickled (on the receiver, too), or an argument is wrong.
+        InvalidArgumentError: the object cannot be pickled (the receiver raises it, too), or an argument is wrong.
         HorovodInternalError: as for `send`.
     """
     header, payload, failure = packed(obj)
@@ -206,7 +207,7 @@ def send_object(obj: Any, dst: int, tag: int = 0, process_set: ProcessSet = glob
 
 
 def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """Receives what a rank sends with `send_object`.
+    """Receives an object that another rank sends with `send_object`.
 
     Args:
         src: the sender's rank in the whole job; None: any rank of the process set.
@@ -240,10 +241,10 @@ def send_object_list(object_list: Sequence[Any], dst: int, tag: int = 0, process
 def recv_object_list(
     object_list: list[Any], src: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Receives what a rank sends with `send_object_list`, into the list, as torch.distributed's function of this name does.
+    """Receives a list that another rank sends with `send_object_list`, into `object_list`, as torch.distributed does.
 
     Args:
-        object_list: as long as the list that is sent; its elements are replaced.
+        object_list: a list of the same length as the sender's; its elements are replaced.
         src: the sender's rank in the whole job; None: any rank of the process set.
         tag: that of the message.
         process_set: the one that the sender names.
@@ -252,7 +253,8 @@ def recv_object_list(
         The sender's rank.
 
     Raises:
-        InvalidArgumentError: the sender has sent no list, or one of another length; this rank's is unchanged.
+        InvalidArgumentError: the sender has sent another object than a list, or a list of another length. `object_list` is
+            unchanged.
         InvalidArgumentError, HorovodInternalError: as for `recv_object`.
     """
     received = recv_object(src, tag, process_set)
@@ -260,13 +262,13 @@ def recv_object_list(
     if not isinstance(objects, list) or len(objects) != len(object_list):
         sent = f"{len(objects)} objects" if isinstance(objects, list) else f"no list but a {type(objects).__name__}"
         raise InvalidArgumentError(
-            f"recv_object_list: rank {source} sent {sent}, but this rank's list has {len(object_list)}; make both lists as long"
+            f"recv_object_list: rank {source} sent {sent}, but this rank's list has {len(object_list)}; use equal lengths"
         )
     object_list[:] = objects
     return source
 
 
-# The engine's request, the last step, and where the tensor is if it is on a GPU.
+# The engine's request, the last step, and the streams if the tensor is on a GPU.
 _Described = tuple[tuple[Any, ...], Finish, OnGpu]
 
 
@@ -345,7 +347,7 @@ def _number(argument: str, value: int | None, may_be_any: bool) -> int:
 
 
 def _sent(_owner: Any, _result: "Result") -> None:
-    """The last step of a send, which keeps its memory."""
+    """The last step of a send. It does nothing, but its first argument keeps the memory alive."""
 
 
 def _received(backend: TensorBackend, tensor: Any, adopted: Any, owner: Any, tells: bool, result: "Result") -> Any:

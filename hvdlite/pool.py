@@ -1,11 +1,11 @@
-"""The processes of an elastic job: its ranks, and spares, which can take the place of ranks that are lost.
+"""The processes of an elastic job: its ranks, and spares, which can replace lost ranks.
 
-A spare waits in `hvdlite.init`. When a rank is lost, all processes that live regroup (`ProcessPool.regroup`), and for each rank
-that is missing a spare is called. It runs the program up to the elastic function, while the ranks train without it. Then it is
-ready. At the ranks' next commit or step all regroup once more, and the spare is a rank from then on.
+A spare waits in `hvdlite.init`. When a rank is lost, all living processes regroup (`ProcessPool.regroup`) and call one spare
+for each missing rank. A called spare runs the program up to the elastic function, while the ranks train without it. Then the
+spare is ready. At the ranks' next commit or step all processes regroup once more, and the spare becomes a rank.
 
-MPI agrees on the processes that live and keeps their order (ULFM's MPIX_Comm_shrink). A spare takes part in a thread of its
-own, so that the ranks do not wait for its program. The ranks' own communicator is another one.
+MPI agrees on the living processes and keeps their order (ULFM's MPIX_Comm_shrink). A spare regroups in a thread of its own, so
+that the ranks do not wait for its program. The ranks have another communicator for their operations.
 """
 
 import enum
@@ -32,19 +32,19 @@ __all__ = [
     "topology_when_joined",
 ]
 
-# Seconds for which ranks wait for each other before a rank logs it; and the time between two looks at signals meanwhile.
+# A rank that waits for others logs it after so many seconds; and the seconds after which a wait handles signals.
 _WARN_AFTER, _SLICE = 10.0, 0.1
-# So many probes let MPI take note of lost processes. It reads that news while it makes progress, which asking for the lost
-# processes does not, and Open MPI reads it in every eighth pass only.
+# The number of probes after which MPI knows which processes are lost. MPI learns of losses only while it makes progress. A call
+# that asks for the lost processes makes no progress, but a probe does. Open MPI reads such messages in every eighth pass only.
 _PROBES = 8
-# Seconds between two looks of a spare for messages.
+# The seconds after which a spare looks for messages again.
 _LISTEN_EVERY = 0.01
 # Tags of the two messages: a spare is ready, and the job is over. They have no content.
 _READY, _OVER = 1, 2
 
 
 class Role(enum.IntEnum):
-    """What a process does at present."""
+    """The present role of a process."""
 
     RANK = 0  # it trains
     WAITING = 1  # a spare in init()
@@ -57,9 +57,9 @@ class Process:
     """One process of the pool.
 
     Attributes:
-        role: at present.
-        host: a text, the same for all processes of a host.
-        seat: the local rank by which the program has chosen devices, or is to choose them; -1 for a spare that waits.
+        role: the present role.
+        host: a text that is the same for all processes of a host.
+        seat: the local rank by which the program chooses its devices; -1 for a spare that waits.
     """
 
     role: Role
@@ -68,12 +68,12 @@ class Process:
 
 
 def assign_roles(processes: Sequence[Process], wanted: int) -> list[Process]:
-    """The roles after a change: ready spares are ranks, and for each rank that is missing a spare is called.
+    """The roles after a change: ready spares become ranks, and one waiting spare is called for each rank that is missing.
 
-    A called spare gets the lowest seat of its host that nobody has: the lost rank's, if it was on the same host.
+    A called spare gets the lowest free seat of its host. That is the seat of the lost rank, if it was on the same host.
 
     Args:
-        processes: those that live.
+        processes: the living processes.
         wanted: the number of ranks at the beginning of the job.
     """
     after = [replace(each, role=Role.RANK) if each.role is Role.READY else each for each in processes]
@@ -87,11 +87,11 @@ def assign_roles(processes: Sequence[Process], wanted: int) -> list[Process]:
 
 
 def topology_when_joined(processes: Sequence[Process], index: int) -> Topology:
-    """The numbers that a called spare will have if nothing else happens; its local rank is its seat.
+    """The topology that a called spare will have if the pool does not change again; its local rank is its seat.
 
     Args:
         processes: the pool.
-        index: of the spare in it.
+        index: the index of the spare in the pool.
     """
     ranks = [other for other, each in enumerate(processes) if each.role is Role.RANK]
     members = ranks + [other for other, each in enumerate(processes) if each.role is Role.CALLED]
@@ -111,18 +111,19 @@ def topology_when_joined(processes: Sequence[Process], index: int) -> Topology:
 
 
 class ProcessPool:
-    """The processes of an elastic job that live, as far as this process knows. Making one is collective over them.
+    """The living processes of an elastic job, as far as this process knows. The constructor is collective over them.
 
     Args:
-        comm: the mpi4py communicator of all of them; the ranks come first.
+        comm: the mpi4py communicator of all processes; the ranks come first.
         wanted: the number of ranks.
-        host: of this process.
+        host: the host of this process.
 
     Attributes:
-        comm: of all processes. Nobody frees one that `regroup` has made: MPI cannot while processes are lost.
+        comm: the communicator of all processes. Those that `regroup` makes are never freed, because MPI cannot free a
+            communicator with lost processes.
         ranks: the communicator of the ranks; MPI.COMM_NULL in a spare.
-        processes: by their numbers in `comm`.
-        lost: how many ranks were lost between the last two pools.
+        processes: the processes, by their ranks in `comm`.
+        lost: how many ranks were lost before the last `regroup`.
     """
 
     def __init__(self, comm: Any, wanted: int, host: str = "") -> None:
@@ -145,10 +146,7 @@ class ProcessPool:
         return self.processes[int(self.comm.rank)]
 
     def take_ranks(self, comm: Any) -> bool:
-        """May a job and its engine send on this communicator itself, not on duplicates? Once, if `regroup` made it.
-
-        The pool sends nothing on `ranks`: to spares it sends on `comm`. A second job would receive the first one's messages.
-        """
+        """May a job send on this communicator itself? True once, if `regroup` made it, because the pool sends nothing on it."""
         unused, self._unused = self._unused, None
         return unused is not None and comm is unused
 
@@ -157,27 +155,27 @@ class ProcessPool:
         return any(each.role is role for each in self.processes)
 
     def regroup(self, role: Role, report: Any, shrink: Callable[[Any], Any] = lambda comm: comm.Shrink()) -> list[Any]:
-        """Makes the pool that of the processes that live. Collective over them.
+        """Removes lost processes from the pool, and gives all living ones new roles. Collective over the living processes.
 
-        Ranks come by themselves, and call the spares. If processes are lost meanwhile, this begins anew.
+        Ranks call this by themselves, and interrupt the waiting spares. If a process is lost meanwhile, it begins again.
 
         Args:
-            role: of this process until now.
-            report: what the other processes learn of it.
-            shrink: makes the communicator of the processes that live, and waits for them.
+            role: the role of this process until now.
+            report: any picklable object for the other processes.
+            shrink: makes the communicator of the living processes, and waits for them.
 
         Returns:
-            The reports of those that are ranks now, in their order.
+            The reports of the new ranks, in their order.
 
         Raises:
-            Whatever `shrink` raises.
+            OperationTimeoutError, SystemFailure: as for `shrink_in_thread`, if `shrink` calls it.
         """
         from mpi4py import MPI
 
         ranks = self._count_ranks()
         while True:
             if self.has_spares() and not self.comm.Is_revoked():
-                self.comm.Revoke()  # this is how spares are called: it reaches all if it reaches one
+                self.comm.Revoke()  # interrupts the spares: if it reaches one process, it reaches all
             survivors = shrink(self.comm)
             before = survivors.group.Translate_ranks(list(range(survivors.size)), self.comm.group)
             self.processes = [self.processes[number] for number in before]
@@ -191,7 +189,7 @@ class ProcessPool:
                     self._split()
                 self._unused = self.ranks
             except MPI.Exception:
-                survivors.Revoke()  # others may wait in there for a process that is lost
+                survivors.Revoke()  # other processes may wait in an operation on it for a lost process
             else:
                 reports = zip(self.processes, (report for _, report in everyone), strict=True)
                 return [report for each, report in reports if each.role is Role.RANK]
@@ -204,7 +202,7 @@ class ProcessPool:
         return any(each.role is not Role.RANK for each in self.processes)
 
     def has_news_of_spare(self) -> bool:
-        """Is a spare that was called ready, or lost? For the first rank. Sends nothing."""
+        """Is a called spare ready, or lost? Only the first rank may call this. Sends nothing."""
         from mpi4py import MPI
 
         try:
@@ -221,14 +219,14 @@ class ProcessPool:
                 try:
                     self.comm.Send(b"", number, _OVER)
                 except MPI.Exception:
-                    continue  # it is lost, or the processes were regrouping when this job failed
+                    continue  # the spare is lost, or the job failed while the processes regrouped
 
     def tell_ready(self) -> None:
         """Tells the first rank that this spare is ready."""
         self.comm.Send(b"", [each.role for each in self.processes].index(Role.RANK), _READY)
 
     def next_call(self) -> "SpareCall":
-        """What a spare has to do now; SpareCall.NONE if it goes on waiting. Sends nothing."""
+        """The next step of a spare; SpareCall.NONE if it has to wait. Sends nothing."""
         from mpi4py import MPI
 
         try:
@@ -241,7 +239,7 @@ class ProcessPool:
         return SpareCall.NONE if has_ranks else SpareCall.END
 
     def _take_note_of_lost(self) -> set[int]:
-        """The numbers of processes that are lost. From now on messages of others can be received again."""
+        """The ranks in `comm` of the lost processes. After this call, messages of the others can be received again."""
         from mpi4py import MPI
 
         lost = self.comm.Get_failed()
@@ -255,7 +253,7 @@ class ProcessPool:
 
 
 class SpareCall(enum.Enum):
-    """What a spare is told."""
+    """The next step of a spare."""
 
     NONE = 0
     REGROUP = 1  # the processes regroup
@@ -267,17 +265,17 @@ class Spare:
     """This process while it is a spare. A thread of its own regroups with the others.
 
     Args:
-        pool: with this process as a spare.
+        pool: a pool in which this process is a spare.
 
     Attributes:
-        pool: as it is at present.
-        topology: the numbers that it will have, once it is called.
+        pool: the present pool.
+        topology: the topology that this process will have, once it is called.
     """
 
     def __init__(self, pool: ProcessPool) -> None:
         self.pool = pool
         self.topology: Topology | None = None
-        self._role = Role.WAITING  # as this process knows it: in the pool it may change while processes regroup
+        self._role = Role.WAITING  # kept here, because the pool's copy may change while the processes regroup
         self._reports: list[Any] = []
         self._is_ready = False
         self._failed: BaseException | None = None
@@ -303,14 +301,14 @@ class Spare:
         if self._failed is not None:
             raise self._failed
         if self._over is SpareCall.END:
-            logging.getLogger("hvdlite").error("all ranks of this elastic job are lost, and a spare has no state to go on with")
+            logging.getLogger("hvdlite").error("all ranks of this elastic job are lost; this spare has no state, so it ends")
             raise SystemExit(1)
         if self._over is SpareCall.LEAVE:
             raise SystemExit(0)
         return self._reports
 
     def end(self) -> None:
-        """In the exit handler. If the job is not over, this process ends by a signal: of other endings MPI tells nobody."""
+        """Runs in the exit handler. If the job is not over, it kills this process: MPI reports no other end of a process."""
         if self._over is SpareCall.NONE:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -341,17 +339,17 @@ class Spare:
 
 
 def shrink_in_thread(comm: Any, patience: float) -> Any:
-    """The communicator of the processes that live, in their order. All of them must come.
+    """The communicator of the living processes, in their order. Collective over them.
 
-    MPI's wait cannot be interrupted, so a thread waits there, and this one handles signals.
+    MPI's wait cannot be interrupted. So a second thread waits in MPI, and this thread handles signals.
 
     Args:
-        comm: of the job before.
-        patience: seconds to wait; 0: for ever.
+        comm: the communicator before the loss.
+        patience: the limit to the wait in seconds; 0: no limit.
 
     Raises:
-        OperationTimeoutError: others have not come in time.
-        SystemFailure: MPI could not agree.
+        OperationTimeoutError: other processes have not called it in time.
+        SystemFailure: MPIX_Comm_shrink failed.
     """
     made: list[Any] = []
     thread = threading.Thread(target=lambda: made.append(comm.Shrink()), name="hvdlite-shrink", daemon=True)
@@ -379,10 +377,10 @@ def shrink_at_exit(comm: Any, patience: float) -> Any:
 
 
 def _waits(patience: float) -> Iterator[float]:
-    """Short waits, until this much time is over; the log has a line now and then.
+    """Short waits, until `patience` seconds are over; logs a line from time to time.
 
     Raises:
-        OperationTimeoutError: it is over.
+        OperationTimeoutError: the time is over.
     """
     began, warn_at = time.monotonic(), _WARN_AFTER
     while True:
@@ -390,7 +388,7 @@ def _waits(patience: float) -> Iterator[float]:
         waited = time.monotonic() - began
         text = (
             f"a rank was lost, and this one has waited {waited:.3g} s for the others to notice it. They compute, or a process "
-            "has ended itself with another exit code than 0, of which MPI does not tell"
+            "has ended with an exit code other than 0, which MPI does not report"
         )
         if waited > warn_at:
             warn_at *= 2

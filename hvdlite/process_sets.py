@@ -21,7 +21,7 @@ class ProcessSet:
         ranks_or_comm: ranks in any order, or an mpi4py communicator of the members.
 
     Attributes:
-        process_set_id: the number the engine knows it by; None while it is not registered.
+        process_set_id: the engine's number for the set; None while the set is not registered.
         member_id: process_set_id if this process is a member, otherwise None.
         ranks: the members' ranks in the job, ascending; None for a communicator until it is registered.
         mpi_comm: the communicator it was made from, or None.
@@ -68,7 +68,7 @@ class ProcessSet:
         return None if self.process_set_id is None else self._place is not None
 
     def require_member(self, kind: int) -> int:
-        """The id, for an operation of this kind on the set.
+        """The id of the set, for an operation of this kind.
 
         Raises:
             InvalidArgumentError: the set is not registered, or this process is not a member.
@@ -121,7 +121,7 @@ class _GlobalProcessSet(ProcessSet):
         self.ranks = None
 
     def require_member(self, kind: int) -> int:
-        """0; `Runtime.require` has already said if hvdlite is not initialised."""
+        """Returns 0. It need not check: `Runtime.require` raises an error if hvdlite is not initialised."""
         return 0
 
     def __reduce__(self) -> str:
@@ -131,7 +131,7 @@ class _GlobalProcessSet(ProcessSet):
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
-_bound: list[ProcessSet] = []  # those with an id, so that removal and shutdown can take it away
+_bound: list[ProcessSet] = []  # the sets with an id; removal and shutdown take it away
 
 
 def set_of_ranks(ranks: list[int]) -> ProcessSet:
@@ -152,7 +152,7 @@ def process_set_ids_and_ranks() -> dict[int, list[int]]:
 def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
     """Registers a set while hvdlite runs. Collective over all ranks, members or not, with the same set on all.
 
-    Several sets may have the same ranks: each has operations of its own.
+    Several sets may have the same ranks: their operations are independent.
 
     Args:
         process_set: an unregistered `ProcessSet` of ranks, or the ranks.
@@ -161,10 +161,10 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
         The set, with its id.
 
     Raises:
-        InvalidArgumentError: the ranks are no ranks of this job, or this object is registered already. With the knob
-            horovod_rules also where the knob dynamic_process_sets is off, or there is a set with these members.
-        MismatchError: the ranks of the job asked for different sets, or some wait in `join`.
-        UnsupportedError: the set is made from a communicator.
+        InvalidArgumentError: a rank is not in this job, or this object is registered already. If the knob horovod_rules is on:
+            the knob dynamic_process_sets is off, or another set has the same members.
+        MismatchError: the ranks of the job asked for different sets, or some ranks wait in `join`.
+        UnsupportedError: the set was made from a communicator.
     """
     RUNTIME.require()
     _require_dynamic("adding")
@@ -185,16 +185,16 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
 
 
 def process_set_among(ranks: Sequence[int]) -> ProcessSet:
-    """The set of these ranks, registered if it is not yet. Collective over its members; the other ranks do not call.
+    """The set of these ranks; registers it if needed. Collective over its members; other ranks do not call it.
 
-    For doors whose framework tells only the members of a new group (`hvdlite.torch.distributed`); so it needs no permission
-    for dynamic process sets.
+    It is for doors whose framework tells only the members about a new group (`hvdlite.torch.distributed`). So it works even if
+    dynamic process sets are not allowed.
 
     Args:
-        ranks: ascending, this rank among them.
+        ranks: the members' ranks, ascending; this rank is one of them.
 
     Raises:
-        InvalidArgumentError: they are no ranks of this job.
+        InvalidArgumentError: a rank is not in this job.
     """
     members = list(ranks)
     found = ProcessSet(members)
@@ -220,12 +220,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set: the set, the same on all ranks.
 
     Returns:
-        False for the global set and for an unregistered one, which stay unchanged.
+        True if the set was removed. False for the global set and for a set that is not registered, which stay unchanged.
 
     Raises:
-        InvalidArgumentError: this is no process set, or dynamic process sets are not allowed (see `add_process_set`).
-        MismatchError: the ranks of the job named different sets, or some wait in `join`. The set stays.
-        OperationTimeoutError: an operation on the set waits for a rank that removes the set already. The set stays.
+        InvalidArgumentError: this is not a process set, or dynamic process sets are not allowed (see `add_process_set`).
+        MismatchError: the ranks of the job named different sets, or some ranks wait in `join`. The set stays registered.
+        OperationTimeoutError: an operation on the set waits for a rank that already waits in this call. The set stays
+            registered.
     """
     RUNTIME.require()
     if not isinstance(process_set, ProcessSet):
@@ -296,8 +297,8 @@ def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
     """Binds the global set (and the communicator given to `hvdlite.init`, if one was), and registers the listed sets.
 
     Collective over all ranks.
-    An entry made from a communicator may stand for different sets on different ranks (after a Split, say): all of them
-    are registered, and each rank's object gets the one it is a member of.
+    An entry made from a communicator may stand for different sets on different ranks (after a Split, say): hvdlite registers
+    all of them, and each rank's object becomes the set of which that rank is a member.
 
     Raises:
         InvalidArgumentError: the lists differ between ranks or hold a duplicate; the same text on all ranks.
@@ -323,7 +324,7 @@ def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
 
 
 def _members(entry: ProcessSet) -> tuple[bool, list[int]]:
-    """Is the entry made from a communicator, and the ranks it stands for on this rank (none for a non-member)."""
+    """Was the entry made from a communicator? And its ranks as this rank sees them (empty on a non-member)."""
     if entry.mpi_comm is None:
         return False, entry.ranks or []
     if not entry.mpi_comm:  # MPI.COMM_NULL
@@ -346,10 +347,10 @@ def _distinct(index: int, entry: ProcessSet, proposals: list[tuple[bool, list[in
 
 
 def bind_existing(listed: Sequence[ProcessSet]) -> None:
-    """Gives ids to sets handed to a second `hvdlite.init`, which registers nothing.
+    """Gives ids to the sets that a second `hvdlite.init` gets; it registers nothing.
 
     Raises:
-        InvalidArgumentError: there is no registered set with these members.
+        InvalidArgumentError: no registered set has the members of one of these sets.
     """
     for entry in listed:
         _, ranks = _members(entry)
@@ -362,7 +363,7 @@ def bind_existing(listed: Sequence[ProcessSet]) -> None:
 
 
 def forget_all() -> None:
-    """After shutdown no set is registered."""
+    """Takes the ids of all sets away. Called at shutdown."""
     for bound in [*_bound, global_process_set]:
         bound._invalidate()
     _bound.clear()

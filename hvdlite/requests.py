@@ -29,7 +29,7 @@ __all__ = [
     "tensor_name",
 ]
 
-# Horovod's numbers; plain ints, as there.
+# The same numbers as in Horovod, and plain ints as well.
 Average = 0
 Sum = 1
 Adasum = 2
@@ -83,7 +83,7 @@ class Request(NamedTuple):
     """One request, as the engine's ``submit`` takes it: a tuple in this order."""
 
     kind: int
-    name: str | None  # None: named by its number among the unnamed ones of its kind on its set
+    name: str | None  # None: the engine numbers it among the unnamed requests of its kind on its process set
     dtype: int = 0
     shape: Sequence[int] = ()
     input_ptr: int = 0
@@ -102,8 +102,8 @@ class Request(NamedTuple):
     flags: int = 0
     arena: int = 0
     stream: int = 0  # the CUDA stream in whose order GPU memory is ready
-    tag: int = 0  # of a send or a receive, whose other rank is the root
-    weight: float = 0.0  # of this rank, with Flag.WEIGHTED
+    tag: int = 0  # the tag of a send or a receive; `root` is then the other rank
+    weight: float = 0.0  # this rank's weight, with Flag.WEIGHTED
     codec: int = 0  # this and the next two: `hvdlite.compression.Codec.fields`
     codec_between: int = 0
     codec_block: int = 0
@@ -115,10 +115,10 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
     Args:
         op: one of the constants of this module, or None.
         average: Horovod's older spelling of Average (true) and Sum (false), or None.
-        stacklevel: of the deprecation warning, so that it names the user's line.
+        stacklevel: the stack level of the deprecation warning, so that it names the user's line.
 
     Raises:
-        InvalidArgumentError: both are given, or op is no operator.
+        InvalidArgumentError: both are given, or op is not an operator.
     """
     if type(op) is int and average is None and Average <= op <= Product:
         return op
@@ -139,7 +139,7 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
 
 
 def tensor_name(kind: int, name: str) -> str:
-    """The key of negotiation: ``allreduce.<name>``; where the user gave no name, that is ``noname.<number>``."""
+    """The key of negotiation: ``allreduce.<name>``. For a call without a name, ``<name>`` is ``noname.<number>``."""
     return f"{KIND_NAMES[kind]}.{name}"
 
 
@@ -157,7 +157,7 @@ def row_counts(splits: Sequence[int] | None, rows: int, ranks: int) -> list[int]
         ranks: size of the process set.
 
     Raises:
-        InvalidArgumentError: the splits do not fit, or the rows cannot be divided evenly.
+        InvalidArgumentError: the splits do not fit the rows or the ranks; or they are None, and equal parts are impossible.
     """
     if splits is None:
         if rows % ranks:
@@ -184,7 +184,7 @@ def integers_of(splits: Any) -> list[int]:
     """The splits as a list, from a list, a tuple or a one-dimensional integer tensor of any framework.
 
     Raises:
-        InvalidArgumentError: it is something else.
+        InvalidArgumentError: the argument is something else.
     """
     shape = getattr(splits, "shape", None)
     if shape is not None and len(shape) != 1:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNTIME", "Runtime", "Steps"]
 
-# Seconds for the peers of a rank that raised to print what they know, where the launcher ends a job at its first death.
+# If the launcher kills the job at its first failure: the seconds for the peers of a rank that raised to print what they know.
 _LAST_WORDS = 0.2
-# Seconds for the watchdog's thread to end after the engine.
+# The seconds within which the watchdog's thread must end after the engine.
 _WATCHDOG_ENDS = 1.0
-# How many ended operations a rank logs if an error of the engine ends it and none is in flight.
+# How many ended operations a rank logs if an error of the engine ends the rank and no operation is in flight.
 _ENDED_SHOWN = 3
-# If a rank ends because of another one, it lets that one end this many seconds earlier.
+# If a rank ends because another rank has failed, it waits so many seconds, so that the other rank ends first.
 _AFTER_CULPRIT = 0.4
 
 
@@ -41,9 +41,9 @@ class Steps:
 
     Attributes:
         count: steps that ended.
-        by_program: the program marks them itself, and what optimizers do is not counted.
+        by_program: does the program mark its steps itself? Then the steps of optimizers do not count.
         marks: the snapshots at the ends of the last two steps.
-        watchers: called at the end of each.
+        watchers: functions to call at the end of each step.
     """
 
     count: int = 0
@@ -63,33 +63,34 @@ class Runtime:
         self.communicator: Any = None
         self._lock = threading.RLock()
         self._pid = 0  # of the process that initialised
-        self.exiting = False  # Python's exit handlers run, and start no threads
-        self.forked = False  # a child of the process that initialised: there is no engine here
+        self.exiting = False  # do Python's exit handlers run? Then no thread can be started
+        self.forked = False  # is this a forked child of the process that initialised? Then there is no engine
         self._armed = False
         self._failed = False
         self._job: Job | None = None
-        self._other_jobs: list[Job] = []  # earlier jobs of other processes, in order
-        self._joining = False  # other processes may wait in init() for this one
+        self._other_jobs: list[Job] = []  # earlier jobs with other sets of processes, in order
+        self._joining = False  # may other processes wait in init() for this one?
         self._watchdog: threading.Thread | None = None
-        self._exemptions: list[float] = []  # when each stall_limit that was entered ends; of all threads
-        self._kept: list[Engine] = []  # of failed jobs
-        self.pool: ProcessPool | None = None  # of an elastic job
-        self.spare: Spare | None = None  # until this process is a rank
+        self._exemptions: list[float] = []  # the ends of all stall_limit statements that were entered, in any thread
+        self._kept: list[Engine] = []  # engines of failed jobs
+        self.pool: ProcessPool | None = None  # only in an elastic job
+        self.spare: Spare | None = None  # only while this process is a spare
         self.recoveries = 0  # how often the job has gone on with other ranks
-        # How often spares have become ranks. From the first time on, all ranks leave out what they compare when they begin:
-        # ranks and former spares begin at different times, and elastic training gives them one state.
+        # How often spares have become ranks. After the first time, no rank makes the checks at the start of training: ranks and
+        # former spares start at different times, and elastic training gives all of them the same state.
         self.joins = 0
-        # Elastic training sets it: called in the exit handler when a rank is lost there. Has the job gone on without it?
+        # A function that elastic training sets. The exit handler calls it when a rank is lost during its wait. Returns: has the
+        # job continued without that rank?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
-        self.at_stop: list[Callable[[], None]] = []  # called while there is still an engine
-        self.after_join: list[Callable[[Any, int], None]] = []  # when all ranks of a set have joined: it, the last
+        self.at_stop: list[Callable[[], None]] = []  # called by stop() while there still is an engine
+        self.after_join: list[Callable[[Any, int], None]] = []  # called with the set and the last rank when all have joined
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Lets one thread at a time initialise, and none in a forked child.
+        """A with statement in which one thread at a time initialises hvdlite.
 
         Raises:
             NotInitializedError: this is a forked child.
@@ -100,9 +101,9 @@ class Runtime:
             yield
 
     def start(self, comm: Any, dynamic: bool) -> None:
-        """Initialises MPI where needed and makes the engine; `hvdlite.init` says what may go wrong. Collective.
+        """Initialises MPI if needed, and makes the engine. `hvdlite.init` lists the errors. Collective.
 
-        In a spare of an elastic job it returns when a rank is missing, without an engine.
+        In a spare of an elastic job it makes no engine, and returns when the spare is called.
         """
         _native.load_native()
         startup.claim_rank()
@@ -124,7 +125,7 @@ class Runtime:
             takes = self.pool is not None and self.pool.take_ranks(chosen)
             self._join(mpi, chosen, takes, self._meet(mpi, chosen, takes, shim), shim, config, problem)
         except HvdliteError as error:
-            self._joining = False  # all processes have it, or will never come
+            self._joining = False  # all processes have met, or some never will
             self._failed = self._failed or isinstance(error, LOST)
             raise
         self._joining = False
@@ -133,9 +134,9 @@ class Runtime:
         earlier = self._other_jobs + ([] if self._job is None else [self._job])
         self._job, self._joining = None, True
         self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
-        # At the end this process waits for all jobs in the order in which they began; of jobs with the same processes only for
-        # the last. All of a job's processes must agree on the order, even if only some of them were part of other jobs in
-        # between.
+        # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
+        # it waits only for the last. All processes of a job must agree on this order, even if only some of them were in other
+        # jobs meanwhile.
         same = [job for job in earlier if self._job.has_ranks_of(job)]
         for job in same:
             job.close()
@@ -174,7 +175,7 @@ class Runtime:
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
 
     def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
-        """The knobs, and errors in them on this rank."""
+        """The knobs; and this rank's error if they are wrong, or None."""
         try:
             config = knobs.from_environment()
         except HvdliteError as error:
@@ -182,7 +183,7 @@ class Runtime:
         return config.replace(dynamic_process_sets=True) if dynamic else config, None
 
     def _guard_exit(self, alone: bool) -> None:
-        """From here on, an exception, a fork or the end of the process is handled."""
+        """Installs the handlers for uncaught exceptions, forks and the end of the process."""
         if not self._pid:
             os.register_at_fork(after_in_child=self._forget)
             failures.install_excepthook(self)
@@ -192,15 +193,15 @@ class Runtime:
         self._armed = not alone
 
     def forget_failed_jobs(self) -> None:
-        """Lets this process enter a new job after ranks of earlier ones were lost. MPI is not finalised any more."""
+        """Lets this process enter a new job after ranks of earlier jobs were lost. After that, MPI is never finalised."""
         for each in filter(None, (*self._other_jobs, self._job)):
             each.close()
         self._job, self._other_jobs, self._failed = None, [], False
 
     def free_failed_engines(self) -> None:
-        """Frees the memory of engines of failed jobs. All living processes of those jobs must have left them: they shared it.
+        """Frees the engines of failed jobs. Call it when all living processes have left those jobs, because they shared memory.
 
-        An engine keeps the memory of transfers that MPI has not ended.
+        An engine still keeps the memory of transfers that MPI has not ended.
         """
         self._kept.clear()
 
@@ -229,10 +230,10 @@ class Runtime:
                 self._watchdog = None
 
     def _may_finalize(self, ours: bool) -> bool:
-        """At exit: may MPI be finalised? Waits for the other processes, as MPI would, but notices if one of them fails.
+        """May MPI be finalised at exit? Waits for the other processes, as MPI would, but notices if one of them fails.
 
         Args:
-            ours: does the caller finalise? If not, mpi4py will do so; then the process has to end here if it must not.
+            ours: will the caller finalise MPI? If not, mpi4py will; so if MPI must not be finalised, this process ends here.
         """
         job = self._job
         if job is not None and not self._failed:
@@ -256,7 +257,7 @@ class Runtime:
             each.close()
         if not ours and (self._failed or self.at_loss):
             failures.end_process(1 if self._failed else 0)
-        # The exit of one process would let another wait in MPI_Finalize for a process that is lost after it.
+        # Otherwise this process could end while another one waits in MPI_Finalize for a process that is lost later.
         return not self._failed and self.at_loss is None
 
     def _farewell(self) -> None:
@@ -275,7 +276,7 @@ class Runtime:
             self.stop()
 
     def _forget(self) -> None:
-        """In a forked child: there is no engine any more; the topology stays readable."""
+        """Runs in a forked child: it has no engine. The topology stays readable."""
         self.forked = self.forked or self.engine is not None
         startup.give_claim_back()
         self.engine = None
@@ -289,10 +290,9 @@ class Runtime:
         return self._armed and os.getpid() == self._pid
 
     def record(self, error: BaseException) -> str:
-        """The unfinished operations of this process; if there are none and the error is this rank's own, the last three
-        operations.
+        """The unfinished operations of this process. If there are none and this rank caused the error, the last three ones.
 
-        A rank that ends because of another has printed its operations already.
+        Empty for a rank that ends because another rank failed: it has printed its operations already.
         """
         engine = self.engine
         if engine is None or engine.failure_cause:
@@ -302,8 +302,8 @@ class Runtime:
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
 
-        When this returns, the peers with an engine have answered. A rank that ends because of another one lets that one end
-        first, so that the launcher names the right rank.
+        It waits until the peers with an engine have answered. A rank that ends because another rank failed waits until that one
+        has ended, so that the launcher names the right rank.
         """
         engine, job = self.engine, self._job
         if self.spare is not None:
@@ -316,7 +316,7 @@ class Runtime:
         if engine is not None:
             cause += _after(engine.flight_record())
         if job is not None:
-            job.tell(cause)  # to those that have no engine yet, or no longer
+            job.tell(cause)  # for peers without an engine
         if engine is not None:
             engine.publish_failure(cause)
         if not knobs.launcher_spares_others():
@@ -325,23 +325,23 @@ class Runtime:
     def start_timeline(self, path: str, mark_cycles: bool, shared: bool = True) -> None:
         """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more.
 
-        shared: other ranks were given this path too, so that all but rank 0 put their rank into the name.
+        shared: did other ranks get the same path? Then all ranks but 0 put their rank into the name.
         """
         engine, rank = self.require(), self.require_topology().rank
         file = Path(path)
         if rank and shared:
             file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
-        if self.recoveries:  # ranks have new numbers, and the files of the old ones are worth keeping
+        if self.recoveries:  # ranks have new numbers: do not overwrite the files of the old ones
             file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
-            from hvdlite import sampling  # few want it
+            from hvdlite import sampling  # not above: few programs need it
 
             sampling.start(file, self.config.timeline_max_bytes, rank)
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:
-        """Makes the other ranks wait for this one for this time; see `hvdlite.stall_limit`."""
+        """Exempts this rank from stall checks for `seconds`; see `hvdlite.stall_limit`."""
         engine = self.require()
         until = time.monotonic() + seconds
         self._exemptions.append(until)
@@ -359,7 +359,7 @@ class Runtime:
         """The engine.
 
         Raises:
-            NotInitializedError: there is none in this process; says why.
+            NotInitializedError: this process has no engine. The text says why.
         """
         engine = self.engine
         if engine is None:
@@ -367,7 +367,7 @@ class Runtime:
         return engine
 
     def require_topology(self) -> Topology:
-        """The topology; readable in forked children too (data loaders ask for rank and size).
+        """The topology. Forked children can read it too, because workers of data loaders ask for rank and size.
 
         Raises:
             NotInitializedError: hvdlite has not been initialised.
@@ -385,14 +385,14 @@ class Runtime:
             )
         if self.spare is not None:
             return NotInitializedError(
-                "this process is a spare of an elastic job, and no rank yet: it may ask for rank and size. Its program has to "
-                "go on to its elastic function (hvdlite.elastic.run, or batches() of an elastic.Job) without collectives"
+                "this process is a spare of an elastic job, and no rank yet: it may ask for rank and size, but its program "
+                "must call no collective before its elastic function (hvdlite.elastic.run, or batches() of an elastic.Job)"
             )
         return NotInitializedError()
 
 
 def _after(record: str) -> str:
-    """The last operation of a flight record, for the text of a cause."""
+    """The last operation of a flight record, in parentheses, for the text of a cause."""
     last = record.rstrip().rpartition("\n")[2].strip()
     return f" (after {last.partition(': submitted ')[0].partition(' ')[2]})" if last else ""
 

@@ -18,16 +18,16 @@ from hvdlite.watchdog import main_frame, own_calls_of
 __all__ = ["StackSampler", "start", "stop"]
 
 _LOGGER = logging.getLogger("hvdlite")
-# Seconds between two samples.
+# The seconds between two samples.
 _INTERVAL = 0.005
-# Microseconds after which a span ends even if the program stays where it is, so that little is lost in a crash.
+# A span ends after so many microseconds even if the program stays in the same place, so that a crash loses little.
 _LONGEST_SPAN = 1e6
-# How many spans are written at once.
+# How many spans one write has.
 _MANY = 100
-# The lane of the trace: below those of callers, which begin at 1.
+# The number of the samples' lane in the trace: less than those of the callers' lanes, which begin at 1.
 _LANE = 0
 _END = b"\n]\n"
-# The part of the timeline's room that the samples may take.
+# The samples may take this part of the timeline's limit.
 _PART = 8
 
 
@@ -42,7 +42,7 @@ def start(timeline: Path, max_bytes: int, rank: int) -> None:
 
 
 def stop() -> None:
-    """Ends the samples beside the present timeline. Does nothing if there is none."""
+    """Ends the sampling beside the present timeline. Does nothing if there is no timeline."""
     while _running:
         _running.pop().close()
         if stop in RUNTIME.at_stop:
@@ -52,17 +52,17 @@ def stop() -> None:
 class StackSampler:
     """A thread that samples until `close`.
 
-    Equal samples in a row become one span. The file is bounded as the timeline is: at half of its room it becomes the older
-    half, ``.old``. A disk that fails ends the sampling, with one line in the log.
+    Equal samples in a row become one span. The file is bounded in the same way as the timeline: at half of its limit it is
+    renamed to ``.old``, and a new file begins. If the disk fails, the sampling ends with one line in the log.
 
     Args:
         timeline: the file of the timeline.
-        max_bytes: what the timeline may take on the disk; the samples take at most an eighth of that besides.
-        rank: of this process.
+        max_bytes: the limit of the timeline in bytes. The samples take at most an eighth of that in addition.
+        rank: the rank of this process.
 
     Attributes:
         path: the file of the samples.
-        samples: how many there are so far.
+        samples: the number of samples so far.
     """
 
     def __init__(self, timeline: Path, max_bytes: int, rank: int) -> None:
@@ -84,15 +84,15 @@ class StackSampler:
     def _run(self) -> None:
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path.with_name(self.path.name + ".old"))  # of an earlier timeline of this name
+                os.unlink(self.path.with_name(self.path.name + ".old"))  # left by an earlier timeline of this name
             self._begin_file()
             self._sample()
         except OSError as error:
-            text = "the stacks cannot be written to '%s': %s; the timeline has none from here on"
+            text = "the stacks cannot be written to '%s': %s; the sampling ends"
             _LOGGER.warning(text, self.path, error.strerror)
 
     def _sample(self) -> None:
-        """Each sample stands for the time since the one before it: while the program holds the GIL, there is none."""
+        """Takes a sample for the time since the previous one: this thread cannot run while another one holds the GIL."""
         since = until = _now()
         before = ""
         while not self._stop.wait(_INTERVAL):
@@ -129,7 +129,7 @@ class StackSampler:
         self._lines.clear()
 
     def _append(self, text: str) -> None:
-        """Writes the text over the bracket that ends the file, and another bracket behind it: the file stays valid JSON."""
+        """Replaces the bracket that ends the file by the text and a bracket, so that the file stays valid JSON."""
         data = text.encode()
         with self.path.open("r+b", buffering=0) as file:
             file.seek(self._written)

@@ -1,12 +1,13 @@
-"""Checks that the ranks train one model: an optimizer's ranks compare it once, soon after the first update.
+"""Checks that the ranks train the same model: the ranks of an optimizer compare the model once, soon after the first update.
 
-If the parameters are not broadcast, each rank trains a model of its own, with averages of gradients that belong to no model,
-and nothing fails. So the ranks compare digests of their parameters, and of the optimizer's state if all have the same kind of
-it. They also compare the gradients of the first reductions: if those are bitwise equal, all ranks read the same data.
+If a program forgets to broadcast the parameters, each rank trains another model, with averages of gradients that belong to no
+model, and no error shows it. So the ranks compare digests of their parameters, and of the optimizer's state if all ranks have
+state of the same kind. They also compare the gradients of the first reductions: if the bits are equal, all ranks probably read
+the same data.
 
-**The exchange.** All ranks of an optimizer make its first reductions. Beside each of them they make one small sum: it has a row
-of numbers for each rank, that rank fills it in, and the others add zeros. A rank that has joined adds zeros everywhere. All
-ranks see all rows, so they make the same decisions: nothing depends on information that only one rank has.
+**The exchange.** All ranks of an optimizer take part in its first reductions. With each reduction they make one small allreduce
+(Sum) of an array with one row for each rank: a rank fills in its own row and has zeros in the others. A rank that has joined
+has only zeros. All ranks get all rows, so all make the same decisions: no decision depends on what only one rank knows.
 """
 
 import logging
@@ -37,10 +38,10 @@ _PRESENT, _UPDATED, _PARAMETERS, _LAYOUT, _STATE, _GRADIENTS, _COLUMNS = range(7
 
 
 def mode_of(argument: str | None, function: str) -> str:
-    """What is to be done: by the argument, or else by the knob.
+    """The mode of the check: the argument, or the knob start_check if the argument is None.
 
     Raises:
-        InvalidArgumentError: there is no such mode.
+        InvalidArgumentError: the argument is not a mode.
     """
     if argument is not None and argument not in _MODES:
         raise InvalidArgumentError(f"{function}(start_check={argument!r}): it is None or one of {', '.join(map(repr, _MODES))}")
@@ -52,13 +53,13 @@ def mode_of(argument: str | None, function: str) -> str:
 
 
 class Trained(Protocol):
-    """The values that an optimizer trains, as a door gives them.
+    """The values that an optimizer trains; each door implements this.
 
     Attributes:
-        remedy: the line to write so that the ranks start alike.
-        sharding: how to give ranks different data.
-        evidence: what `StartCheck.see` compares, in words.
-        moment: when the comparison is made, in words.
+        remedy: the line of code that gives all ranks the same start, for error texts.
+        sharding: a sentence that says how to give ranks different data.
+        evidence: the name of the values that `StartCheck.see` compares, for texts.
+        moment: the time of the comparison, in words.
     """
 
     remedy: str
@@ -77,14 +78,14 @@ class Trained(Protocol):
 
 
 class StartCheck:
-    """The comparison of one optimizer's ranks: one round beside each of the first reductions.
+    """The comparison between the ranks of one optimizer: one round with each of the first reductions.
 
     Attributes:
         updated: has this rank's optimizer taken a step?
     """
 
     def __init__(self, mode: str, label: str, name: str, process_set: ProcessSet, trained: Trained) -> None:
-        """`label` is for messages; `name` is unique, and the same on all ranks."""
+        """`label` is the optimizer's name in texts. `name` is the unique name of the exchange, the same on all ranks."""
         self._open = mode != "off"
         self.updated = False
         self._mode = mode
@@ -96,12 +97,12 @@ class StartCheck:
         self._rounds = 0
         self._somebody_updated = False
         self._compared = False
-        self._all_alike = True  # were the gradients of all rounds so far equal?
+        self._all_alike = True  # did all ranks have equal gradients in all rounds so far?
         self._gradients = 0  # the sum of their digests, in this round
 
     @property
     def pending(self) -> bool:
-        """Are there more rounds to come? Equal on all ranks. None after a spare has become a rank (`Runtime.joins`)."""
+        """Is another round needed? Equal on all ranks. False after a spare has become a rank (`Runtime.joins`)."""
         return self._open and not RUNTIME.joins
 
     @property
@@ -111,16 +112,16 @@ class StartCheck:
 
     @property
     def watching(self) -> bool:
-        """Is the check to `see` the gradients of this round?"""
+        """Must the door pass the gradients of this round to `see`?"""
         return self._all_alike and self._rounds < _WATCHED
 
     def see(self, gradients: Iterable[Leaf]) -> None:
-        """Takes gradients of this rank, in any order, before they are reduced. Ignores those that are all zeros."""
+        """Adds the digests of gradients of this rank, in any order, before their reduction. Ignores gradients of zeros only."""
         for leaf in gradients:
             self._gradients = (self._gradients + leaf.digest(slice(_SAMPLE))) % (1 << 64)
 
     def begin(self) -> Rows:
-        """This rank's contribution to the sum of the round, after its gradients were seen."""
+        """This rank's array for the allreduce of the round. Call it after `see`."""
         rows: Rows = self._exchange.new(_COLUMNS)
         mine = rows[self._exchange.place]
         mine[_PRESENT] = 1
@@ -137,11 +138,10 @@ class StartCheck:
         return rows
 
     def end(self, rows: Rows) -> None:
-        """Evaluates the round's sum. If the ranks differ, it is collective over the process set, without ranks that have
-        joined.
+        """Evaluates the round's result. If the ranks differ, it is collective over the ranks that have not joined.
 
         Raises:
-            MismatchError: they differ, and the mode is error.
+            MismatchError: the ranks differ, and the mode is error.
         """
         watched = self.watching
         self._rounds += 1
@@ -158,7 +158,7 @@ class StartCheck:
         self._open = self.watching or not self._compared
 
     def round(self) -> None:
-        """`begin`, the sum and `end` in one, where all ranks wait for it. Collective over the process set.
+        """Makes a whole round: `begin`, the allreduce and `end`. Collective over the process set.
 
         Raises:
             MismatchError: as `end`.
@@ -166,7 +166,7 @@ class StartCheck:
         self.end(allreduce_(self.begin(), name=self.name, op=Sum, process_set=self._process_set))
 
     def begin_anew(self) -> None:
-        """Begins again from the first round on all ranks, because some rank has not compared its parameters."""
+        """Begins again with the first round on all ranks, because a new rank has not compared its parameters."""
         self._open, self._compared, self._somebody_updated = True, False, False
         self._rounds, self._all_alike, self._gradients = 0, True, 0
 
@@ -201,7 +201,7 @@ class StartCheck:
             )
 
     def _beyond_rounding(self, leaf: Leaf, present: list[int]) -> str:
-        """The element that differs most, in words; empty if the difference is rounding."""
+        """A text about the element that differs most; empty if all differences are within rounding."""
         numbers = leaf.numbers(slice(None))
         low, high = (
             allreduce(numbers, op=op, name=f"{self._name}.{name}", process_set=self._process_set)
@@ -232,7 +232,7 @@ class StartCheck:
             )
         if self._mode == "broadcast":
             self._trained.broadcast(root_rank)
-            text += f"All ranks have got those of rank {root_rank} now. "
+            text += f"Now all ranks have the parameters and the state of rank {root_rank}. "
         if self._exchange.ranks[self._exchange.place] == root_rank:
             self._warn(text + self._trained.remedy)
 

@@ -1,6 +1,6 @@
-"""The steps of `hvdlite.init` before there is an engine: MPI, the communicator, and the checks that ranks agree.
+"""The steps of `hvdlite.init` before the engine exists: MPI, the communicator, and the checks that the ranks agree.
 
-Each step that can go wrong on one rank alone is followed by an exchange, so that no rank waits for one that has failed.
+An exchange follows each step that can fail on one rank alone, so that no rank waits for a failed one.
 """
 
 import atexit
@@ -25,6 +25,7 @@ from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, System
 from hvdlite.knobs import Value
 from hvdlite.pool import ProcessPool
 from hvdlite.tuning.place import JobPlace, boot_id, cpu_name
+from hvdlite.view_socket import bound_socket
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
@@ -46,31 +47,31 @@ __all__ = [
 ]
 
 
-_claims: list[socket.socket] = []  # of this process, for its whole life
+_claims: list[socket.socket] = []  # open for the whole life of this process
 
 
 def claim_rank() -> None:
-    """Claims this process's rank: the first process that claims a rank has it until it ends.
+    """Claims this process's rank: the first process that claims a rank owns it until the process ends.
 
-    The claim is a name in Linux's abstract socket space; the system removes it when the process ends, and nothing can connect
-    to it. A second name contains the process id, for processes that come too late. Forked children inherit the sockets, and
-    call `give_claim_back`.
+    The claim is a name in Linux's abstract socket space. The system removes it when the process ends, and nothing can connect
+    to it. A second name contains the process id, so that processes that come later can name the owner. Forked children inherit
+    the sockets, and call `give_claim_back`.
 
     Raises:
-        SystemFailure: another process is this rank. Programs that a rank starts inherit the variables by which MPI knows it.
+        SystemFailure: another process owns this rank. A program that a rank starts inherits the launcher's variables of the
+            rank.
     """
     rank = knobs.rank_by_launcher()
     if _claims or rank is None or (not rank and _mpi_has_begun()):
         return
     if not rank:
         raise _not_the_rank("")
-    job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[
-        :32
-    ]  # a name has at most 107 bytes, and this one contains the host's name
+    # A hash, because a name has at most 107 bytes, and this text contains the host's name.
+    job_and_rank = hashlib.sha256(rank.encode()).hexdigest()[:32]
     name = f"hvdlite-rank-{os.getuid()}-{job_and_rank}"
     try:
-        _claims.append(_named(name))
-        _claims.append(_named(f"{name}-pid-{os.getpid()}"))
+        _claims.append(bound_socket(name))
+        _claims.append(bound_socket(f"{name}-pid-{os.getpid()}"))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
@@ -78,7 +79,7 @@ def claim_rank() -> None:
 
 
 def _mpi_has_begun() -> bool:
-    """Has MPI begun in this process? Then the launcher has taken it for its rank. MPICH closes the socket when it ends."""
+    """Was MPI started in this process? Then the launcher has accepted it as the rank. MPICH closes its socket at its end."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
 
@@ -92,18 +93,8 @@ def _not_the_rank(owner: str) -> SystemFailure:
     )
 
 
-def _named(name: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.bind(f"\0{name}")
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
 def _owner_of(name: str) -> str:
-    """The process id behind a claim, in words; empty if it has just begun or ended."""
+    """The process id of a claim's owner, in words; empty if the owner is not known, because it begins or has ended."""
     with contextlib.suppress(OSError), open("/proc/net/unix") as sockets:
         for line in sockets:
             _, found, pid = line.strip().rpartition(f"@{name}-pid-")
@@ -113,7 +104,7 @@ def _owner_of(name: str) -> str:
 
 
 def give_claim_back() -> None:
-    """In a forked child, which is not the rank."""
+    """Runs in a forked child, which is not the rank: closes the inherited sockets."""
     while _claims:
         _claims.pop().close()
 
@@ -122,8 +113,8 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
 
     Args:
-        may_finalize: called at exit: is it safe to end MPI, which waits for all other processes? Its argument says whether
-            this module ends MPI; if not, mpi4py does so afterwards.
+        may_finalize: a function that is called at exit and returns whether MPI may be finalised, which waits for all other
+            processes. Its argument says whether this module finalises MPI; if not, mpi4py does so afterwards.
 
     Raises:
         SystemFailure: no MPI library can be loaded, MPI is finalised, or its thread level allows no engine thread.
@@ -157,7 +148,7 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     return MPI
 
 
-# The processes (this one, and its parents by fork) that have started MPI here, and have an exit handler.
+# The ids of the processes (this one, or a parent that forked it) that have started MPI through this module.
 _finalizers: set[int] = set()
 _guarded: set[int] = set()
 
@@ -176,7 +167,7 @@ def choose_communicator(MPI: Any, comm: Any) -> Any:  # noqa: N803 - the module'
         comm: None or an empty list for all processes, a list of ranks of MPI_COMM_WORLD, or an mpi4py communicator.
 
     Raises:
-        InvalidArgumentError: the list is no list of ranks, or this process is not a member.
+        InvalidArgumentError: `comm` is none of these, or this process is not a member.
     """
     world = MPI.COMM_WORLD
     if isinstance(comm, MPI.Comm):
@@ -205,11 +196,11 @@ def choose_communicator(MPI: Any, comm: Any) -> Any:  # noqa: N803 - the module'
 
 
 def make_pool(comm: Any, config: Config) -> ProcessPool:
-    """The pool of an elastic job with spares: the last processes of the communicator. Collective.
+    """The pool of an elastic job. The last processes of the communicator are its spares. Collective.
 
     Raises:
-        InvalidArgumentError: no rank is left.
-        UnsupportedError: this job's MPI does not go on without a process.
+        InvalidArgumentError: all processes would be spares.
+        UnsupportedError: this job's MPI cannot continue after the loss of a process.
     """
     if comm.size <= config.elastic_spares:
         raise InvalidArgumentError(
@@ -217,17 +208,17 @@ def make_pool(comm: Any, config: Config) -> ProcessPool:
         )
     if not knobs.launcher_spares_others():
         raise UnsupportedError(
-            f"HVDLITE_ELASTIC_SPARES={config.elastic_spares}: this job's MPI ends with its first process, so spares are of no "
-            "use. Start it with `hvdlite run --spares`, or with `mpirun --with-ft ulfm` of Open MPI 5 or newer"
+            f"HVDLITE_ELASTIC_SPARES={config.elastic_spares}: this job's MPI ends when the first process is lost, so spares "
+            "cannot help. Start it with `hvdlite run --spares`, or with `mpirun --with-ft ulfm` of Open MPI 5 or newer"
         )
     return ProcessPool(comm, comm.size - config.elastic_spares, _machine())
 
 
 def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 - the module's own name
-    """Detects a common mistake, in which each of n processes believes that it is alone.
+    """Detects a common mistake: the mpirun of another MPI, with which each of n processes is a job of its own.
 
     Raises:
-        SystemFailure: the launcher's environment names several processes and MPI only one.
+        SystemFailure: the launcher has started several processes, but MPI reports one.
     """
     if claim is None or claim.size <= 1 or MPI.COMM_WORLD.size > 1:
         return
@@ -249,10 +240,10 @@ def _own_mpirun() -> str | None:
 
 
 def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> list[Mapping[str, Value]]:
-    """Collective over the job: fails on all ranks with one text if one could not start or the knobs differ.
+    """Raises the same error on all ranks if a rank cannot start or the knobs differ. Collective over the job.
 
     Args:
-        comm: the processes of the job; it has an ``allgather`` of objects.
+        comm: the processes of the job; an object with an ``allgather`` of Python objects.
         config: this rank's knobs, or None if they could not be read.
         problem: why this rank cannot start, or None.
 
@@ -261,7 +252,7 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> lis
 
     Raises:
         InvalidArgumentError: the must-agree knobs or versions of hvdlite differ.
-        HvdliteError: of the class of the first rank that has a problem, with the problems of all.
+        HvdliteError: a rank has a problem. The class is that of the first problem, and the text has all problems.
     """
     values = dict(config.values) if config is not None else {}
     mine = (problem.code, str(problem)) if problem else (ErrorCode.INVALID_ARGUMENT, "")
@@ -281,14 +272,14 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> lis
     else:
         lines = knobs.disagreements([values for _, _, values in everyone])
         if lines:
-            lines.append("set it to one value on all ranks (mpirun -x NAME hands it on to other hosts)")
+            lines.append("set it to one value on all ranks (mpirun -x NAME passes it to other hosts)")
     if lines:
         raise error_class(code)("hvdlite could not be initialized: " + "; ".join(lines))
     return [values for _, _, values in everyone]
 
 
 def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - the module's own name
-    """The machine and the shape of the job, on all ranks alike. Collective.
+    """The machine and the shape of the job, the same on all ranks. Collective.
 
     Args:
         MPI: the module ``mpi4py.MPI``.
@@ -311,12 +302,12 @@ def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - t
 
 
 def _machine() -> str:
-    """Equal for all ranks of a machine (merge_hosts in csrc/transport/mpi_env.cc explains why MPI is not asked)."""
+    """A text that is equal for all ranks of a machine. merge_hosts in csrc/transport/mpi_env.cc says why MPI is not asked."""
     return f"{boot_id()} {socket.gethostname()}"
 
 
 def patience_of(config: Config) -> float:
-    """Seconds for which a rank waits for others that do not answer; 0: for ever."""
+    """How many seconds a rank waits for others that do not answer; 0 means no limit."""
     return 0.0 if config.stall_check_disable else max(config.stall_shutdown_time_seconds, 0.0)
 
 
@@ -337,7 +328,7 @@ _LEVELS = {
 
 
 def configure_logging(config: Config, rank: int, size: int) -> logging.Logger:
-    """The logger ``hvdlite`` at the level of the knob; writes to stderr unless the application configured logging."""
+    """The logger ``hvdlite``, with the knob's level. It writes to stderr, unless the application has configured logging."""
     logger = logging.getLogger("hvdlite")
     logger.setLevel(_LEVELS[config.log_level])
     for handler in [handler for handler in logger.handlers if isinstance(handler, _Handler)]:
@@ -353,4 +344,4 @@ def configure_logging(config: Config, rank: int, size: int) -> logging.Logger:
 
 
 class _Handler(_StreamHandler):
-    """hvdlite's handler, so that a second initialisation finds and replaces it."""
+    """A class of its own, so that a second initialisation finds the handler of the first and replaces it."""

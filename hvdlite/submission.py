@@ -1,8 +1,8 @@
 """Makes requests from tensors: the common part of all collectives of `hvdlite.ops`.
 
 Each function checks its arguments, describes the tensors through their backends and submits the requests. A blocking call
-waits for the work and returns the output; any other returns a `Handle`, whose finishing steps make the outputs. Native code
-describes plain tensors (csrc/bindings/python/plain_calls.cc). (Over 400 lines, as it has one function for each collective.)
+waits for the work and returns the output. Any other call returns a `Handle`, whose last steps make the outputs. Native code
+(csrc/bindings/python/plain_calls.cc) does all this for plain tensors. (Over 400 lines: one function for each collective.)
 """
 
 import math
@@ -65,7 +65,7 @@ def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
 
     Raises:
         NotInitializedError: hvdlite is not initialised in this process.
-        InvalidArgumentError: the set is none, is not registered, or does not include this rank.
+        InvalidArgumentError: `process_set` is not a process set, is not registered, or does not include this rank.
     """
     engine = RUNTIME.require()
     if not isinstance(process_set, ProcessSet):
@@ -85,7 +85,7 @@ def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], 
     return compression, [context for _, context in pairs], [compressed for compressed, _ in pairs]
 
 
-# One tensor of an operation: its backend, its memory, the address of the result (0: the engine allocates it), the last step.
+# One tensor of an operation: its backend, its memory, the address of the result (0: the engine allocates it), the last step
 _Part = tuple[TensorBackend, Exported, Any, Finish]
 # The fields that all tensors of a call share, in the order of `Request`: op, root, process set, prescale, postscale.
 _Common = tuple[int, int, int, float, float]
@@ -95,7 +95,7 @@ def check_weight(weight: Any, op: int) -> float:
     """A rank's weight as a float.
 
     Raises:
-        InvalidArgumentError: it is no number of 0 or more, or the reduction is no mean.
+        InvalidArgumentError: the weight is not a finite number of 0 or more, or the op is not Average.
     """
     if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < math.inf:
         raise InvalidArgumentError(
@@ -106,7 +106,7 @@ def check_weight(weight: Any, op: int) -> float:
 
 
 def check_weighted(op: int) -> None:
-    """Raises InvalidArgumentError unless the reduction is a mean, which can be weighted."""
+    """Raises InvalidArgumentError unless the op is Average, the only one that can have weights."""
     if op != Average:
         raise InvalidArgumentError(f"a weight goes with op=Average only, not with {OP_NAMES[op]}; leave the weight out")
 
@@ -123,7 +123,7 @@ def reduce(
     weight: float | None = None,
     codec: Codec | None = None,
 ) -> Any:
-    """Submits an allreduce. weight: of this rank in a weighted mean."""
+    """Submits an allreduce. weight: this rank's weight in a weighted mean, or None."""
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
     weight = None if weight is None else check_weight(weight, op)
     part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, in_place)
@@ -167,7 +167,7 @@ def reduce_group(
     weight: float | None = None,
     codec: Codec | None = None,
 ) -> Any:
-    """Submits a group of allreduces. weight: of this rank in weighted means."""
+    """Submits a group of allreduces. weight: this rank's weight in weighted means, or None."""
     known = RUNTIME.engine
     if known is not None and weight is None and codec is None:
         started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
@@ -200,7 +200,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 
 
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool, without_joined: bool = False) -> Any:
-    """Submits an allgather. without_joined: it runs without joined ranks, even where horovod_rules forbids that."""
+    """Submits an allgather. without_joined: may it run without joined ranks even if the knob horovod_rules forbids that?"""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
     part = _new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor)
     return _submit(engine, Kind.ALLGATHER, name, part, (Sum, int(without_joined), set_id, 1.0, 1.0), blocking)
@@ -213,7 +213,7 @@ def gather_group(
     blocking: bool,
     outputs: Sequence[Any] | None = None,
 ) -> Any:
-    """Submits a group of allgathers. outputs: for each tensor where its result goes, as `_new_shape` says."""
+    """Submits a group of allgathers. outputs: tensors for the results, as in `_new_shape`."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
     call = (Kind.ALLGATHER, name, set_id)
     parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
@@ -239,7 +239,7 @@ def reduce_scatter_group(
     blocking: bool,
     outputs: Sequence[Any] | None = None,
 ) -> Any:
-    """Submits a group of reducescatters. outputs: as of `gather_group`."""
+    """Submits a group of reducescatters. outputs: as in `gather_group`."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
     call = (Kind.REDUCESCATTER, name, set_id)
     parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
@@ -272,7 +272,7 @@ def barrier(process_set: ProcessSet, name: str | None = None, blocking: bool = T
 
 # --- one tensor ----------------------------------------------------------------------------------------------------
 
-# For messages: the kind, the user's name and the process set of an operation.
+# What error texts say of an operation: its kind, the user's name and the id of its process set.
 _Call = tuple[int, str | None, int]
 
 
@@ -311,10 +311,10 @@ def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _
 
 
 def on_its_gpu(engine: "Engine", source: Exported) -> Exported:
-    """The description of a tensor on `SOME_GPU` with the number of its GPU.
+    """Finds the GPU of a tensor whose device is `SOME_GPU`, and returns its description with the number of that GPU.
 
     Raises:
-        InvalidArgumentError: the memory is the host's.
+        InvalidArgumentError: the tensor is in host memory.
     """
     gpu = engine.gpu_of_address(source.pointer)
     if gpu == CPU:
@@ -325,8 +325,9 @@ def on_its_gpu(engine: "Engine", source: Exported) -> Exported:
 def _new_shape(engine: "Engine", call: _Call, tensor: Any, output: Any = None) -> _Part:
     """An output that the engine allocates, for allgather, alltoall and reducescatter.
 
-    output: a dense tensor in host memory for the result, with room for equal parts of all ranks. It overlaps the input only
-        where the result has the same values. If the ranks' parts differ, the engine allocates the result all the same.
+    output: a dense tensor in host memory for the result, large enough for equal parts of all ranks. It may overlap the input
+        only where the result has the same values. If the sizes of the ranks' parts differ, the engine still allocates the
+        result.
     """
     backend = backend_of(tensor)
     try:
@@ -364,7 +365,7 @@ def _made(output: Any, _input: Any, _result: "Result") -> Any:
 
 
 def _placed(backend: TensorBackend, output: Any, adopted: Any, step: Finish, result: "Result") -> Any:
-    """The given output, or what the engine has made instead because the ranks' parts differ."""
+    """The given output, or the engine's tensor if the sizes of the ranks' parts differ."""
     if result.shape:
         return step(result)
     backend.mark_written(adopted)
@@ -372,14 +373,14 @@ def _placed(backend: TensorBackend, output: Any, adopted: Any, step: Finish, res
 
 
 def made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: Finish, result: "Result") -> Any:
-    """The step; it also tells the framework if a tensor made in the submission's stream is used in another stream."""
+    """Runs the step. If another stream than the submission's uses the tensor, it also tells the framework."""
     if backend.stream_now(source) != source.stream:
         backend.use_in_current_stream(made)
     return step(result)
 
 
 def written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:
-    """The last step for a tensor that is written: copies the result from dense memory, if it is there (else None)."""
+    """The last step of an operation in place. `dense` is separate memory with the result, which it copies, or None."""
     if dense is not None:
         backend.copy_back(dense, adopted)
     else:
@@ -388,10 +389,10 @@ def written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _resu
 
 
 def output_of(backend: TensorBackend, source: Exported, engine: "Engine", result: "Result") -> Any:
-    """The tensor that the engine has made of `source`: over its memory on the host.
+    """The result that the engine has made from `source`. In host memory it is a tensor over the engine's memory.
 
-    On a GPU it is copied to the framework's memory, in the order of the current stream: the engine's memory may be on another
-    GPU, and frameworks recycle their own memory.
+    On a GPU it is a copy in the framework's memory, made in the order of the current stream: the engine's memory may be on
+    another GPU, and frameworks reuse only their own memory.
     """
     shape = result.shape
     if source.device == CPU:
@@ -436,7 +437,7 @@ def _submit(
         request = (*request, *_extras(weight, codec, stream))
     elif device != CPU:
         request = (*request, 0, 0, stream)
-    if blocking:  # the result is used in the stream in whose order its memory was given
+    if blocking:  # the stream that uses the result is the stream of the submission
         work = engine.submit((request,), finish, False)
         return finish(work.result(math.inf, () if device == CPU else (stream,)))
     handle = Handle(finish, False, () if device == CPU else ((backend, source),))
@@ -445,7 +446,7 @@ def _submit(
 
 
 def _extras(weight: float | None, codec: Codec | None, stream: int) -> tuple[Any, ...]:
-    """The last items of a request, from its flags on."""
+    """The last items of a request, beginning with its flags."""
     flags = 0 if weight is None else Flag.WEIGHTED
     return (flags, 0, stream, 0, weight or 0.0, *(() if codec is None else codec.fields.values()))
 

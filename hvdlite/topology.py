@@ -1,4 +1,4 @@
-"""This rank's numbers among the others, fixed when hvdlite is initialised."""
+"""The topology: ranks and sizes of this process in the job and on its node, fixed when hvdlite is initialised."""
 
 from dataclasses import dataclass
 

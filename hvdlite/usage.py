@@ -21,22 +21,22 @@ _SECONDS = ("time", "negotiating", "waiting", "moving", "exposed", "exposed_movi
 class Stats:
     """The cost of communication on one rank, since `init`, or between two snapshots in a difference of them.
 
-    The time of a stage is the time during which *at least one* operation was in it: operations that overlap count once, and the
-    stages of different operations may overlap.
+    The time of a stage is the time during which *at least one* operation was in that stage: operations that overlap count
+    once. The stages of different operations may overlap.
 
     Attributes:
-        rank: the rank with these numbers.
+        rank: the rank that counted.
         size: the number of ranks in the job.
         seconds: the wall-clock time of the interval.
         steps: steps that ended: those of `DistributedOptimizer` in torch, or the calls of `mark_step`.
         operations: operations that ended without an error, including those that move no data.
         failed_operations: operations that ended with an error.
         fused_operations: executed operations: several small allreduces may be executed as one.
-        bytes: of the data of operations, as nccl-tests count them: of an allgather the whole result, of an alltoall what this
-            rank sends, of all others the input.
-        bus_bytes: the least of these that each rank's link has to carry, for n ranks: times 2(n-1)/n for an allreduce, (n-1)/n
-            for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces whose data travel with the agreement
-            have none.
+        bytes: the bytes of the data of operations, counted as nccl-tests does: the whole result of an allgather, what this
+            rank sends in an alltoall, the input of all others.
+        bus_bytes: the least bytes that each rank's link has to carry: `bytes` times 2(n-1)/n for an allreduce of n ranks,
+            (n-1)/n for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces, whose data travel in the
+            messages of the negotiation, count 0.
         sent_bytes: the bytes that this rank sent as messages; exchanges in shared memory do not count.
         uncoded_bytes, coded_bytes: of the elements that this rank has sent coded (`Compression.int8` and others): as they were,
             and as they were sent.
@@ -102,7 +102,7 @@ class Stats:
 
     @property
     def slowest_share(self) -> float:
-        """The share of operations for which it was the last, from 0 to 1; 1 / `size` is the value of pure chance."""
+        """The share of operations, from 0 to 1, for which `slowest_rank` was the last. Pure chance gives 1 / `size`."""
         total = sum(self.last_to_ask)
         return max(self.last_to_ask) / total if total else 0.0
 
@@ -110,7 +110,7 @@ class Stats:
         """What happened since an earlier snapshot of the same rank.
 
         Raises:
-            InvalidArgumentError: it is another rank's, a later one, or from before a `shutdown`.
+            InvalidArgumentError: `earlier` is of another rank, is later, or is from before a `shutdown`.
         """
         if not isinstance(earlier, Stats):
             return NotImplemented
@@ -133,7 +133,7 @@ class Stats:
         return Stats(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers by name, the computed ones too, as JSON can take them; the last step is a dictionary in it."""
+        """All numbers by name, with the properties, in types that JSON has. The last step is a nested dictionary."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["last_to_ask"] = list(self.last_to_ask)
         values["waited_for_seconds"] = list(self.waited_for_seconds)
@@ -143,7 +143,7 @@ class Stats:
         return values
 
     def __str__(self) -> str:
-        """A few lines of text; per step if steps were counted."""
+        """A few lines of text, with means per step if there were steps."""
         parts, each = (self.steps, " in each") if self.steps else (1, "")
         ms = {name: f"{1e3 * getattr(self, name) / parts:.3f} ms" for name in (f"{each}_seconds" for each in _SECONDS[1:])}
         waiting = f"{1e3 * self.exposed_waiting_seconds / parts:.3f} ms for other ranks"
@@ -173,7 +173,7 @@ _SUMS = tuple(field.name for field in fields(Stats) if field.name not in ("rank"
 
 
 def stats() -> Stats:
-    """What communication has cost this rank since `init`. Local: no rank is asked, and nothing is sent.
+    """The cost of communication on this rank since `init`. Local: it sends nothing.
 
     Take a snapshot before and one after, and subtract: ``stats() - before`` is the cost of the time between them. The call
     takes some microseconds and disturbs no operation; any thread may make it.
@@ -190,7 +190,7 @@ def stats() -> Stats:
 
 
 def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, ...]:
-    """`stats` of all ranks, in rank order. Collective over `process_set`; its own messages are not among the numbers yet.
+    """`stats` of all ranks, in rank order. Collective over `process_set`; the numbers do not include this call's own messages.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -202,11 +202,11 @@ def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, .
 def mark_step(steps: int = 1) -> None:
     """Marks the end of a step of the program, for `Stats.steps` and `Stats.last_step`. Local.
 
-    torch's `DistributedOptimizer` does so at each ``step()``, until the program calls this itself: from then on only its own
-    calls count, for example if two optimizers make one step.
+    torch's `DistributedOptimizer` marks a step at each ``step()``. Once the program has called `mark_step`, only the program's
+    calls count. A program needs this if two optimizers make one step, for example.
 
     Args:
-        steps: how many steps have ended since the last call, where a framework takes several at once.
+        steps: how many steps have ended since the last call; for frameworks that run several steps at once.
 
     Raises:
         NotInitializedError: `init` has not been called.

@@ -1,7 +1,7 @@
-"""The unix sockets through which a viewer asks the ranks of this host for their numbers: names, the list of them, a question.
+"""The unix sockets through which `hvdlite top` asks the ranks of this host for their numbers.
 
-A socket has a name in Linux's abstract space, so no file is left behind. The kernel says who is at the other end of a
-connection. Each side talks to its own user only, and a rank also to root.
+A socket has a name in Linux's abstract space, so it leaves no file behind. The kernel tells each side which user is at the
+other end of a connection. Each side accepts only its own user; a rank also accepts root.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SilentRankError", "ViewAddress", "addresses", "ask", "is_trusted", "job_name", "listen"]
+__all__ = ["SilentRankError", "ViewAddress", "addresses", "ask", "bound_socket", "is_trusted", "job_name", "listen"]
 
 _PREFIX = "hvdlite-view"
-_WAITING = 16  # viewers
+_WAITING = 16  # this many viewers may wait for an answer
 _ACCEPTS = 0x10000  # a flag in /proc/net/unix: the socket listens
-_HOST_LETTERS = 32  # of a host's name; the whole name of a socket has at most 107 bytes
-_MOST_BYTES = 16 << 20  # of an answer
+_HOST_LETTERS = 32  # a job's name has this many letters of the host's name: a socket's name has at most 107 bytes
+_MOST_BYTES = 16 << 20  # the limit for an answer
 
 
 class SilentRankError(Exception):
@@ -33,8 +33,8 @@ class ViewAddress:
 
     Attributes:
         job: the name of its job.
-        rank: the rank.
-        pid: its process.
+        rank: the rank in that job.
+        pid: the rank's process id.
         name: the whole name of the socket.
     """
 
@@ -49,16 +49,26 @@ def job_name(host: str, pid: int) -> str:
     return f"{pid}@{host[:_HOST_LETTERS]}"
 
 
-def listen(job: str, rank: int) -> socket.socket:
-    """A socket that listens for viewers of this process. Nobody can take its name beforehand: it ends with random digits."""
-    name = ":".join((_PREFIX, str(os.getuid()), job, str(rank), str(os.getpid()), secrets.token_hex(4)))
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def bound_socket(name: str) -> socket.socket:
+    """A socket with this name in Linux's abstract socket space.
+
+    Raises:
+        OSError: another socket has the name (``errno.EADDRINUSE``), or the system refuses the socket.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(f"\0{name}")
-        listener.listen(_WAITING)
+        bound.bind(f"\0{name}")
     except OSError:
-        listener.close()
+        bound.close()
         raise
+    return bound
+
+
+def listen(job: str, rank: int) -> socket.socket:
+    """A socket that listens for viewers of this process. Its name ends with random digits, so nobody can take it before."""
+    name = ":".join((_PREFIX, str(os.getuid()), job, str(rank), str(os.getpid()), secrets.token_hex(4)))
+    listener = bound_socket(name)
+    listener.listen(_WAITING)
     return listener
 
 
@@ -76,18 +86,18 @@ def addresses(table: str = "/proc/net/unix") -> list[ViewAddress]:
 
 
 def is_trusted(connection: socket.socket, root: bool = False) -> bool:
-    """Is the process at the other end this user's?
+    """Does the process at the other end belong to this user?
 
     Args:
-        connection: to it.
-        root: is root trusted, too?
+        connection: the connection to that process.
+        root: does a process of root count, too?
     """
     user = _peer(connection)[1]
     return user == os.geteuid() or (root and user == 0)
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """The process id (0 if it is not visible here) and the user at the other end, as the kernel knows them."""
+    """The process id (0 if the process is not visible here) and the user id at the other end, from the kernel."""
     pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, user
 
@@ -103,11 +113,11 @@ def ask(address: ViewAddress, seconds: float) -> dict[str, Any] | None:
     """The numbers of a rank as of now, with its ``memory_bytes``; None if it has ended.
 
     Args:
-        address: of the rank.
-        seconds: how long to wait for it.
+        address: the address of the rank.
+        seconds: the time limit for the answer.
 
     Raises:
-        SilentRankError: it does not answer in time.
+        SilentRankError: the rank does not answer in time.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with connection, contextlib.suppress(ConnectionError, FileNotFoundError):
@@ -123,6 +133,6 @@ def ask(address: ViewAddress, seconds: float) -> dict[str, Any] | None:
                     return None
         except (TimeoutError, BlockingIOError):  # BlockingIOError: too many viewers wait
             raise SilentRankError(address.name) from None
-        with contextlib.suppress(ValueError):  # it has ended in the middle of its answer
+        with contextlib.suppress(ValueError):  # the rank has ended in the middle of its answer
             return {**json.loads(data), "memory_bytes": _resident_bytes(_peer(connection)[0])}
     return None

@@ -1,4 +1,4 @@
-"""Tells ranks that wait for this one where its program is, by the Python stack of the main thread.
+"""Tells ranks that wait for this one where its program is: it sends the Python stack of the main thread.
 
 The engine answers other ranks at any time, but it may not run Python. So a thread waits in native code, and takes
 the GIL only when another rank asks.
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["main_frame", "own_calls_of", "start", "where_is_main"]
 
-# The innermost frames of the stack that an answer has, and its longest text.
+# An answer has at most so many frames, the innermost ones, and so many characters.
 _MOST_FRAMES = 20
 _MOST_TEXT = 3500
 
 
 def start(engine: "Engine") -> threading.Thread:
-    """The thread, which ends with the engine."""
+    """Starts the thread and returns it. The thread ends when the engine shuts down."""
     thread = threading.Thread(target=_serve, args=(engine,), name="hvdlite-watchdog", daemon=True)
     thread.start()
     return thread
@@ -59,7 +59,8 @@ def main_frame() -> FrameType | None:
 def own_calls_of(frame: FrameType | None) -> list[str]:
     """The calls of a stack, such as ``job/train.py:30 main``, from the outermost to the innermost, without those of libraries.
 
-    The innermost call is always there. If no call is the program's own, all are; of a deep stack the last.
+    The innermost call is always in the list. If no call is the program's own, the list has all calls. Of a deep stack it has
+    only the innermost ones.
     """
     inner, own = frame, False
     calls: list[str] = []

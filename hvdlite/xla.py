@@ -1,6 +1,6 @@
 """Describes the collectives of an XLA program, as text that csrc/bindings/xla reads when the program runs.
 
-A compiled program calls a function with bare buffers, so all else is fixed when it is traced: kinds, names, dtypes, shapes.
+A compiled program passes only buffers to a function. So kinds, names, dtypes and shapes are fixed when the program is traced.
 """
 
 import re
@@ -27,16 +27,16 @@ class TensorGroup:
 
     Attributes:
         kind: `Kind.ALLREDUCE` or `Kind.BROADCAST`: the result has the shape of the tensor.
-        name: of the group, as for `hvdlite.grouped_allreduce`. It is the same whenever the program runs.
-        tensors: dtype by name and shape of each, in order.
-        names: of the tensors, for messages; None: numbered from the group's name.
+        name: the name of the group, as for `hvdlite.grouped_allreduce`. It is the same in each run of the program.
+        tensors: the name of the dtype and the shape of each tensor, in order.
+        names: the names of the tensors in error texts; None numbers them from the group's name.
         op: the reduce operator.
-        root: rank in the job of a broadcast's root.
-        process_set: the id.
+        root: the root of a broadcast, as a rank of the whole job.
+        process_set: the id of the process set.
         prescale: multiplies each rank's tensor.
         postscale: multiplies the result.
         weighted: is it a weighted mean? The call then has this rank's weight as one more operand, after the tensors.
-        codec: of an allreduce: `hvdlite.compression.Codec.fields`; empty: none.
+        codec: the codec of an allreduce, from `hvdlite.compression.Codec.fields`; empty without a codec.
 
     """
 
@@ -57,8 +57,8 @@ def describe(groups: Sequence[TensorGroup]) -> str:
     """The text for one call with the tensors of all groups, in order.
 
     Raises:
-        InvalidArgumentError: a dtype that the engine does not know, a name that is empty or has a line break, or another
-            number of names than of tensors.
+        InvalidArgumentError: the engine does not know a dtype, a name is empty or has a line break, or the numbers of names
+            and of tensors differ.
     """
     return "".join(line for group in groups for line in _lines(group))
 
@@ -85,14 +85,14 @@ def _line(numbers: Sequence[float], kind: int, name: str) -> str:
 
 
 def failure_in(error: BaseException) -> HvdliteError | None:
-    """The engine's error that XLA's carries in its text, or None if it carries none."""
+    """The engine's error in the text of XLA's error, or None if the text contains none."""
     # The framework's text follows, on this line and after it.
     found = re.search(r"hvdlite error (\d+): (.*?)(?: \[Op:[^\]]*\])?$", str(error), re.MULTILINE)
     return error_class(int(found[1]))(found[2]) if found else None
 
 
 def loss_in(error: BaseException) -> HorovodInternalError | None:
-    """As `failure_in`, but only for a lost rank: if ranks ask for different things, a new run would not help."""
+    """As `failure_in`, but only for errors after which elastic training continues; not after a deadlock, say."""
     failure = failure_in(error)
     if isinstance(failure, MismatchError | OperationTimeoutError):
         return None

@@ -1,4 +1,4 @@
-"""The properties of a tensor that hvdlite must know, for tensors of any framework.
+"""The interface between hvdlite and the tensors of a framework.
 
 `hvdlite.ops` is written once over `TensorBackend`. A backend answers questions about one framework's tensors and does
 nothing else: it knows no engine, no rank and no name.
@@ -41,11 +41,11 @@ NewMemory = Callable[[int], memoryview]
 
 
 class GpuMemory(Protocol):
-    """Memory of the engine on a GPU. Its users keep this object."""
+    """Memory of the engine on a GPU. It is freed when no user holds this object any more."""
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The address of the first byte."""
 
 
 # The same in the memory of the GPU that the operation's tensor is on, usable in the order of the tensor's stream.
@@ -104,7 +104,7 @@ class Plain(NamedTuple):
 
 
 def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[int], copy: str) -> None:
-    """Refuses a broadcast or expanded tensor, which has no room for a result.
+    """Refuses a broadcast or expanded tensor, whose elements share memory and so cannot hold a result.
 
     Args:
         tensor: its name in the text, with the article.
@@ -123,11 +123,11 @@ def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[in
 
 
 class TensorBackend(Protocol):
-    """The questions about a tensor, answered for one framework. Tensors are that framework's type throughout."""
+    """The operations on the tensors of one framework that hvdlite needs. All tensors are of that framework's type."""
 
     @property
     def name(self) -> str:
-        """The framework's name, for messages."""
+        """The framework's name, for error texts."""
 
     def adopt(self, value: Any) -> Any:
         """The tensor that stands for an argument of an operation that does not write to it.
@@ -158,7 +158,7 @@ class TensorBackend(Protocol):
         """
 
     def plain(self, kind: type) -> Plain | None:
-        """How native code uses the values of a type by itself; None if the type is not one of those."""
+        """The description by which native code uses values of this type directly; None if it cannot."""
 
     def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:
         """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its pointer as in `Exported`.

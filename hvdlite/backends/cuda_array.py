@@ -1,4 +1,4 @@
-"""Arrays of any library in the memory of a GPU that say so by ``__cuda_array_interface__``, such as Numba's.
+"""Arrays of any library in the memory of a GPU with ``__cuda_array_interface__``, such as Numba's.
 
 They are used where they are, and nothing is copied: so they must be C-contiguous. What is not made in place comes as a
 `DeviceArray`, which such libraries can view without a copy (``numba.cuda.as_cuda_array``, ``cupy.asarray``,
@@ -67,7 +67,7 @@ _LEGACY_STREAM = 1  # its number in the interface; in the driver it is 0
 
 
 class CudaArrayBackend:
-    """Answers for all objects with ``__cuda_array_interface__``; to it a tensor is a `DeviceArray` over their memory."""
+    """The backend for all objects with ``__cuda_array_interface__``. A tensor is a `DeviceArray` over the object's memory."""
 
     name = "CUDA array"
 
@@ -98,7 +98,7 @@ class CudaArrayBackend:
         return adopted
 
     def plain(self, kind: type) -> None:
-        """Their values are on a GPU."""
+        """None: native code does not describe values on a GPU."""
 
     def export(self, tensor: DeviceArray, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array. The interface does not tell which GPU it is on; its address does."""
@@ -117,14 +117,14 @@ class CudaArrayBackend:
         return DeviceArray(memory, pointer, tuple(shape), like.dtype, like.stream), pointer
 
     def stream_now(self, exported: Exported) -> int:
-        """That of the array itself: there is no other to be known."""
+        """The stream of the array itself, because the interface has no other stream."""
         return exported.stream
 
     def use_in_current_stream(self, tensor: DeviceArray) -> None:
-        """There is only one stream."""
+        """Does nothing: there is only one stream."""
 
     def mark_written(self, tensor: DeviceArray) -> None:
-        """Nobody keeps books about writes."""
+        """Does nothing: no library records writes."""
 
     def integers(self, values: Sequence[int]) -> Any:
         """An int32 array of NumPy's, in host memory."""
@@ -135,18 +135,18 @@ class CudaArrayBackend:
         return str(tensor.dtype.name)
 
     def cast(self, tensor: DeviceArray, dtype_name: str) -> NoReturn:
-        """Refuses, because no function here can convert it."""
+        """Raises an error, because no function here can convert dtypes."""
         raise UnsupportedError(
             f"hvdlite cannot convert an array in CUDA memory from {tensor.dtype.name} to {dtype_name}: convert it yourself, or "
             "pass an array of CuPy's or PyTorch's"
         )
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: DeviceArray) -> NoReturn:
-        """There is none: results are on the GPU."""
+        """Is never called: results are on the GPU."""
         raise InternalError("a result in host memory for an array in CUDA memory")
 
     def copy_back(self, dense: DeviceArray, tensor: DeviceArray) -> NoReturn:
-        """There is none: `export` makes no copies."""
+        """Is never called: `export` makes no copies."""
         raise InternalError("a private copy of an array in CUDA memory")
 
 

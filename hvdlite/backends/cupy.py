@@ -40,7 +40,7 @@ class CupyBackend:
         return value
 
     def plain(self, kind: type) -> None:
-        """Their values are on a GPU."""
+        """None: native code does not describe values on a GPU."""
 
     def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
@@ -77,10 +77,10 @@ class CupyBackend:
         return self._stream(exported.device)
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """CuPy keeps no books about streams: who uses an array in another than its own sees to the order."""
+        """Does nothing: with CuPy, the program itself orders streams that use an array of another stream."""
 
     def mark_written(self, tensor: Any) -> None:
-        """CuPy keeps no books about writes."""
+        """Does nothing: CuPy records no writes."""
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
         """Assigns all elements."""
@@ -101,7 +101,7 @@ class CupyBackend:
             return tensor.astype(numpy_dtype(code_of_name(dtype_name)))
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> NoReturn:
-        """There is none: results are on the GPU."""
+        """Is never called: results are on the GPU."""
         raise InternalError("a result in host memory for an array of CuPy's")
 
 

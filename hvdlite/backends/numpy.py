@@ -58,7 +58,7 @@ class NumpyBackend:
             raise InvalidArgumentError(f"a {type(value).__name__} is not a tensor that hvdlite knows: {error}") from error
 
     def adopt_writable(self, value: Any) -> Array:
-        """The array itself; nothing else can be written to in place."""
+        """The array itself; other objects cannot be written in place."""
         if type(value) is np.ndarray and value.flags.writeable:
             return value
         if not isinstance(value, np.ndarray):
@@ -117,14 +117,14 @@ class NumpyBackend:
         raise InternalError("a result on a GPU for a NumPy array")
 
     def stream_now(self, exported: Exported) -> int:
-        """Host memory has none."""
+        """Returns 0: host memory has no stream."""
         return 0
 
     def use_in_current_stream(self, tensor: Array) -> None:
         """There is none."""
 
     def mark_written(self, tensor: Array) -> None:
-        """NumPy keeps no books about writes."""
+        """Does nothing: NumPy records no writes."""
 
     def integers(self, values: Sequence[int]) -> Array:
         """An int32 array."""

@@ -158,7 +158,7 @@ class TorchBackend:
         return self._stream_of(exported.device)
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """Keeps the stream in which it was made from reusing its memory before the current stream's present work."""
+        """Tells torch not to reuse the tensor's memory before the present work of the current stream is done."""
         tensor.record_stream(self._torch.cuda.current_stream(tensor.device))
 
     def copy_back(self, dense: Any, tensor: Any) -> None:

@@ -1,4 +1,4 @@
-"""Training state that is committed, restored and synchronised: ``horovod.common.elastic``, for any framework.
+"""Training state that a program commits, restores and synchronises: ``horovod.common.elastic``, for any framework.
 
 docs/elastic.md says what works. `hvdlite.torch.elastic` has the state of models, optimizers and samplers.
 """

@@ -1,7 +1,7 @@
-"""Objects that a state keeps in place: others refer to them, so that a copy would be trained, or driven, in their stead.
+"""Objects that a state keeps in place, because other objects refer to them and would not see a copy.
 
-A scheduler refers to its optimizer, a list of schedulers to each of them. Such objects keep their identity and their place in
-what refers to them, and only their state is copied, restored and sent.
+For example, a scheduler refers to its optimizer, and a list of schedulers to each scheduler. Such objects keep their identity,
+and references to them stay valid. Only their state is copied, restored and sent.
 """
 
 import copy
@@ -14,12 +14,12 @@ from hvdlite.errors import MismatchError
 
 __all__ = ["Inventory", "StateHandler", "has_state_dict", "has_variables", "is_variable"]
 
-# What copies share with the original anyway, and what refers to nothing.
+# Types whose copies are the same object, or which refer to no other object.
 _SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, str, bytes, int, float, complex, type(None))
 
 
 class StateHandler:
-    """How one kind of object is kept in place. `save`, `restore` and `sync` are a subclass's; `save` is called first.
+    """Keeps one kind of object in place. A subclass defines `save`, `restore` and `sync`; `save` is called first.
 
     Args:
         value: the object.
@@ -33,16 +33,16 @@ class StateHandler:
         self.value = value
 
     def set_value(self, value: Any) -> None:
-        """Another object takes its place, and is saved; as Horovod's handlers have it."""
+        """Replaces the object by another one, and saves that. Horovod's handlers have this method, too."""
         self.value = value
         self.save()
 
     def save(self) -> None:
-        """Keeps the object's present state, for `restore`."""
+        """Saves the object's present state, for `restore`."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Puts the object back to the state that was saved last."""
+        """Restores the state that was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -51,7 +51,7 @@ class StateHandler:
 
 
 def has_state_dict(value: Any) -> bool:
-    """Does the object keep a state of its own, by ``state_dict()`` and ``load_state_dict()``?"""
+    """Has the object the methods ``state_dict()`` and ``load_state_dict()``?"""
     kind = type(value)
     return all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")) and kind is not type
 
@@ -63,7 +63,7 @@ def is_variable(value: Any) -> bool:
 
 
 def has_variables(value: Any) -> bool:
-    """Is this a variable, or a model, layer, optimizer or metric of Keras, which has some?"""
+    """Is this a variable, or an object of Keras with variables (a model, layer, optimizer or metric)?"""
     kind = type(value)
     return is_variable(value) or (hasattr(kind, "variables") and hasattr(kind, "from_config") and kind is not type)
 
@@ -77,16 +77,16 @@ def _copies_itself(value: Any) -> bool:
 
 
 class _Stand:
-    """Stands for an object that is kept in place, in the state that is sent."""
+    """A placeholder, in the state that is sent, for an object that is kept in place."""
 
     def __getattr__(self, name: str) -> "_Method":
-        if name.startswith("__"):  # pickle asks for some that are not there
+        if name.startswith("__"):  # pickle looks for special methods that do not exist
             raise AttributeError(name)
         return _Method(self, name)
 
 
 class _Method:
-    """Stands for a bound method of such an object."""
+    """A placeholder for a bound method of such an object."""
 
     def __init__(self, stand: _Stand, name: str) -> None:
         self._stand = stand
@@ -97,12 +97,12 @@ class _Method:
 
 
 class Inventory:
-    """Attributes, and the objects to be kept in place among all that these refer to.
+    """Attributes, and the objects to which they refer and that are kept in place.
 
     Args:
-        attributes: by name.
-        handler_of: makes the handler of an object that has one, or returns None. Others are kept by their ``state_dict()``, if
-            they have that, or copied with what refers to them.
+        attributes: the attributes by name.
+        handler_of: makes the handler of an object, or returns None. An object without a handler is kept in place if it has a
+            ``state_dict()``; otherwise it is copied with the object that refers to it.
 
     """
 
@@ -114,14 +114,14 @@ class Inventory:
 
     @property
     def handlers(self) -> Sequence[StateHandler]:
-        """Of the objects that have one, in the order in which they were found."""
+        """The handlers, in the order in which their objects were found."""
         return self._handlers
 
     def _find(self, handler_of: Callable[[Any], StateHandler | None]) -> None:
-        """Looks at all that copies of the attributes would be copies of, in an order that equal attributes have alike."""
+        """Looks at all objects that a deep copy of the attributes would copy. Equal attributes give the same order."""
         states = self._tree[1]
         pending: list[Any] = [self._tree[0]]
-        seen = {id(self._tree[0]): self._tree[0]}  # and held, so that no id is given anew
+        seen = {id(self._tree[0]): self._tree[0]}  # holds the objects, so that no id is reused
         for tree in pending:
             for value in gc.get_referents(tree):
                 if id(value) in seen or isinstance(value, _SHARED):
@@ -142,13 +142,13 @@ class Inventory:
         return [*(handler.value for handler in self._handlers), *self._stateful]
 
     def save(self) -> None:
-        """Copies all there is, once."""
+        """Copies the attributes and the states of the objects that are kept in place."""
         for handler in self._handlers:
             handler.save()
         self._tree = _copy(self._tree, self._kept, self._kept)
 
     def forget(self, name: str) -> None:
-        """Another value has taken the place of this attribute."""
+        """Drops an attribute whose value was replaced."""
         self._tree[0].pop(name, None)
 
     def restore(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Inventory:
         """Gives objects that are kept in place rank 0's state, and returns rank 0's attributes. Collective.
 
         Raises:
-            MismatchError: the attributes have other names, or there are other objects to keep in place, than on rank 0.
+            MismatchError: the names of the attributes, or the kinds of objects that are kept in place, differ from rank 0's.
 
         """
         kept = self._kept

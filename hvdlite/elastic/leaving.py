@@ -1,6 +1,6 @@
-"""A planned leave: SIGTERM asks a rank of elastic training to go, and it goes when its step is applied.
+"""A planned leave: after SIGTERM, a rank of elastic training leaves when its step is applied.
 
-Schedulers send SIGTERM some time before they take a host away. The other ranks learn why it goes, and go on without it.
+Schedulers send SIGTERM some time before they take a host away. The rank tells the others why it leaves, and they continue.
 """
 
 import logging
@@ -13,14 +13,14 @@ from hvdlite.runtime import RUNTIME
 
 __all__ = ["LeaveRequest", "leave_if_asked"]
 
-_running: list["LeaveRequest"] = []  # those whose with statement this process is in
+_running: list["LeaveRequest"] = []  # the with statements that this process has entered
 
 
 class LeaveRequest:
-    """Notes SIGTERM inside a with statement, where the program has no handler of its own. Only the main thread can.
+    """Notes SIGTERM inside a with statement, if the program has no handler. It works only in the main thread.
 
     Attributes:
-        asked: has SIGTERM come?
+        asked: has this process received SIGTERM?
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class LeaveRequest:
         self._installed = False
 
     def __enter__(self) -> "LeaveRequest":
-        # None: hvdlite's handler for last words, which is native code.
+        # None means a native handler: hvdlite's own, which reports the end of the process.
         unused = signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None)
         if unused and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._note)
@@ -48,10 +48,10 @@ class LeaveRequest:
 
 
 def leave_if_asked(when: str) -> None:
-    """Ends this process by SIGTERM if one has come in elastic training, and tells the other ranks.
+    """Ends this process by SIGTERM if it has received one in elastic training, and tells the other ranks.
 
     Args:
-        when: such as ``after step 7``.
+        when: a text such as ``after step 7``.
     """
     if not any(request.asked for request in _running):
         return

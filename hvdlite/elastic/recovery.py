@@ -1,11 +1,11 @@
-"""Goes on without the ranks that were lost, and with spares: the ranks leave their job and enter a new one.
+"""Continues without lost ranks, and with spares: the ranks leave their job and enter a new one.
 
-Each job has an engine of its own. The old engine ends with the first cause of the failure, and nothing of it is used again.
-The living processes agree on who they are (`hvdlite.pool`), and `hvdlite.init` makes everything anew on the ranks. If more
-ranks are lost meanwhile, this is done again.
+Each job has an engine of its own. The old engine ends with the first cause of the failure, and is not used again. The living
+processes agree on their ranks (`hvdlite.pool`), and `hvdlite.init` makes a new engine on the ranks. If more ranks are lost
+meanwhile, this is done again.
 
-Elastic functions end together (`Call.end`). So a rank that is still in its function can rely on the others: they are in it
-too, or they wait at its end, or all have ended it and some wait in the exit handler. All of them come to the recovery.
+All ranks end an elastic function together (`Call.end`). So if a rank is still in its function, the other ranks are in it too,
+or wait at its end, or all have ended it and some wait in the exit handler. All of them take part in the recovery.
 """
 
 import logging
@@ -24,7 +24,7 @@ from hvdlite.runtime import RUNTIME
 
 __all__ = ["Call", "Passed", "awaits_spare", "spare_has_news", "why_not"]
 
-_LOOK_EVERY = 0.1  # seconds between two looks for a spare, while there are fewer ranks than there must be
+_LOOK_EVERY = 0.1  # seconds between two looks for a spare, while fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS
 
 
 class Passed(Exception):
@@ -32,7 +32,7 @@ class Passed(Exception):
 
 
 def why_not(loss: BaseException | None) -> str:
-    """The reason why the job cannot go on after this error; "" if it can."""
+    """The reason why the job cannot continue after this error; "" if it can."""
     if not isinstance(loss, PeerLostError):
         return (
             "hvdlite goes on without ranks that were lost, and with spares, but neither with other hosts nor without a rank "
@@ -53,16 +53,16 @@ def why_not(loss: BaseException | None) -> str:
     return ""
 
 
-_passed = 0  # the elastic functions of which this process knows that all ranks have ended them
-_passed_by_others = 0  # those that the ranks had ended whose job this process has joined as a spare
+_passed = 0  # the number of elastic functions that, as this process knows, all ranks have ended
+_passed_by_others = 0  # the number that the other ranks had ended when this process, a spare, joined their job
 
 
 class _RecoveryReport(NamedTuple):
-    """What a process tells the others when they regroup.
+    """The report of a process to the others when they regroup.
 
     Attributes:
-        passed: the elastic functions that all ranks have ended.
-        step: the number of steps that it has applied, for those who count them; None: it was a spare, and has no state yet.
+        passed: the number of elastic functions that all ranks have ended.
+        step: the number of steps that the process has applied, if it counts them; None: it was a spare and has no state yet.
     """
 
     passed: int
@@ -75,7 +75,7 @@ def spare_has_news() -> bool:
 
 
 def awaits_spare() -> bool:
-    """Has a spare been called that is no rank yet? The same on all ranks."""
+    """Is there a called spare that is not a rank yet? The same on all ranks."""
     return RUNTIME.pool is not None and RUNTIME.pool.has(Role.CALLED)
 
 
@@ -87,10 +87,10 @@ def _pool() -> ProcessPool:
 class Call:
     """One call of an elastic function. All ranks call the same functions in the same order.
 
-    In a spare, making one waits until the spare is a rank.
+    In a spare, the constructor waits until the spare is a rank.
 
     Attributes:
-        joined: if this process was a spare, the steps of all ranks, as `recover` returns them.
+        joined: if this process was a spare, the result of `recover`: the steps of all ranks.
 
     Raises:
         Passed: the ranks whose job this process has joined have ended this function.
@@ -113,21 +113,21 @@ class Call:
             RUNTIME.pool = ProcessPool(RUNTIME.communicator, RUNTIME.communicator.size)
 
     def end(self) -> None:
-        """Waits for the other ranks. A rank that passes this knows that all have come here."""
+        """Waits for the other ranks. When it returns, all ranks have called it."""
         barrier()
         self._pass()
 
     def recover(self, loss: PeerLostError, step: int | None = 0) -> list[int | None]:
-        """Leaves the job that has failed with this error, and enters that of the ranks that live. Collective over these.
+        """Leaves the failed job, and enters the job of the living ranks. Collective over these.
 
         If fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, it waits for spares.
 
         Args:
-            loss: the error.
-            step: the number of steps that this rank has applied, for those who count them; None: it has no state yet.
+            loss: the error with which the job has failed.
+            step: the number of steps that this rank has applied, if it counts them; None: it has no state yet.
 
         Returns:
-            What the ranks have told as `step`, by their new numbers.
+            The `step` of each rank, by their new numbers.
 
         Raises:
             Passed: all ranks have ended this function.
@@ -152,7 +152,7 @@ class Call:
         return awaits_spare() and bool(broadcast_object(spare_has_news(), name="hvdlite.elastic.spare"))
 
     def admit(self, step: int | None = 0) -> list[int | None]:
-        """Leaves the job in good order, and enters that with the spares that are ready. Collective; as `recover`."""
+        """Leaves the job in good order, and enters one with the ready spares. Collective. Returns and raises as `recover`."""
         return self._steps_of(_enter_next(None, step))
 
     def _wait_for_spare(self, until: float, loss: PeerLostError) -> None:
@@ -184,7 +184,7 @@ class Call:
 
 
 def _help_at_exit(loss: HvdliteError) -> bool:
-    """In the exit handler: helps ranks that have not passed the end of their function yet. False: the job cannot go on."""
+    """Runs in the exit handler: helps ranks that are still in their function. False: the job cannot continue."""
     if not isinstance(loss, PeerLostError) or why_not(loss):
         return False
     try:
@@ -201,12 +201,12 @@ def _shrink(comm: Any) -> Any:
 
 
 def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:
-    """Makes a job of the ranks that live, as often as it takes.
+    """Makes a job of the living ranks. If ranks are lost meanwhile, it tries again.
 
     Args:
-        loss: the error after which; None: spares are ready.
-        step: what this rank tells the others (`_RecoveryReport`).
-        reports: in a spare, which has regrouped with the ranks already: their reports.
+        loss: the error of the failed job; None if only spares are added.
+        step: this rank's `_RecoveryReport.step`.
+        reports: the ranks' reports, in a spare, which has already regrouped with them; otherwise None.
 
     Returns:
         The reports of all ranks.
@@ -219,7 +219,7 @@ def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any]
             ranks = pool.ranks.size
             reports = pool.regroup(Role.RANK, (_passed, step), _shrink)
             if loss is not None and not pool.lost:
-                raise loss  # no process has ended: a host is silent, say, and would be in the next job as well
+                raise loss  # no process has ended (a host is silent, say), so the next job would have the same processes
             if loss is not None and pool.ranks.rank == 0:
                 logging.getLogger("hvdlite").warning("%d of %d ranks go on after this: %s", ranks - pool.lost, ranks, loss)
         basics.shutdown()

@@ -19,30 +19,31 @@ from hvdlite.errors import (
 
 __all__ = ["LossIn", "run", "run_fn"]
 
-# Finds the error of hvdlite behind one that a framework raises in its place, if it means that a rank is lost.
+# A function that finds hvdlite's error behind a framework's error, if a rank is lost; otherwise it returns None.
 LossIn = Callable[[Exception], HorovodInternalError | None]
 
 
 def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[..., Any]:
     """Decorates a training function whose first argument is a `State`: the state is synchronised before it runs.
 
-    If ranks are lost (a signal or the kernel's memory killer ended them), the others restore their last commit, go on as a job
-    of their own, synchronise the state and call the function again. Spares take the places of lost ranks at a commit. A rank
-    that gets SIGTERM leaves at its next commit. All that needs Open MPI 5 or newer, started with ``hvdlite run
+    If ranks are lost (a signal or the kernel's out-of-memory killer ended them), the others restore their last commit, continue
+    in a new job, synchronise the state and call the function again. Spares replace lost ranks at a commit. A rank
+    that gets SIGTERM leaves at its next commit. All this needs Open MPI 5 or newer, started with ``hvdlite run
     --elastic`` or ``mpirun --with-ft ulfm``. The function ends on all ranks together. docs/elastic.md says more.
 
     Args:
         func: the training function.
-        loss_in: for frameworks that raise errors of their own; all those in which it finds none are raised as they are.
+        loss_in: for frameworks that raise their own errors: finds hvdlite's error in one. If it finds none, the framework's
+            error is raised unchanged.
 
     Returns:
         A function with the same arguments. Collective over all ranks.
 
     Raises:
-        UnsupportedError: (when that function runs) the job cannot go on: the text says why. After a loss the state was restored
-            to this rank's last commit, and can be saved to a file.
-        MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things, which another run
-            would do as well. All other exceptions are those of the training function.
+        UnsupportedError: (when that function runs) the job cannot continue; the text says why. After a loss the state was
+            restored to this rank's last commit, and can be saved to a file.
+        MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things. Another run of the
+            function would not help. All other exceptions come from the training function.
     """
     own = func if loss_in is None else _with_own_errors(func, loss_in)
 
@@ -83,7 +84,7 @@ def _with_own_errors(func: Callable[..., Any], loss_in: LossIn) -> Callable[...,
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
-    """As `run`, for those who can make a job with other ranks.
+    """`run` for callers that make the new job themselves.
 
     The function is called again whenever it ended with HorovodInternalError (the state is then restored) or
     HostsUpdatedInterrupt (the state is kept, and not synchronised if it says so).
@@ -110,7 +111,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
                     state.sync()
                 return func(state, *args, **kwargs)
             except (MismatchError, OperationTimeoutError):
-                raise  # the program's error, which would come again
+                raise  # the program's error, which would occur again
             except HorovodInternalError:
                 state.restore()
                 skip_sync = False
@@ -124,7 +125,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
 
 
 def _cause() -> BaseException | None:
-    """What makes the reset necessary. It is being handled."""
+    """The exception that makes the reset necessary, which is being handled."""
     return sys.exc_info()[1]
 
 

@@ -1,4 +1,4 @@
-"""The state of a training function: it can be restored to an earlier point, and made equal on all ranks."""
+"""The state of a training function, which can be restored to an earlier point and made equal on all ranks."""
 
 import queue
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +26,8 @@ class State:
     """The interface of a state. Subclasses define what it keeps, by `save`, `restore` and `sync`.
 
     Args:
-        bcast_object: gives all ranks an object of rank 0, such as `hvdlite.broadcast_object`.
-        get_rank: tells this process's rank, such as `hvdlite.rank`.
+        bcast_object: a function that gives all ranks an object of rank 0, such as `hvdlite.broadcast_object`.
+        get_rank: a function that returns this process's rank, such as `hvdlite.rank`.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
@@ -38,7 +38,7 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Adds functions without arguments that `on_reset` calls: for what depends on the number of ranks."""
+        """Adds functions without arguments, which `on_reset` calls, to change what depends on the number of ranks."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -53,7 +53,7 @@ class State:
         `check_host_updates`.
 
         Args:
-            timestamp: grows with each note.
+            timestamp: a number that grows with each call.
             update_res: a `HostUpdateResult`.
         """
         self._host_messages.put((timestamp, update_res))
@@ -74,7 +74,7 @@ class State:
         """Ends the training function if rank 0 knows of changed hosts, or of a spare that is ready. Collective over all ranks.
 
         Raises:
-            HostsUpdatedInterrupt: it does; on all ranks.
+            HostsUpdatedInterrupt: (on all ranks) rank 0 knows of changed hosts, or a spare is ready.
         """
         before = latest = self._last_updated
         result = HostUpdateResult.no_update
@@ -88,11 +88,11 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=result == HostUpdateResult.removed)
 
     def save(self) -> None:
-        """Keeps the present state, for `restore`."""
+        """Saves the present state, for `restore`."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to the state that was saved last."""
+        """Restores the state that was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -100,14 +100,14 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """For subclasses: makes again what depends on the ranks, after these have changed."""
+        """For subclasses: renews what depends on the ranks, after the ranks have changed."""
 
 
 class ObjectState(State):
     """Keeps Python objects, which are its attributes.
 
-    An object with ``state_dict()`` and ``load_state_dict()`` stays the object it is, also where attributes only refer to it,
-    and references to it stay valid: its ``state_dict()`` is saved, restored and sent. Everything else is copied
+    An object with ``state_dict()`` and ``load_state_dict()`` is kept in place, even if an attribute only refers to it: its
+    ``state_dict()`` is saved, restored and sent, and references to it stay valid. Everything else is copied
     (``copy.deepcopy``) when it is saved and restored, and pickled by `sync`.
 
     Args:
@@ -159,8 +159,8 @@ class ObjectState(State):
         """Sets the attributes to rank 0's present values, and saves them. Collective over all ranks.
 
         Raises:
-            MismatchError: this rank's attributes have other names than those of rank 0, or refer to other objects that stay
-                what they are.
+            MismatchError: the names of this rank's attributes, or the kinds of objects that are kept in place, differ from
+                rank 0's.
             Whatever `bcast_object` raises.
 
         """
@@ -168,7 +168,7 @@ class ObjectState(State):
         ObjectState.save(self)
 
     def _handler_of(self, value: Any) -> StateHandler | None:
-        """For subclasses: how an object is kept in place that has no ``state_dict()``, or is to be kept otherwise."""
+        """For subclasses: the handler of an object that is kept in place without its ``state_dict()``; None for others."""
         return None
 
     def _inventory(self, names: Iterable[str]) -> Inventory:

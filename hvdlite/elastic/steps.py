@@ -1,9 +1,9 @@
-"""The step protocol of elastic training: who has applied which step, what is copied, and which samples a rank gets.
+"""The step protocol of elastic training: which rank has applied which step, what is copied, and which samples a rank gets.
 
 Ranks apply steps one after the other. No rank can apply a step to which some rank has not contributed its gradients. So when
-a rank is lost, the others differ by one step at most, and a rank that is behind copies the state of one that is not: a step
-counts if any rank that lives has applied it. A spare that has become a rank copies everything. Pure functions, without a
-framework or the engine. Tests explore small jobs of them, with deaths at any moment.
+a rank is lost, the others differ by one step at most. A step counts if any living rank has applied it; a rank that has not
+copies the state of one that has. A spare that has become a rank copies the whole state. This file has pure functions, without
+a framework or the engine. Tests simulate small jobs with deaths at any moment.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ __all__ = ["CopyPlan", "plan_copy", "share_of_batch"]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """What the ranks of a new job do before they go on.
+    """What the ranks of a new job copy before they continue.
 
     Attributes:
         step: the number of applied steps that all ranks have afterwards.
         source: the rank whose state the others take.
-        receivers: the ranks that are behind.
+        receivers: the ranks that take that state.
     """
 
     step: int
@@ -51,14 +51,14 @@ def plan_copy(steps: Sequence[int | None]) -> CopyPlan:
 def share_of_batch(order: Sequence[int], number: int, batch_size: int, rank: int, size: int) -> tuple[list[int], int]:
     """This rank's samples of one batch, and how many of them count.
 
-    The shares of all ranks are the batch, and differ by one sample at most. A rank for which there is no sample gets one that
-    does not count.
+    The shares of all ranks together are the batch; their sizes differ by one sample at most. If there is no sample for a rank,
+    it gets one that does not count.
 
     Args:
         order: the samples of the epoch, the same on all ranks.
-        number: of the batch in the epoch.
-        batch_size: of the whole job.
-        rank: this one.
+        number: the number of the batch in the epoch.
+        batch_size: the number of samples in a batch of the whole job.
+        rank: this rank.
         size: the number of ranks.
 
     >>> share_of_batch(range(10), 1, 6, 0, 3), share_of_batch(range(10), 1, 6, 2, 3)

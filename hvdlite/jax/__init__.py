@@ -1,7 +1,7 @@
 """Collectives inside compiled JAX programs on CPUs, which `hvdlite.keras` uses on Keras's JAX backend.
 
-Where nothing is compiled, `hvdlite.allreduce` and the others take NumPy arrays, which JAX arrays become without a copy; and
-`check_consistency` compares the pytrees of all ranks.
+Outside of compiled programs, pass JAX arrays to `hvdlite.allreduce` and the other functions, which view them as NumPy arrays
+without a copy. `check_consistency` compares the pytrees of all ranks.
 """
 
 try:

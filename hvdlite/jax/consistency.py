@@ -21,9 +21,9 @@ def check_consistency(
     Not-a-numbers and infinities are compared by their bits, too. Arrays on CPUs are not copied.
 
     Args:
-        trees: pytrees of arrays and numbers; of random keys the data are compared.
+        trees: pytrees of arrays and numbers; random keys are compared by their data.
         every: None to compare now. A number of steps to get a checker, whose ``step(*trees)`` you call after each step.
-        process_set: the ranks that are compared. A rank outside of it takes no part: nothing happens there.
+        process_set: the ranks to compare. The call does nothing on a rank that is not a member.
 
     Returns:
         None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`.

@@ -1,4 +1,4 @@
-"""Makes the handlers of csrc/bindings/jax known to XLA, and calls them, with any JAX since 0.4.31."""
+"""Registers the handlers of csrc/bindings/jax with XLA, and calls them. Works with JAX 0.4.31 and newer."""
 
 import ctypes
 import inspect
@@ -33,7 +33,7 @@ def _register() -> None:
     """Loads the library and registers its handlers with XLA, once for a process.
 
     Raises:
-        ImportError: hvdlite was built without it.
+        ImportError: hvdlite was built without the library.
     """
     try:
         library = ctypes.CDLL(str(_LIBRARY))
@@ -56,10 +56,10 @@ def parameters() -> Collection[str]:
 
 
 def ffi_call(description: str, arrays: Sequence[Any], alone: bool, weight: Any = None) -> list[Any]:
-    """Calls a handler with these arrays, and behind them the weight; as many arrays of the same shapes and dtypes come back.
+    """Calls a handler with these arrays and, as the last operand, the weight. Returns arrays of the same shapes and dtypes.
 
-    A program with side effects takes JAX's slow way in and out, some 10 us for each of its results. So one that is alone,
-    whose results are used on every rank, says that it has none: XLA drops only unused results.
+    JAX takes some 10 us more for each result of a program with side effects. So a call that is `alone` in its program, with
+    results that every rank uses, is declared without side effects: XLA drops only calls whose results are unused.
     """
     _register()
     handler = _ALONE if alone or not has_futures() else _SEVERAL
@@ -76,10 +76,10 @@ def ffi_call(description: str, arrays: Sequence[Any], alone: bool, weight: Any =
 
 
 def require_cpu() -> None:
-    """Refuses a JAX that computes elsewhere than on CPUs.
+    """Checks that JAX computes on CPUs.
 
     Raises:
-        UnsupportedError: its default device is no CPU; says how to change that.
+        UnsupportedError: JAX's default device is not a CPU. The text says how to change that.
     """
     device = getattr(jax.config, "jax_default_device", None) or jax.default_backend()
     platform = device if isinstance(device, str) else device.platform

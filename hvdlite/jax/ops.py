@@ -31,29 +31,29 @@ def grouped_allreduce(
 ) -> list[jax.Array]:
     """Reduces arrays of any shapes and dtypes over the ranks, in one call. Collective over the set.
 
-    In a compiled program the call runs whenever the program does, under the same name. Programs (and calls of one program)
-    that may run at the same time need different names. There is no gradient.
+    In a compiled program the call runs each time the program runs, with the same name. If programs, or calls of one program,
+    may run at the same time, they need different names. The call has no gradient.
 
     Args:
-        arrays: arrays or what JAX makes arrays of; each has one shape and dtype on all ranks.
-        name: of the group; a compiled call cannot be numbered.
+        arrays: arrays, or objects that JAX converts to arrays; each must have the same shape and dtype on all ranks.
+        name: the name of the group; it is required, because a compiled call cannot be numbered.
         op: Average, Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies each rank's arrays.
         postscale_factor: multiplies the results.
-        process_set: the ranks that take part. A compiled program knows it by its id: compile again after `hvdlite.init`.
-        weight: of this rank in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar array that may be known only
-            when the program runs. It has the precision of JAX's floats: float32, or float64 with ``jax_enable_x64``.
+        process_set: the ranks that take part. A compiled program contains its id: compile again after `hvdlite.init`.
+        weight: this rank's weight in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar array that may be
+            traced. It has the precision of JAX's floats: float32, or float64 with ``jax_enable_x64``.
         compression: as for `hvdlite.allreduce`.
 
     Returns:
-        The results in order, with shapes and dtypes of the arrays, the same bits on all ranks.
+        The results in order, with the shapes and dtypes of the arrays and the same bits on all ranks.
 
     Raises:
         NotInitializedError: hvdlite is not initialised.
         InvalidArgumentError: an argument or a dtype is wrong, or this rank is not in the set.
         UnsupportedError: JAX's default device is no CPU.
-        HorovodInternalError: the operation failed. A compiled program raises JAX's `JaxRuntimeError` with the text of this
-            one; `hvdlite.xla.failure_in` makes the one of the other.
+        HorovodInternalError: the operation failed. A compiled program raises JAX's `JaxRuntimeError` with the same text
+            instead; `hvdlite.xla.failure_in` converts it to hvdlite's error.
 
     """
     _, process_set_id = enter(Kind.ALLREDUCE, process_set)
@@ -84,7 +84,7 @@ def grouped_broadcast(
 
     Args:
         arrays: as for `grouped_allreduce`.
-        root_rank: rank in the job.
+        root_rank: the root's rank in the whole job.
         name: as for `grouped_allreduce`.
         process_set: as for `grouped_allreduce`.
 
@@ -103,14 +103,14 @@ def grouped_broadcast(
 def call(
     groups: Sequence[TensorGroup], arrays: Sequence[jax.Array], *, alone: bool = False, weight: jax.Array | None = None
 ) -> list[jax.Array]:
-    """Runs several groups in one call of XLA: all are submitted before any is waited for.
+    """Runs several groups in one call of XLA: it submits all of them before it waits for any.
 
     Args:
-        groups: what to do, with the arrays' dtypes and shapes.
-        arrays: of all groups, in order.
-        alone: is this the only collective of its program, whose results every rank uses? It costs less then. (If it is not:
-            ranks may wait for each other in two such calls, until one of them fails; and unused ones are dropped.)
-        weight: of this rank, from `as_weight`; None if no group is weighted.
+        groups: the operations, with the arrays' dtypes and shapes.
+        arrays: the arrays of all groups, in order.
+        alone: is this the only collective of its program, and does every rank use its results? Then the call is faster. (Do
+            not pass True otherwise: ranks may wait for each other in two such calls, and XLA drops calls with unused results.)
+        weight: this rank's weight, from `as_weight`; None if no group is weighted.
 
     Returns:
         The results in order.
@@ -143,8 +143,8 @@ def as_weight(weight: Any, op: int) -> jax.Array:
         op: the reduce operator.
 
     Raises:
-        InvalidArgumentError: it is something else, or the reduction is no mean. (The value of an array is checked when the
-            call runs.)
+        InvalidArgumentError: the weight is something else, or the op is not Average. (The value of an array is checked when
+            the call runs.)
 
     """
     if not isinstance(weight, jax.Array):

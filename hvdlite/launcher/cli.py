@@ -63,7 +63,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         choices=plan.LAUNCHERS,
         default="auto",
-        help="auto takes srun in an allocation of Slurm, and mpirun elsewhere",
+        help="auto uses srun in an allocation of Slurm, and mpirun elsewhere",
     )
     add("--mpirun", default="", metavar="PATH", help="the mpirun to start [that of the MPI that mpi4py loads]")
     add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in one word of the shell")
@@ -91,13 +91,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--reset-limit",
         type=_positive,
         metavar="N",
-        help="as --elastic; training goes on with other ranks at most N times",
+        help="as --elastic; training continues after at most N changes of its ranks",
     )
     add(
         "--spares",
         type=_positive,
         metavar="N",
-        help="as --elastic; N processes besides those of -n wait, and take the places of ranks that are lost",
+        help="as --elastic; N processes besides those of -n wait, and replace lost ranks",
     )
     add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
@@ -108,7 +108,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         help="a variable to pass to all ranks, besides those that are always passed",
     )
-    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="for logging in to other hosts")
+    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="the port of ssh on other hosts")
     add("-i", "--ssh-identity-file", default="", metavar="FILE", help="the key for logging in to other hosts")
     add(
         "--network-interface",

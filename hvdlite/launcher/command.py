@@ -30,17 +30,17 @@ class Wishes:
 
     Attributes:
         np: the number of ranks.
-        hosts: where; empty for this host, or for those of the allocation.
+        hosts: the hosts of the ranks; empty for this host, or for the hosts of the allocation.
         allocated: the hosts of an allocation that the launcher knows by itself.
         root: is the user the superuser?
         oversubscribe: may there be more ranks than slots?
-        ssh_port, ssh_identity_file: for logging in to other hosts.
+        ssh_port, ssh_identity_file: the port and the key with which ssh logs in to other hosts.
         interfaces: the network interfaces to use.
         environ: the environment of the ranks.
-        names: variables to pass on, besides PASSED.
-        variables: what to add to the environment, with values.
-        elastic: may ranks be lost without ending the job?
-        mpi_args: for the launcher, as they are.
+        names: names of variables to pass to the ranks, besides PASSED.
+        variables: variables to add to the environment, with values.
+        elastic: does the job continue when ranks are lost?
+        mpi_args: arguments for the launcher, which are passed unchanged.
     """
 
     np: int
@@ -69,10 +69,10 @@ class LauncherCommand:
 
     Attributes:
         words: the launcher and its arguments.
-        variables: those to add to its environment.
-        remedy: what to check if it ends before any rank has started; "" if there is no advice.
-        forwards: does it forward the signals that ask ranks on other hosts to end (`hvdlite.launcher.rank.ASKS`)?
-        elastic: does it leave the other ranks alone when a signal has ended one?
+        variables: variables to add to the launcher's environment.
+        remedy: what to check if the launcher ends before any rank has started; "" if there is no advice.
+        forwards: does the launcher forward the signals that ask ranks on other hosts to end (`hvdlite.launcher.rank.ASKS`)?
+        elastic: does the launcher let the other ranks continue when a signal has ended one?
     """
 
     words: tuple[str, ...]
@@ -105,7 +105,7 @@ def passed_names(wishes: Wishes) -> list[str]:
 
 
 def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
-    """The line for Open MPI, MPICH or an MPI that is made from it.
+    """The line for Open MPI, MPICH or an MPI that is based on MPICH.
 
     Raises:
         InvalidArgumentError: there are more ranks than slots, or this MPI cannot do what is asked.
@@ -196,14 +196,14 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
     """The line for a job step of Slurm.
 
     Args:
-        srun: its path.
-        plugin: for ``--mpi``.
-        wishes: what is asked for.
+        srun: the path of srun.
+        plugin: the value for ``--mpi``.
+        wishes: the user's wishes.
         nodes: the number of nodes in the allocation.
         inside_step: is the launcher itself in a step? Its resources are then shared.
 
     Raises:
-        InvalidArgumentError: srun cannot do what is asked.
+        InvalidArgumentError: srun cannot do what the user asks for.
     """
     if wishes.ssh_port is not None or wishes.ssh_identity_file:
         raise InvalidArgumentError(

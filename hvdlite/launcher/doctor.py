@@ -1,4 +1,4 @@
-"""``hvdlite doctor``: checks an installation, and reports what does not work and how to solve it."""
+"""``hvdlite doctor``: checks an installation, and reports what does not work and how to repair it."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ _LEGEND = (
     "ok: works   WARN: works, and could work better   FAIL: a required part does not work   -: is not here, and not needed"
 )
 _MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "none": "-   "}
-_WIDTH = 16  # of the names of checks
+_WIDTH = 16  # the width of the column with the names of checks
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
-"""The figures of ``hvdlite top``: what happened on each rank between two answers of it. docs/top.md defines each figure.
+"""The figures of ``hvdlite top``: what happened on each rank between two of its answers. docs/top.md defines each figure.
 
-A figure that is not known is None. Nothing here asks a rank.
+A figure that is not known is None. This module only computes; it asks no rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ class RankFigures:
     """One rank, in the time between two answers.
 
     Attributes:
-        rank: its number.
-        host: where it runs.
-        pid: its process.
+        rank: the rank's number.
+        host: the host of the rank.
+        pid: the process id of the rank.
         state: ``answers``; ``silent``: it did not answer in time; ``ended``.
         seconds: the time between the answers, on the rank's clock.
         steps: how many steps ended.
@@ -33,8 +33,8 @@ class RankFigures:
             blocked thread, or if several threads were blocked at once for longer than the time.
         blocked_on: by rank, how long this rank had to wait for it to ask for an operation, as a share of the time, at most 1. A
             wait counts when it ends, even if it began before the first answer.
-        bytes_per_second: `bus_bytes` by the time in which data moved; None if none moved.
-        memory_bytes: of the process, in RAM.
+        bytes_per_second: `bus_bytes` divided by the time in which data moved; None if no data moved.
+        memory_bytes: the memory of the process in RAM.
         oldest: the operation that has not ended for the longest time: ``operation``, ``seconds``, ``stage``; None if there is
             none.
         where: the Python stack of the main thread at the latest answer, the innermost call last. Calls of libraries are left
@@ -63,13 +63,13 @@ class JobFigures:
     """A job, in the time between two looks.
 
     Attributes:
-        job: its name.
+        job: the name of the job.
         program: the script of the rank that answered first.
-        hvdlite: its version there.
+        hvdlite: the version of hvdlite on that rank.
         size: the number of ranks.
-        ranks: those that were asked, in order.
-        not_asked: how many ranks each host has that was not asked.
-        waited_for: the rank that the others waited for most; None if they waited for none.
+        ranks: the ranks that were asked, in order.
+        not_asked: for each host that was not asked, the number of its ranks.
+        waited_for: the rank for which the others waited longest; None if they waited for none.
         waited_for_share: the mean over the other ranks that answered of their `blocked_on` for it.
         last_stall: the latest operation that was older than a second in a look at this job: ``rank``, ``operation``,
             ``seconds`` and ``stage`` at that look, and ``looks_ago``. None if no look has seen one.
@@ -86,7 +86,7 @@ class JobFigures:
     last_stall: Mapping[str, Any] | None
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures by name, as JSON can take them."""
+        """All figures by name, in types that JSON has."""
         return asdict(self)
 
 
@@ -140,8 +140,8 @@ def figures_of_job(
 
     Args:
         before: the latest answer of each rank in an earlier look; there is at least one.
-        after: those of this look.
-        last_stall: `JobFigures.last_stall` of the look before.
+        after: the answers of this look.
+        last_stall: `JobFigures.last_stall` of the previous look.
     """
     first = next(answer for answer in (*after, *before.values()) if not answer.get("silent"))
     ranks = []

@@ -1,4 +1,4 @@
-"""``hvdlite doctor --hosts a,b``: checks hosts against each other: what they have, and what messages between them take."""
+"""``hvdlite doctor --hosts a,b``: compares the hosts' software and hardware, and measures messages between them."""
 
 import argparse
 import ipaddress
@@ -14,13 +14,13 @@ from hvdlite.launcher.checks import Finding
 __all__ = ["compare", "examine_hosts", "judge"]
 
 _FACTS_SECONDS, _MEASURE_SECONDS = 60.0, 180.0
-# A clock that is ahead by more makes log lines of hosts hard to compare, in seconds.
+# If two clocks differ by more seconds than this, log lines of the hosts are hard to compare.
 _CLOCK = 0.1
 # The part of an interface's speed that a message should reach.
 _PART_OF_SPEED = 0.5
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
-# What should be equal: subject, fact, status if it is not, and the remedy.
+# What should be equal on all hosts: the subject, the fact, the status if it differs, and the remedy.
 _EQUAL = (
     ("hvdlite", "hvdlite", "fail", "install one version on all hosts: init() refuses others"),
     ("MPI", "mpi", "fail", "install one MPI of one version on all hosts, and let mpi4py load it there"),
@@ -38,7 +38,7 @@ def examine_hosts(arguments: argparse.Namespace) -> Iterator[Finding]:
     """The findings about ``arguments.hosts``, one after the other.
 
     Raises:
-        InvalidArgumentError: these are fewer than two hosts.
+        InvalidArgumentError: fewer than two hosts are given.
     """
     names = on_hosts.names_of(arguments.hosts)
     if len(names) < 2:
@@ -91,11 +91,11 @@ def _run(arguments: argparse.Namespace, program: str, seconds: float) -> dict[in
     return found
 
 
-# --- what hosts have ----------------------------------------------------------------------------------------------------
+# --- software and hardware ----------------------------------------------------------------------------------------------
 
 
 def compare(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """The findings about what hosts have.
+    """The findings about the hosts' software and hardware.
 
     Args:
         names: of the hosts, as the user has given them.
@@ -163,7 +163,7 @@ def _networks(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Itera
         )
 
 
-# --- what messages take -------------------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------------------------
 
 
 def judge(names: Sequence[str], facts: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ They are texts, as those in `hvdlite.launcher.probes` are: the launcher itself l
 
 __all__ = ["FACTS", "MEASURE"]
 
-# What a host has. MPI is loaded and not started, so hosts can be compared that cannot start a job together.
+# The facts about a host. It loads MPI but does not start it, so that hosts can be compared that cannot start a job together.
 FACTS = """
 import fcntl, importlib.metadata, json, os, platform, socket, struct
 from pathlib import Path
@@ -54,7 +54,7 @@ except Exception as error:
 print(json.dumps(facts), flush=True)
 """
 
-# What messages between the first host and each other one take, by MPI alone; then an allreduce of hvdlite over all.
+# Measures messages of MPI between the first host and each other one, and then an allreduce of hvdlite over all hosts.
 MEASURE = """
 import json, statistics, time
 import numpy as np

@@ -29,7 +29,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     (Host(name='a', slots=2), Host(name='b', slots=1))
 
     Raises:
-        InvalidArgumentError: this is no such list.
+        InvalidArgumentError: the text is not such a list.
     """
     return _merged([_host(part.strip(), f"-H {text}") for part in text.split(",") if part.strip()], f"-H {text}")
 
@@ -38,11 +38,11 @@ def parse_hostfile(text: str, where: str = "the host file") -> tuple[Host, ...]:
     """The hosts of a host file: lines ``a slots=2`` (Open MPI), ``a:2`` (MPICH) or ``a``, with comments after ``#``.
 
     Args:
-        text: of the file.
-        where: its name, for errors.
+        text: the text of the file.
+        where: the name of the file, for errors.
 
     Raises:
-        InvalidArgumentError: a line is of no such form; names it.
+        InvalidArgumentError: a line has another form. The text names the line.
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -67,7 +67,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     """The hosts of the file at `path`.
 
     Raises:
-        InvalidArgumentError: it cannot be read, or a line is of no known form.
+        InvalidArgumentError: the file cannot be read, or a line has another form.
     """
     try:
         text = Path(path).read_text()

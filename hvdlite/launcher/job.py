@@ -28,21 +28,21 @@ GRACE_SECONDS = 30.0  # for programs to end after the job is told to end
 _TERM_SECONDS = 8.0  # for mpirun to end the job
 # On a busy machine Open MPI's mpirun sometimes gives up before it has started any rank, with this text.
 NOT_LAUNCHED = "listener thread failed to start"
-_LAUNCHES = 3  # at most
+_LAUNCHES = 3  # mpirun is started at most so many times
 _REST_SECONDS = 5.0  # for ranks to pass on their last output after mpirun has ended
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
         status: the exit status for this process: that of the rank that failed first, or mpirun's.
         failure: the rank that failed first, if any.
-        words: its last lines of output.
+        words: the last lines of output of that rank.
         interrupted: was the job told to end?
         problem: any other error; empty if there was none.
-        lost: ranks that were ended by a signal in a job that went on without them, and succeeded.
+        lost: ranks that a signal ended, in a job that continued without them and succeeded.
     """
 
     status: int
@@ -68,8 +68,8 @@ class LaunchedJob:
     """A job; call `run` once.
 
     Args:
-        line: starts ranks.
-        command: the program of each, with its arguments.
+        line: the command line that starts ranks.
+        command: the program of each rank, with its arguments.
         size: the number of ranks.
         environ: the environment of mpirun.
         output: prints the ranks' lines.
@@ -111,7 +111,7 @@ class LaunchedJob:
 
         Raises:
             SystemFailure: mpirun cannot be started.
-            KeyboardInterrupt: as it came; the job has been ended.
+            KeyboardInterrupt: the user pressed Ctrl-C; the job has been ended.
         """
         with private_folder("run") as self._folder:
             return self._run()
@@ -167,7 +167,7 @@ class LaunchedJob:
         return process
 
     def _shall_launch_again(self) -> bool:
-        """Has mpirun failed before it started any rank, for a reason that may have gone?"""
+        """Has mpirun failed before it started any rank, for a reason that may be temporary?"""
         again = self._not_launched and not self._peers and not self._started and not self._asked_to_end
         self._not_launched = False
         if again:
@@ -309,7 +309,7 @@ class LaunchedJob:
             if stream is not None:
                 stream.close()
         for peer in self._peers:
-            peer.connection.close()  # the processes beside the ranks of this host notice that
+            peer.connection.close()  # the processes beside the ranks of this host notice the closed connection
         for peer in self._peers:
             if peer.pidfd is not None:
                 self._await_end(peer.pidfd)

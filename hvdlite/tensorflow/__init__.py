@@ -54,7 +54,7 @@ __all__ += process_sets.__all__
 __all__ += usage.__all__
 
 
-# Not public in Horovod, but within reach there.
+# These names are not public in Horovod, but programs can import them there.
 _REMEDIES = {
     "LocalGradientAggregationHelper": "pass backward_passes_per_step to DistributedOptimizer",
     "_allreduce_cond": "call allreduce, on the ranks of the process set only",

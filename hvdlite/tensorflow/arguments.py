@@ -19,7 +19,7 @@ __all__ = ["Reduction"]
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced, as the user says it.
+    """The user's arguments that say how gradients are reduced.
 
     Attributes:
         op: Average, Sum or Adasum.

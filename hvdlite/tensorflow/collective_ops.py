@@ -184,7 +184,7 @@ def _reduction(name: str, op: int, prescale: float, postscale: float, set_id: in
 
 
 def barrier(set_id: int = 0) -> tf.Operation | None:
-    """Ends once all ranks of the set have come to it. In a graph of TensorFlow 1 the operation; in a function it runs."""
+    """Ends once all ranks of the set have called it. In a graph of TensorFlow 1 it returns the operation."""
     return _library("barrier").hvdlite_barrier(process_set=set_id, blocking=tf.executing_eagerly())
 
 
@@ -225,7 +225,7 @@ def process_set_included(set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 class _Backward:
-    """What an op's backward needs to know of it; makes further ops of the same kind, state and process set."""
+    """The properties of an op that its backward needs. It makes more ops of the same kind, state and process set."""
 
     def __init__(self, op: Any) -> None:
         self.op = op
@@ -298,7 +298,7 @@ def _allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
-    """This rank's share of all weights, times the sum: what is weighted is the tensor, and not the gradient."""
+    """This rank's share of all weights, times the sum: the weights belong to the tensors, not to the gradients."""
     factors = {key: forward.op.get_attr(key) for key in ("prescale_bits", "postscale_bits")}
     weight = forward.inputs[-1]
     totals = forward.reduce(grads, Sum, **factors)
@@ -307,7 +307,7 @@ def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _choice_slopes(forward: _Backward) -> list[tf.Tensor]:
-    """How the results of Min or Max change with this rank's tensors: who holds the extreme value shares alike."""
+    """The gradient of Min or Max for this rank's tensors: the ranks with the extreme value get equal parts."""
     pairs = zip(forward.inputs, forward.op.outputs, strict=True)
     chosen = [tf.cast(value == result, value.dtype) for value, result in pairs]
     holders = forward.reduce(chosen, Sum, "holders")
@@ -348,7 +348,7 @@ def _broadcast_backward(forward: _Backward, grad: Any) -> list[Any]:
 
 
 def _alltoall_backward(forward: _Backward, grad: Any, _received: Any) -> list[Any]:
-    """The rows go back to where they came from; those that were not sent have no part in anything."""
+    """The rows go back to the ranks from which they came. Rows that were not sent get zeros."""
     tensor, _ = forward.inputs
     back = forward.send_back(grad, forward.op.outputs[1])
     if forward.op.get_attr("has_splits"):

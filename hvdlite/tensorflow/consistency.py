@@ -36,7 +36,7 @@ def check_consistency(
             any ``tf.function``. In ``fit`` take `hvdlite.keras.callbacks.ConsistencyCheckCallback`.
         buffers: compare the variables of models that no gradient changes, too? Not by default, because moving averages, such
             as those of batch normalization, are those of a rank's own batches.
-        process_set: the ranks that are compared. A rank outside of it takes no part: nothing happens there.
+        process_set: the ranks to compare. The call does nothing on a rank that is not a member.
 
     Returns:
         None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`.

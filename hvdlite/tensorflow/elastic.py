@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.elastic``: the state of a training, committed, restored and synchronised. See docs/elastic.md."""
+"""``horovod.tensorflow.elastic``: the state of a training, which it commits, restores and synchronises. See docs/elastic.md."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return elastic.run(func, loss_in)
 
 
-# What TensorFlow makes of the errors after which elastic training begins again (see `hvdlite.errors.ERRORS`).
+# The errors of TensorFlow for those after which elastic training continues (see `hvdlite.errors.ERRORS`).
 _LOSSES: list[tuple[type[Exception], type[HorovodInternalError]]] = [
     (tf.errors.AbortedError, AbortedError),
     (tf.errors.UnknownError, SystemFailure),

@@ -82,7 +82,7 @@ def broadcast_(
 
 
 def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[tf.Operation]:
-    """In a graph the assignments; eagerly nothing, as they are done."""
+    """The assignments in a graph; an empty list in eager mode, where they are already done."""
     set_id = member_of(process_set, root_rank)
     kept = list(variables)
     targets = [_require_variable(name, place, variable) for place, variable in enumerate(kept)]
@@ -154,7 +154,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
                 self._operation = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it. Collective over all ranks."""
+        """Runs the operation. Collective over all ranks."""
         session.run(self._operation)
 
 

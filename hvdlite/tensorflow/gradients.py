@@ -5,7 +5,7 @@
 - Eagerly, where an operation ends before the next one begins, all go in one group.
 - Under XLA, whose operations run one after another in an order of its own, all go in one call.
 
-Which gradients are None is known when the step is traced, and is no matter of agreement: they stay None, and take no part.
+Which gradients are None is known when the step is traced. They stay None, and the ranks need not agree on them.
 All ranks have to have None in the same places. Where they have not, some wait for a tensor that others never send, and
 fail as a deadlock (docs/sharp_edges.md).
 """

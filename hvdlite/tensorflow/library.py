@@ -97,7 +97,7 @@ def _doubt(ops: Any, native: ctypes.CDLL) -> str:
 
 
 def _work_in_gpu_memory(ops: Any, native: ctypes.CDLL) -> bool:
-    """Are kernels on GPUs to work in GPU memory, in TensorFlow's stream?"""
+    """Do kernels on GPUs work in GPU memory, in TensorFlow's stream?"""
     knobs = config.from_environment()
     if not knobs.tensorflow_gpu_streams:
         return False
@@ -113,7 +113,7 @@ def _work_in_gpu_memory(ops: Any, native: ctypes.CDLL) -> bool:
 
 
 def _doubt_of_streams(ops: Any, native: ctypes.CDLL, cuda_library: str) -> str:
-    """Why TensorFlow's stream on a GPU cannot be relied on; empty if it can."""
+    """Why hvdlite cannot use TensorFlow's stream on a GPU; empty if it can."""
     if not tf.test.is_built_with_cuda():
         return f"this TensorFlow {tf.__version__} was built without CUDA"
     if not native.hvdlite_tensorflow_has_gpu_streams():
@@ -127,7 +127,7 @@ def _doubt_of_streams(ops: Any, native: ctypes.CDLL, cuda_library: str) -> str:
 
 
 def _doubt_of_stream(ops: Any, gpu: str, cuda_library: str) -> str:
-    """Why the stream on this GPU cannot be relied on; empty if it can."""
+    """Why hvdlite cannot use the stream on this GPU; empty if it can."""
     for rounds in (8, 64, 512):  # enough for the GPU to be busy still
         (expected,) = struct.unpack("<f", struct.pack("<f", random.SystemRandom().uniform(1, 2)))
         (bits,) = struct.unpack("<i", struct.pack("<f", expected))

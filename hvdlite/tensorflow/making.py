@@ -60,7 +60,7 @@ def make(kind: str, *inputs: Any, stateful: bool, **attributes: Any) -> Any:
 
 
 def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """What stands for an op in a program that XLA compiles."""
+    """The replacement of an op in a program that XLA compiles."""
     if not kind.endswith("Allreduce"):
         xla.require_no_xla(kind.lower())
     grouped, weighted = kind.startswith("Grouped"), kind.endswith("WeightedAllreduce")
@@ -90,7 +90,7 @@ def factor_of(bits: int) -> float:
 
 
 def _anchor() -> tf.Tensor | None:
-    """The anchor for an op in this graph; None if it has to have state."""
+    """The anchor for an op in this graph; None if the op must be stateful."""
     graph = tf.compat.v1.get_default_graph()
     if not (isinstance(graph, FuncGraph) and is_asynchronous() and tf.compat.v1.executing_eagerly_outside_functions()):
         return None

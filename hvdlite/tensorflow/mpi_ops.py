@@ -28,7 +28,7 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Not public either, but programs call it: `allreduce` that adds up where no op is given."""
+    """Not public, but programs call it: `allreduce` with Sum as the default op."""
     return ops.allreduce(
         tensor,
         op=op,

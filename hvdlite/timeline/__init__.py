@@ -1,4 +1,4 @@
-"""Handles the files of `hvdlite.start_timeline`: merges those of all ranks, and reports where the time went.
+"""Merges the files of `hvdlite.start_timeline` of all ranks, and reports how the job spent its time.
 
-No framework and nothing native is needed: the files can be looked at on another machine.
+It needs no framework and no native code, so the files can be read on another machine.
 """

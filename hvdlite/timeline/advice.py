@@ -1,7 +1,7 @@
 """Advice from the numbers of an analysis, in words.
 
-Shares are of all the time that was traced, without the first steps if these took far longer than the others: in a median, what
-happens in few steps is not seen.
+Shares refer to the whole traced time, without the first steps if these took far longer than the others. They do not use
+medians, because a median does not show what happens in few steps.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from hvdlite.timeline.tails import Tail, busiest_calls, find_tail
 
 __all__ = ["advice"]
 
-# A share of the time below which nothing is worth a change.
+# Advice is given only for more than this share of the time.
 _NOTHING = 0.05
 # FusedOps smaller than this cost more in latency than in data.
 _SMALL_BYTES = 64 << 10

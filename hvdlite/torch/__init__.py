@@ -7,7 +7,7 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-Nothing here is compiled against torch: any version from 2.1 on will do, and it can be upgraded freely.
+No part is compiled against torch: every version from 2.1 on works, and a new version needs no new build of hvdlite.
 """
 
 from importlib import import_module
@@ -58,7 +58,7 @@ __all__ += state.__all__
 __all__ += usage.__all__
 
 
-# Not public in Horovod, but within reach there.
+# These names are not public in Horovod, but programs can import them there.
 _REMEDIES = {
     "_check_has_gpu": "use torch.cuda.is_available()",
     "check_extension": "import it from horovod.common.util",

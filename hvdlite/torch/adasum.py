@@ -1,8 +1,7 @@
-"""Adasum for an optimizer: each rank takes a step on its own gradients, and Adasum combines the changes that the steps made.
+"""Adasum for an optimizer: each rank takes a step with its own gradients, and Adasum combines the changes of all ranks.
 
-As in Horovod, it combines the changes and not the gradients, because a good step depends on the optimizer (momentum, or Adam's
-scale
-of each element). Each rank keeps its own optimizer state.
+As in Horovod, it combines the changes and not the gradients, because the best step depends on the optimizer (momentum, or
+Adam's scale of each element). Each rank keeps its own optimizer state.
 """
 
 from collections.abc import Iterable
@@ -29,10 +28,10 @@ class AdasumStep:
     def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         self._settings = settings
         self._check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in self._gradients])
-        self._check.updated = True  # before the first step, parameters are compared as well as after it
+        self._check.updated = True  # with Adasum the ranks can compare parameters before the first step
         self._codec: Any = settings.compression or NoneCompressor
         self._gradients: list[ParameterGradient] = []
-        self._engine: Any = None  # of the job whose ranks have agreed
+        self._engine: Any = None  # the engine of the job whose ranks have agreed
         self._generation = 0
         self._agreed = False
         self._start: list[tuple[ParameterGradient, torch.Tensor]] = []  # the parameters before the step
@@ -60,7 +59,7 @@ class AdasumStep:
         """Replaces this rank's step by the combined step of all ranks. Collective over the process set.
 
         Raises:
-            MismatchError, HorovodInternalError: the parameters are as they were before the step.
+            MismatchError, HorovodInternalError: the ranks differ, or a rank failed. The parameters are those before the step.
 
         """
         if is_inner_step(optimizer):
@@ -78,7 +77,7 @@ class AdasumStep:
 
     def _agree(self) -> None:
         if self._engine is not RUNTIME.engine:
-            # The first one, or another job, whose ranks may have agreed more often or never before.
+            # This is the first agreement in this job: in earlier jobs the ranks may have agreed different numbers of times.
             self._engine, self._agreed, self._generation = RUNTIME.engine, False, 0
         if not self._agreed:
             self._generation += 1

@@ -21,19 +21,19 @@ __all__ = ["AgreedGradients", "ReducerSettings", "agree"]
 
 @dataclass(frozen=True)
 class ReducerSettings:
-    """How a wrapped optimizer's gradients are reduced.
+    """The settings with which a wrapped optimizer's gradients are reduced.
 
     Attributes:
-        prefix: unique name of the optimizer, the same on all ranks.
+        prefix: the unique name of the optimizer, the same on all ranks.
         op: Average or Sum.
         predivide: divides the gradients before they are summed, and multiplies the result.
         compression: a class with static `compress` and `decompress`, or a `Codec`.
         passes_per_step: backward passes added up on each rank before a reduction.
-        average_passes: is the result divided by their number?
+        average_passes: is the result divided by `passes_per_step`?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
-        gradient_as_bucket_view: do gradients lie in an arena? None: only if they are kept from step to step.
-        start_check: the reaction if ranks train different models: a mode of `hvdlite.start_check`.
+        gradient_as_bucket_view: do gradients lie in an arena? None: only if the program keeps them from step to step.
+        start_check: what happens if the ranks train different models: a mode of `hvdlite.start_check`.
         shard: does each rank keep a part of the optimizer's state?
 
     """
@@ -70,7 +70,7 @@ class ReducerSettings:
         }
 
     def require_compatible(self, other: "ReducerSettings", name: str) -> None:
-        """Checks the settings of two optimizers that share a parameter: its gradient can be reduced in one way only.
+        """Checks the settings of two optimizers that share a parameter: there is only one way to reduce its gradient.
 
         Raises:
             InvalidArgumentError: the settings differ.
@@ -87,11 +87,11 @@ class ReducerSettings:
 
 @dataclass(frozen=True)
 class AgreedGradients:
-    """The properties of all ranks' gradients.
+    """The properties on which the ranks have agreed.
 
     Attributes:
-        sparse: for the parameters (by place) whose gradient is sparse on some rank, the number of sparse dimensions.
-        dtypes: for the parameters (by place) that accept gradients of any dtype, the dtype on all ranks.
+        sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place.
+        dtypes: the dtype of the gradient of each parameter that accepts any dtype, by the parameter's place.
         kept: do all ranks keep their gradients from step to step?
         unchecked: has some rank not compared its parameters with those of the others?
     """
@@ -113,15 +113,15 @@ def agree(
     """Checks that all ranks reduce the same parameters in the same way. Collective over the process set.
 
     Args:
-        settings: of the optimizer.
-        gradients: its parameters.
-        groups: the user's grouping, as names.
+        settings: the settings of the optimizer.
+        gradients: the optimizer's parameters.
+        groups: the user's groups, with names instead of parameters.
         generation: the number of earlier agreements, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
         unchecked: has this rank not compared its parameters with those of the others? Ranks may differ.
 
     Raises:
-        MismatchError: they do not; the same text on all ranks says which rank has what.
+        MismatchError: the ranks differ. The text says which rank has what, and is the same on all ranks.
 
     """
     gpus: list[int] = []
@@ -172,7 +172,7 @@ def _shape_of(gradient: ParameterGradient, gpus: list[int]) -> str:
 
 
 def _chosen_dtype(gradient: ParameterGradient) -> torch.dtype | None:
-    """For a gradient of any dtype: the dtype on this rank."""
+    """The dtype of the gradient on this rank, if the parameter accepts any dtype; otherwise None."""
     grad = gradient.param.grad
     return grad.dtype if grad is not None and gradient.dirty and declared_dtype(gradient.param) is None else None
 

@@ -1,14 +1,15 @@
 """Gradients that lie in an arena: each parameter has a place there, at the same offset on all ranks.
 
 A gradient in its place is reduced without a copy, because the ranks map each other's parts. A gradient that lies elsewhere is
-reduced like any other tensor, on all ranks, without a message. So a user may do anything with ``.grad``; at worst it is slower.
+reduced like any other tensor, and no rank needs a message about it. So a user may do anything with ``.grad``; at worst the
+reduction is slower.
 
 Autograd stores a fresh tensor where ``.grad`` is None. `ArenaPlace.move_in` copies it to its place, once, and makes ``.grad``
-the tensor there; from then on the gradient stays there while it is kept and zeroed in place. If ``.grad`` is set to None in
-every step, the copy does not pay: it moves as many bytes as `allreduce_shm` does to reduce the tensor where autograd has put
-it.
+the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to None in
+every step, the copy saves no time: it moves as many bytes as `allreduce_shm` moves to reduce the tensor where autograd has
+put it.
 
-A place is reused only when no tensor lies there any more: a user may have kept one.
+A place is reused only when no tensor uses its memory any more, because a user may have kept one.
 """
 
 import sys
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArenaPlace", "make_places"]
 
-SMALLEST = 64 * 1024  # bytes; to move in a smaller gradient costs more time than it saves
+SMALLEST = 64 * 1024  # bytes; the copy of a smaller gradient takes more time than it saves
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # missing in older versions
 _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
 
@@ -40,7 +41,7 @@ class ArenaPlace:
 
     Attributes:
         arena: the arena's id.
-        address: of the place in this process.
+        address: the address of the place in this process.
     """
 
     __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_tenant", "address", "arena")
@@ -52,7 +53,7 @@ class ArenaPlace:
         self._dtype = gradient.dtype
         self._shape = tuple(gradient.param.shape)
         self._strides = gradient.param.stride()
-        self._streamed = streamed and not gradient.dtype.is_complex  # its conjugation may be pending
+        self._streamed = streamed and not gradient.dtype.is_complex  # torch may not have conjugated a complex one yet
         self._tenant: weakref.ref[memoryview] | None = None
 
     def take(self) -> torch.Tensor | None:
@@ -66,9 +67,9 @@ class ArenaPlace:
         return torch.frombuffer(piece, dtype=self._dtype).as_strided_(self._shape, self._strides)
 
     def move_in(self, param: torch.Tensor) -> None:
-        """Moves a gradient that autograd has made to this place, unless other code refers to the gradient."""
+        """Moves the gradient that autograd has made to this place, unless other code refers to it."""
         if _is_compiling():
-            return  # compiled autograd traces the hooks, and cannot trace this
+            return  # compiled autograd traces the hooks, but cannot trace this function
         if _references(param) > _UNSHARED:  # before this function adds a reference of its own
             return
         grad = param.grad
@@ -77,7 +78,7 @@ class ArenaPlace:
         if grad.shape != self._shape or grad.stride() != self._strides or grad.is_neg() or grad.requires_grad:
             return
         if grad.untyped_storage().nbytes() != grad.nbytes:
-            return  # it is a part of a larger tensor
+            return  # the gradient is a part of a larger tensor
         home = self.take()
         if home is None:
             return
@@ -99,29 +100,29 @@ def _count_unshared() -> int:
     return _references(param)
 
 
-_UNSHARED = _count_unshared()  # the references to a gradient that only its parameter holds
+_UNSHARED = _count_unshared()  # the number of references to a gradient to which only its parameter refers
 
 
 def make_places(
     name: str, gradients: "Iterable[tuple[ParameterGradient, WireForm]]", process_set: ProcessSet
 ) -> "tuple[Arena | None, str]":
-    """Gives a place to each larger gradient that is reduced in place. Collective over `process_set`.
+    """Gives a place to each gradient of at least `SMALLEST` bytes that is reduced in place. Collective over `process_set`.
 
     Args:
-        name: of the exchange, unique.
-        gradients: the parameters and their forms on the wire, in the order that all ranks have.
+        name: the unique name of the exchange.
+        gradients: the parameters and their forms on the wire, in the same order on all ranks.
         process_set: the ranks that train together.
 
     Returns:
-        The arena, or None, and why there is none. Close the arena when its places are no longer used.
+        The arena or None, and a text that says why there is none. Close the arena when its places are no longer used.
 
     """
     chosen = [(gradient, form.nbytes) for gradient, form in gradients if _is_worth_it(gradient.param, form)]
     begins, total = _lay_out([nbytes for _, nbytes in chosen])
     if not total:
-        return None, f"none of at least {SMALLEST} bytes is reduced where it lies"
+        return None, f"no gradient of at least {SMALLEST} bytes is reduced in place"
     if RUNTIME.config.allreduce_algorithm != "auto":
-        return None, f"HVDLITE_ALLREDUCE_ALGORITHM={RUNTIME.config.allreduce_algorithm} has no use for it"
+        return None, f"HVDLITE_ALLREDUCE_ALGORITHM={RUNTIME.config.allreduce_algorithm} cannot use an arena"
     arena, reason = make_arena(total, name, process_set)
     if arena is None:
         return None, reason
@@ -134,7 +135,7 @@ def make_places(
 
 
 def _is_streamed(nbytes: int, process_set: ProcessSet) -> bool:
-    """Are the places too large to stay in the caches between two steps? Then copies go past the caches, unless torch copies
+    """Are the places too large to stay in the caches between two steps? Then copies use streaming stores, unless torch copies
     with several threads.
     """
     limit = RUNTIME.config.streaming_bytes

@@ -20,8 +20,8 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
     """The reduce operator.
 
     Raises:
-        InvalidArgumentError: it is none for gradients, or does not go with the other arguments.
-        UnsupportedError: Adasum of a number of ranks that is no power of two.
+        InvalidArgumentError: gradients cannot be reduced with this op, or not with the other arguments.
+        UnsupportedError: the op is Adasum, and the number of ranks is not a power of two.
 
     """
     op = resolve_op(op, None)
@@ -43,7 +43,7 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
 def name_parameters(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters with their names, in the order of the model where that is known."""
+    """The optimizer's parameters with their names: in the order of `named_parameters`, if it is given."""
     found = {
         id(param): (f"{group_place}.{place}", param)
         for group_place, group in enumerate(optimizer.param_groups)
@@ -80,14 +80,14 @@ def require_initialized(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuses parameters and buffers of lazy layers that have no shape yet.
 
     Raises:
-        InvalidArgumentError: there are some.
+        InvalidArgumentError: a parameter or buffer has no shape yet.
 
     """
     lazy = [repr(name) for name, tensor in named if is_lazy(tensor)]
     if lazy:
         raise InvalidArgumentError(
-            f"{', '.join(lazy)}: of a lazy layer that has seen no batch yet, so that there is nothing to send. Put one through "
-            "the model first, on all ranks (in evaluation mode, so that no statistics change)"
+            f"{', '.join(lazy)}: of a lazy layer that has seen no batch yet, so it has no shape. First call the model with a "
+            "batch, on all ranks (in evaluation mode, so that no statistics change)"
         )
 
 

@@ -1,7 +1,8 @@
-"""The fixed fusion plan: which gradients are reduced together. It depends only on the parameters.
+"""The fixed fusion plan: it says which gradients are reduced together. It depends only on the parameters.
 
-A bucket is a group for the engine: its members are negotiated and fused together, in one order. So the fused layout, and with
-it the order of every addition, never depends on which gradient happened to be ready first. Pure functions, no torch.
+A bucket is a group for the engine: its members are negotiated and fused together, always in the same order. So the fused
+layout, and the order of every addition, never depends on which gradient was ready first. This file has pure functions, and does
+not import torch.
 """
 
 import itertools
@@ -16,8 +17,8 @@ def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, fir
     Args:
         kinds: the properties that the members of a bucket must share (dtype, device), for each tensor.
         sizes: bytes of each tensor.
-        limit: the most bytes of a bucket; a larger tensor is alone in its bucket.
-        first_limit: the same for the bucket of the first tensor, small so that communication starts early.
+        limit: the largest size of a bucket in bytes; a larger tensor has a bucket of its own.
+        first_limit: the limit for the bucket of the first tensor; it is small so that communication starts early.
 
     Returns:
         The tensors' indices by bucket. Each bucket keeps their order, and buckets are ordered by their first tensor.
@@ -37,7 +38,7 @@ def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, fir
 
 
 def split_evenly(count: int, parts: int) -> list[list[int]]:
-    """The indices 0 to count - 1 in `parts` runs whose lengths differ by at most one; empty runs are left out."""
+    """Cuts the indices 0 to count - 1 into `parts` runs whose lengths differ by at most one; leaves out empty runs."""
     short, longer = divmod(count, parts)
     bounds = [part * short + min(part, longer) for part in range(parts + 1)]
     return [list(range(low, high)) for low, high in itertools.pairwise(bounds) if high > low]

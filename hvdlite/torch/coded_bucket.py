@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
 
-# All that are launched, of all optimizers, by label.
+# All launched buckets of all optimizers, by label.
 _in_flight: WeakValueDictionary[str, InFlightBucket] = WeakValueDictionary()
 
 
@@ -31,13 +31,13 @@ class CodedGradient:
     """One gradient as a `BucketCodec` sees it.
 
     Attributes:
-        name: unique, the same on all ranks.
-        shape: of the gradient; complex ones have a last dimension of 2, for pairs of reals.
-        dtype: of the gradient, or of the pairs' parts.
+        name: the unique name, the same on all ranks.
+        shape: the shape of the gradient; a complex gradient has one more dimension of 2 at its end, for pairs of reals.
+        dtype: the dtype of the gradient; for a complex one that of its real parts.
         value: this rank's gradient, in host memory, which the codec may overwrite; None if this rank has none.
-        state: what the codec keeps from step to step: numbers and tensors, which ``optimizer.state_dict()`` saves.
-        present: after the first round: has any rank a gradient? If none has, the result is not used, and the state has to
-            stay as it is.
+        state: the codec's state from step to step: numbers and tensors, which ``optimizer.state_dict()`` saves.
+        present: (after the first round) has any rank a gradient? If none has, hvdlite ignores the result, and the codec must
+            not change the state.
     """
 
     name: str
@@ -52,8 +52,8 @@ class CodedGradient:
         return torch.zeros(self.shape, dtype=self.dtype) if self.value is None else self.value
 
     def with_residual(self, loss_scale: float) -> torch.Tensor | None:
-        """A copy of the value, of float32 at least, plus what earlier ones have lost: ``state["residual"]``, which is kept
-        divided by the loss scale. None if this rank has no gradient.
+        """A copy of the value, of float32 or float64, plus the error of earlier gradients: ``state["residual"]``, which is
+        stored divided by the loss scale. None if this rank has no gradient.
         """
         if self.value is None:
             return None
@@ -72,14 +72,14 @@ def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def scale_of(loss_scale: Any) -> float:
-    """The number that a loss is multiplied with now: of a ``GradScaler``, or a number itself; 1.0 for None."""
+    """The number with which the loss is multiplied now: a ``GradScaler``'s scale, or the number itself; 1.0 for None."""
     if loss_scale is None:
         return 1.0
     return float(loss_scale.get_scale() if hasattr(loss_scale, "get_scale") else loss_scale)
 
 
 class CodedBucket:
-    """Dense gradients in host memory that a `BucketCodec` reduces. One launch is under way at a time."""
+    """Dense gradients in host memory that a `BucketCodec` reduces. Only one launch is in flight at a time."""
 
     device = CPU
 
@@ -97,15 +97,15 @@ class CodedBucket:
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None  # None: a result or an error is known
-        self._reduced: list[Handle] = []  # the operations of the round
-        self._present = torch.empty(0)  # after the first round: how many ranks have which gradient
+        self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None  # None once a result or an error is known
+        self._reduced: list[Handle] = []  # the operations of the present round
+        self._present = torch.empty(0)  # after the first round, the number of ranks that have each gradient
         self._suffix = ""
         self._round = 0
         self._weight: float | None = None
 
     def see_stream(self) -> None:
-        """Called on a GPU only."""
+        """Does nothing: only buckets on a GPU need it."""
 
     def launch(
         self,
@@ -117,7 +117,7 @@ class CodedBucket:
         weight: float | None,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
-        """Submits the first round, and in the same moment how many ranks have which gradient. See `Bucket.launch`."""
+        """Submits the first round, and with it a count of the ranks that have each gradient. See `Bucket.launch`."""
         self._suffix = suffix_of_pass(turn)
         self._weight = weight
         self._round = 0
@@ -135,7 +135,7 @@ class CodedBucket:
             self._steps = self._codec.reduce(self._coded, scale_of(reducer.loss_scale))
             tensors = next(self._steps, None)
             if tensors is None:
-                raise InvalidArgumentError(f"{self._codec.describe()}.reduce yields no tensors, and must reduce some")
+                raise InvalidArgumentError(f"{self._codec.describe()}.reduce has no round: it must yield tensors at least once")
             launched = InFlightBucket(self, items)
             begin(launched)
             _in_flight[self._label] = launched
@@ -170,10 +170,10 @@ class CodedBucket:
         ]
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all rounds, and before for those of buckets of all optimizers whose labels are smaller.
+        """Waits for all rounds. First it waits for all rounds of launched buckets, of any optimizer, with smaller labels.
 
-        Later rounds start here. If a rank waited for optimizer A while another one waits for B, and both are in flight, neither
-        would start the round that the other one needs; so all ranks take the order of the labels.
+        Later rounds start in this method. If one rank waited for optimizer A and another rank for optimizer B, neither would
+        start the round that the other one needs. So all ranks wait in the order of the labels.
         """
         for label in sorted(_in_flight):
             other = _in_flight.get(label)
@@ -188,7 +188,7 @@ class CodedBucket:
             launched.outcomes = self._finish()
         except HvdliteError as error:
             launched.outcomes = [error] * len(self._coded)
-        except Exception as error:  # raised by a user's codec, and raised again by `store`, once
+        except Exception as error:  # from a user's codec; `store` raises it again
             launched.outcomes = [error, *[None] * (len(self._coded) - 1)]
 
     def _finish(self) -> list[Any]:
@@ -199,10 +199,10 @@ class CodedBucket:
                 coded.present = ranks > 0
             if self._steps is None:
                 raise InternalError(
-                    f"Ctrl-C came while gradients of {self._label} were decoded, so that this step has none: all ranks call "
-                    "zero_grad() and begin the step anew"
+                    f"Ctrl-C came while gradients of {self._label} were decoded, so this step has no gradients: call "
+                    "zero_grad() on all ranks and begin the step again"
                 )
-            steps, self._steps = self._steps, None  # if Ctrl-C comes in the codec, it cannot go on
+            steps, self._steps = self._steps, None  # after Ctrl-C in the codec, the generator cannot continue
             try:
                 tensors = next(steps)
             except StopIteration as end:
@@ -220,16 +220,16 @@ class CodedBucket:
         gradient, grad, value, _ = item
         form = self._forms[gradient]
         outcome = outcome.reshape(form.shape)
-        # In the gradient's own memory: where the value was no copy, and the codec has overwritten it.
+        # The value was not a copy, so the codec has overwritten the gradient's own memory.
         there = grad is not None and value is grad and outcome.data_ptr() == grad.data_ptr()
         return store_dense(gradient, grad, form, grad if there and grad is not None else outcome, None, strict)
 
     def close(self, engine: "Engine") -> None:
-        """Has prepared nothing."""
+        """Does nothing: this bucket has no prepared group."""
 
 
 def _value_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor) -> torch.Tensor:
-    """A gradient that the codec may overwrite: its own memory, or a copy of the form's shape."""
+    """A tensor that the codec may overwrite: the gradient itself, or a copy with the form's shape."""
     gradient.require_dtype(grad)
     if form.dtype_in_place is grad.dtype and grad.layout is torch.strided and grad.is_contiguous() and not grad.is_neg():
         return grad

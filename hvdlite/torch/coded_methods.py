@@ -1,5 +1,6 @@
-"""What an optimizer whose compression keeps state (`hvdlite.compression.BucketCodec`) does otherwise than others."""
+"""The methods of an optimizer whose compression keeps state (`hvdlite.compression.BucketCodec`)."""
 
+import itertools
 import logging
 import sys
 import weakref
@@ -19,16 +20,16 @@ from hvdlite.torch.power_sgd import PowerSGDCodec
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
 else:
-    _Optimizer = object  # it is mixed into subclasses of torch.optim.Optimizer
+    _Optimizer = object  # the class below is mixed into subclasses of torch.optim.Optimizer
 
 __all__ = ["KEY", "CodedMethods", "bucket_codec_of", "check_state", "load_coding", "refuse_unknown_scale", "share_after_joins"]
 
-KEY = "hvdlite_compression"  # of the state in a state dict
-_OWN = "residual"  # what differs from rank to rank
+KEY = "hvdlite_compression"  # the key of the compression's state in a state dict
+_OWN = "residual"  # the key of the state that differs between ranks
 
 
 def bucket_codec_of(compression: Any) -> BucketCodec | None:
-    """The codec that keeps state for this compression argument; None if it keeps none."""
+    """The codec with state for this compression argument; None if the compression keeps no state."""
     if isinstance(compression, PowerSGD):
         return PowerSGDCodec(compression)
     if isinstance(compression, Codec):
@@ -37,11 +38,11 @@ def bucket_codec_of(compression: Any) -> BucketCodec | None:
 
 
 def check_state(compression: Any, groups: Any) -> None:
-    """Checks a compression argument of `DistributedOptimizer`, beside the other arguments.
+    """Checks a compression argument of `DistributedOptimizer` together with `groups`.
 
     Raises:
-        InvalidArgumentError: it is none; or it needs one bucket, and groups are given.
-        UnsupportedError: it keeps state, and that does not go with the other arguments or with the places of the ranks.
+        InvalidArgumentError: it is not a compression; or it needs one bucket, but groups are given.
+        UnsupportedError: it keeps state, and cannot do so with ranks that share a host.
     """
     if not keeps_state(compression):
         check_compression(compression)
@@ -49,25 +50,25 @@ def check_state(compression: Any, groups: Any) -> None:
     text = describe_compression(compression)
     codec = bucket_codec_of(compression)
     if codec is not None and codec.one_bucket and groups is not None:
-        raise InvalidArgumentError(f"groups do not go with {text}, which reduces all gradients together: leave groups out")
+        raise InvalidArgumentError(f"groups do not go with {text}, which reduces all gradients in one bucket: leave groups out")
     if isinstance(compression, Codec) and compression.between == "hosts" and RUNTIME.require_topology().local_size > 1:
         raise UnsupportedError(
-            f'compression is {text}: with between="hosts" the sum of the ranks of a host is coded, and no rank sees what that '
-            'loses. Pass between="ranks", run one rank on each host, or leave error_feedback out'
+            f'compression is {text}: with between="hosts" the engine codes the sum of the ranks of a host, and no rank knows '
+            'its error. Pass between="ranks", run one rank on each host, or leave error_feedback out'
         )
 
 
 def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | None) -> None:
-    """Takes what `CodedMethods.state_dict` has saved, if the optimizer's compression keeps state.
+    """Loads the state that `CodedMethods.state_dict` has saved, if the optimizer's compression keeps state.
 
-    What other ranks of the job have lost is dropped: it is theirs.
+    A residual is loaded only on the rank that saved it; a residual of another rank is dropped.
 
     Args:
-        optimizer: wrapped or not.
-        saved: the value under `KEY`; None if there was none: then the state begins anew.
+        optimizer: an optimizer, wrapped or not.
+        saved: the value under `KEY`; None if the state dict had none, so that the compression starts without state.
 
     Raises:
-        InvalidArgumentError: it is of another compression.
+        InvalidArgumentError: the saved state belongs to another compression.
     """
     if not isinstance(optimizer, CodedMethods):
         return
@@ -77,7 +78,7 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
     if saved is not None and saved["compression"] != text:
         raise InvalidArgumentError(
             f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the key "
-            f"{KEY!r} from it, and the compression begins anew"
+            f"{KEY!r} from it, and the compression starts without state"
         )
     place = [settings.process_set.rank(), settings.process_set.size()]
     is_own = saved is not None and saved["place"] == place
@@ -89,32 +90,34 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
                 coding[key] = value.clone() if isinstance(value, torch.Tensor) else value
     if saved is not None and not is_own:
         logging.getLogger("hvdlite").info(
-            "compression %s: rank %s of %s begins without a residual, as the loaded one is of rank %s of %s",
+            "compression %s: rank %s of %s starts without a residual, because the loaded one belongs to rank %s of %s",
             text,
             *place,
             *saved["place"],
         )
 
 
-_optimizers: list[tuple[Any, weakref.ref[Any]]] = []  # process sets, and the optimizers whose compression keeps state
+# The optimizers whose compression keeps state, by process set. A set stays here without optimizers: a rank that has deleted its
+# optimizer still takes part in the exchange of `_share`.
+_optimizers: dict[Any, weakref.WeakSet[Any]] = {}
 
 
 def share_after_joins(optimizer: "CodedMethods") -> None:
-    """From now on, when all ranks have joined, those that missed reductions get what the last one has counted and kept."""
-    _optimizers.append((optimizer._hvdlite.settings.process_set, weakref.ref(optimizer)))
+    """From now on, when all ranks have joined, all get the compression's state of the rank that joined last."""
+    _optimizers.setdefault(optimizer._hvdlite.settings.process_set, weakref.WeakSet()).add(optimizer)
     if _share not in RUNTIME.after_join:
         RUNTIME.after_join.append(_share)
 
 
 def _share(process_set: Any, last: int) -> None:
-    """Collective over the set, if an optimizer on it has such a compression."""
-    here = [optimizer for its_set, optimizer in _optimizers if its_set.process_set_id == process_set.process_set_id]
+    """Sends the state of the last rank. Collective over the set, if an optimizer on it has such a compression."""
+    here = [optimizers for its_set, optimizers in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
     if not here:
         return
     living = {
         each._hvdlite.settings.prefix: each._codings()
-        for each in (optimizer() for optimizer in here)
-        if isinstance(each, CodedMethods)  # it may be gone, or wrapped in another way
+        for each in itertools.chain(*here)
+        if isinstance(each, CodedMethods)  # it may be wrapped again without such a compression
     }
     common = {
         prefix: [{key: value for key, value in coding.items() if key != _OWN} for coding in codings]
@@ -127,26 +130,26 @@ def _share(process_set: Any, last: int) -> None:
 
 
 class CodedMethods(_Optimizer):
-    """Methods that stand before those of other wrapped optimizers."""
+    """Methods that replace those of other wrapped optimizers."""
 
     _hvdlite: Any
 
     @property
     def loss_scale(self) -> Any:
-        """What the loss is multiplied with before ``backward()``: a ``GradScaler``, a number, or None for 1.
+        """The factor of the loss in ``backward()``: a ``GradScaler``, a number, or None for 1.
 
-        Set it before the first ``backward()``. Gradients are reduced while they are still multiplied, and what one of them
-        loses is added to a later one; so hvdlite has to know by how much they differ.
+        Set it before the first ``backward()``. hvdlite reduces gradients that still have this factor, and adds the error of one
+        gradient to a later one, whose factor may differ. So it must know the factors.
 
         Raises:
-            InvalidArgumentError: it is set to something else, or to a number that is not above 0.
+            InvalidArgumentError: the value is something else, or a number that is not above 0.
         """
         reducer = self._hvdlite.reducer
         return None if reducer is None else reducer.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, loss_scale: Any) -> None:
-        """Sets it, from the next ``backward()`` on."""
+        """Sets the factor for the next ``backward()`` and later ones."""
         known = loss_scale is None or hasattr(loss_scale, "get_scale") or isinstance(loss_scale, int | float)
         if not known or not 0 < scale_of(loss_scale) < float("inf"):
             raise InvalidArgumentError(
@@ -156,13 +159,13 @@ class CodedMethods(_Optimizer):
             self._hvdlite.reducer.set_loss_scale(loss_scale)
 
     def _codings(self) -> list[dict[str, Any]]:
-        """What is kept of each parameter, in the order of the optimizer's groups."""
+        """The compression's state of each parameter, in the order of the optimizer's groups."""
         params = [param for group in self.param_groups for param in group["params"]]
         reducer = self._hvdlite.reducer
         return [{} if reducer is None else reducer.coding_of(param) for param in params]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As of the plain optimizer, and under ``hvdlite_compression`` this rank's state of the compression. Plain optimizers
+        """The plain optimizer's state, and under ``hvdlite_compression`` this rank's state of the compression. Plain optimizers
         ignore that key. As in torch, the tensors are not copied.
         """
         settings = self._hvdlite.settings
@@ -175,8 +178,8 @@ class CodedMethods(_Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of the plain optimizer; the compression goes on as on the rank that saved it. What gradients have lost is loaded
-        only on that rank, in a job of as many ranks: let each rank save and load its own.
+        """Loads the plain optimizer's state and the state of the compression. A residual is loaded only on the rank that saved
+        it, in a job of the same size. So let each rank save and load a file of its own.
         """
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.settle_family()
@@ -184,22 +187,22 @@ class CodedMethods(_Optimizer):
         load_coding(self, state_dict.get(KEY))
 
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Refused.
+        """Always raises an error.
 
         Raises:
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            f"sharded_state_dict has no place for the state of compression "
+            f"sharded_state_dict cannot save the state of compression "
             f"{describe_compression(self._hvdlite.settings.compression)}: save optimizer.state_dict()"
         )
 
 
 def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
-    """Called before every step. Refuses a step that a ``GradScaler`` takes if the optimizer has not been told of it.
+    """A hook before every step. Refuses a step that a ``GradScaler`` takes if ``loss_scale`` was not set.
 
     Raises:
-        UnsupportedError: the scaler's factor is unknown.
+        UnsupportedError: a ``GradScaler`` takes this step, and ``loss_scale`` is None.
     """
     if optimizer._hvdlite.reducer is None or optimizer.loss_scale is not None:
         return
@@ -209,8 +212,8 @@ def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
         if frame.f_code in steps:
             raise UnsupportedError(
                 f"a GradScaler scales the loss, and compression "
-                f"{describe_compression(optimizer._hvdlite.settings.compression)} adds what gradients have lost to later ones, "
-                "whose scale may be another: set optimizer.loss_scale = scaler before the first backward()"
+                f"{describe_compression(optimizer._hvdlite.settings.compression)} adds the errors of gradients to later ones, "
+                "whose scale may differ: set optimizer.loss_scale = scaler before the first backward()"
             )
         frame = frame.f_back  # type: ignore[assignment]
 

@@ -20,7 +20,7 @@ __all__ = ["check_consistency"]
 
 _REMEDY = (
     "hvd.broadcast_parameters(model.state_dict(), root_rank=0) and hvd.broadcast_optimizer_state(optimizer, root_rank=0) give "
-    "all ranks what one has"
+    "all ranks the values of rank 0"
 )
 
 
@@ -33,31 +33,31 @@ def check_consistency(
     are not in order in memory (``channels_last``), are copied to contiguous host memory, one at a time; others are not copied.
 
     Args:
-        objects: what to compare:
+        objects: the objects to compare:
 
             - modules: their parameters, frozen ones too. Buffers only with `buffers`.
             - optimizers, wrapped or not: the state of each parameter (moments, step counters), and the options of each
-              parameter group (learning rate, weight decay). The state is left out if each rank has its own by design: with
-              ``shard=True`` a rank keeps its part only, with ``op=hvd.Adasum`` each rank takes steps of its own.
+              parameter group (learning rate, weight decay). The state is left out if it differs between ranks by design: with
+              ``shard=True`` each rank has a part of it, and with ``op=hvd.Adasum`` each rank takes its own steps.
             - tensors, arrays, numbers, and dicts, lists and tuples of all these, such as ``scheduler.state_dict()``.
-        every: None to compare now. A number of steps: after each so many steps of the first optimizer among `objects`, hvdlite
-            compares, in the optimizer's ``step()``. It counts real steps, so passes that are only accumulated do not count.
-            Wrap the optimizer before. Without an optimizer you call ``step()`` of the checker that is returned.
-        buffers: compare the buffers of modules, too? Not by default, because running statistics, such as BatchNorm's, are those
-            of a rank's own batches.
-        process_set: the ranks that are compared; None: those of the first wrapped optimizer among `objects`, or else all. A
-            rank outside of it takes no part: nothing happens there.
+        every: None to compare now. With a number n, hvdlite compares in ``step()`` of the first optimizer among `objects`,
+            after each n steps. Passes that are only accumulated are not steps. Wrap the optimizer first. Without an
+            optimizer, call ``step()`` of the returned checker yourself.
+        buffers: compare the buffers of modules, too? Not by default, because running statistics, such as those of BatchNorm,
+            come from each rank's own batches.
+        process_set: the ranks to compare; None: those of the first wrapped optimizer among `objects`, or all ranks. The call
+            does nothing on a rank that is not a member.
 
     Returns:
         None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`, whose ``close()`` ends the comparisons. It may be
         dropped: the optimizer keeps it.
 
     Raises:
-        MismatchError: (on all ranks, with the same text) values differ, or ranks have different values by name, number, dtype
-            or shape, or called with a different `every`. The text says which ranks differ, in how many values, and for the
-            first of them its name, dtype and shape, its first element that differs, and what that is on each rank. With `every`
-            the optimizer's ``step()`` raises it, after the step; the text names the step, and the last one after which all
-            ranks were equal.
+        MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
+            differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. For the
+            first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it. With
+            `every` the optimizer's ``step()`` raises it, after the step; the text names the step, and the last step after which
+            all ranks were equal.
         InvalidArgumentError, UnsupportedError: (on the rank itself; InvalidArgumentError on the others) an argument is wrong,
             or a tensor cannot be compared, because each rank has a part of it (a sharded DTensor).
         HorovodInternalError: a rank failed.
@@ -68,7 +68,7 @@ def check_consistency(
         wrapped = [each._hvdlite.settings.process_set for each in optimizers if hasattr(each, "_hvdlite")]
         process_set = wrapped[0] if wrapped else global_process_set
 
-    # The hooked optimizer refers to the checker, and lives no longer because of it.
+    # The hooked optimizer refers to the checker. The checker must not refer to the optimizer, or it would keep it alive.
     followed = weakref.ref(optimizers[0]) if optimizers and every is not None else None
     kept: list[Any] = [followed if followed is not None and each is optimizers[0] else each for each in objects]
 
@@ -83,10 +83,10 @@ def check_consistency(
 
 
 def _follow(checker: ConsistencyChecker, optimizer: torch.optim.Optimizer) -> None:
-    """Has the optimizer's steps counted.
+    """Installs a hook that counts the optimizer's steps.
 
     Raises:
-        InvalidArgumentError: its class calls no hooks.
+        InvalidArgumentError: the optimizer's class calls no hooks.
 
     """
     if not hasattr(optimizer, "_optimizer_step_post_hooks"):
@@ -146,8 +146,8 @@ def _leaves_of_tensor(tensor: torch.Tensor, path: str) -> list[Leaf]:
     if placements is not None:
         if not all(placement.is_replicate() for placement in placements):
             raise UnsupportedError(
-                f"check_consistency: {path!r} is a DTensor of which each rank has a part ({placements}). Compare what all "
-                "ranks have whole, or the ranks that have the same part, as a process set, with tensor.to_local()"
+                f"check_consistency: {path!r} is a DTensor of which each rank has a part ({placements}). Compare only tensors "
+                "that are whole on all ranks, or compare tensor.to_local() in a process set of ranks with the same part"
             )
         tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     if tensor.layout is torch.sparse_coo:

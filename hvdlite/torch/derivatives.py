@@ -1,4 +1,4 @@
-"""Refuses derivatives of collectives that would be silently wrong."""
+"""Raises errors for derivatives of collectives that would be wrong without a notice."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,18 +27,18 @@ def require_values(*tensors: torch.Tensor) -> None:
 
 
 def require_no_tangents(gradients: Iterable[tuple[str, torch.Tensor | None]]) -> None:
-    """Refuses gradients, with their parameters' names, that have a tangent of forward mode, which is not reduced.
+    """Refuses gradients that have a tangent of autograd's forward mode, because hvdlite does not reduce tangents.
 
-    Called only within forward mode.
+    Call it only within forward mode. `gradients` are pairs of a parameter's name and gradient.
 
     Raises:
-        UnsupportedError: one has.
+        UnsupportedError: a gradient has a tangent.
 
     """
     for name, grad in gradients:
         if grad is not None and forward_ad.unpack_dual(grad).tangent is not None:  # type: ignore[no-untyped-call]
             raise UnsupportedError(
-                f"the gradient of parameter {name!r} has a tangent of torch.autograd.forward_ad, which is this rank's alone: "
+                f"the gradient of parameter {name!r} has a tangent of torch.autograd.forward_ad, which is not reduced: "
                 "call backward() inside of no_sync(), and reduce gradient and tangent (unpack_dual) by hand"
             )
 
@@ -55,11 +55,11 @@ class _RefuseDerivative(torch.autograd.Function):
 
 
 def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torch.Tensor | None, ...]:
-    """Marks the gradients of a backward that cannot be differentiated again.
+    """Marks gradients that cannot be differentiated again.
 
     Args:
         gradients: computed without gradient recording.
-        text: of the UnsupportedError that differentiating them raises.
+        text: the text of the UnsupportedError that a second derivative raises.
 
     """
     if not torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Error feedback for int8, int4 and fp8: what a rank's gradient loses when it is coded is added to the rank's next gradient.
+"""Error feedback for int8, int4 and fp8: a rank adds the error of its coded gradient to its next gradient.
 
 Source: Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
 """
@@ -19,14 +19,14 @@ _SMALLEST = 2.0**-100  # blocks whose largest magnitude is below it become zeros
 
 
 def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """What comes back of a tensor that the engine codes; csrc/kernels/codec.h has the formats.
+    """The values that a tensor has after the engine has coded and decoded it; csrc/kernels/codec.h has the formats.
 
     Args:
         tensor: float32, of any shape. Not modified.
-        codec: kind and block.
+        codec: the codec; its kind and block are used.
 
     Returns:
-        A tensor of the same shape, with the bits that decoding gives. Blocks with an inf or a nan are undefined.
+        A float32 tensor of the same shape, with the same bits as the engine's. Blocks with an inf or a nan are undefined.
     """
     flat = tensor.reshape(-1)
     blocks = pad(flat, (0, -flat.numel() % codec.block)).view(-1, codec.block)
@@ -39,9 +39,9 @@ def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 
 class ErrorFeedback(BucketCodec):
-    """Keeps the ``residual`` of each gradient: what this rank's gradients lost, as float32, divided by the loss scale.
+    """Keeps the ``residual`` of each gradient: the error of this rank's coded gradients, as float32, divided by the loss scale.
 
-    Gradients travel as float32, with the codec. Those of float64 do not: the engine refuses them by name.
+    Gradients are converted to float32 and sent with the codec. The engine refuses gradients of float64 with an error.
     """
 
     def __init__(self, codec: Codec) -> None:

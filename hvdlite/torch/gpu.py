@@ -1,4 +1,4 @@
-"""Which tensors the engine can use in place, and in the order of which CUDA streams.
+"""Says which tensors the engine can use in place, and which CUDA streams order their memory.
 
 The reducer relies on two facts about autograd. A hook on a parameter runs in the stream in which its gradient was made, which
 is the stream of the forward pass; two gradients of one bucket may have different streams. When a pass is over, autograd orders
@@ -53,7 +53,8 @@ def _current_stream(gpu: int) -> int:
     return int(torch.cuda.current_stream(gpu).cuda_stream)
 
 
-# The raw handle of torch's current stream on a GPU; 0 is the legacy default stream. In CUDA builds there is a fast one.
+# A function that returns the raw handle of torch's current stream on a GPU; 0 is the legacy default stream. CUDA builds have a
+# fast one.
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
@@ -115,11 +116,11 @@ class Mark:
         self._event.record(torch.cuda.current_stream(gpu))
 
     def order_current_stream(self) -> None:
-        """Orders the current stream after it."""
+        """Orders the current stream after the mark."""
         torch.cuda.current_stream(self._gpu).wait_event(self._event)
 
     def is_reached(self) -> bool:
-        """Has the GPU come to it?"""
+        """Has the GPU reached the mark?"""
         return bool(self._event.query())
 
 

@@ -23,12 +23,12 @@ class AtEnd:
 
 
 def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[Any]:
-    """Puts hooks before and after the accumulation, even for frozen parameters: these may be thawed later.
+    """Installs hooks before and after the accumulation, even for frozen parameters, which may train later.
 
     Args:
         param: the parameter. One that cannot have a gradient gets no hooks.
-        reducer: handles the hooks' calls.
-        gradient: the state of its gradient.
+        reducer: the object that handles the hooks' calls.
+        gradient: the state of the parameter's gradient.
 
     Returns:
         Objects with a method `remove`.
@@ -41,9 +41,9 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         present = getattr(param, name)
         if present is not None:
-            setattr(param, name, present)  # torch.utils.swap_tensors leaves lists that autograd does not know any more
+            setattr(param, name, present)  # after torch.utils.swap_tensors, autograd does not use the old lists of hooks
     hooks = [
-        param.register_hook(GradientHook(reducer, gradient, False)),  # also where autograd.grad only looks at the increment
+        param.register_hook(GradientHook(reducer, gradient, False)),  # autograd.grad calls it too
         param.register_post_accumulate_grad_hook(GradientHook(reducer, gradient, True)),
     ]
     if frozen:
@@ -54,11 +54,11 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
 def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> None:
     """Lets native hooks prefetch the memory that the hooks of the next gradient will read.
 
-    When a parameter's next gradient comes, its hooks and torch's lists of them have left the caches. With many small gradients
-    that was most of the hooks' cost.
+    Until a parameter's next gradient, its hooks and torch's lists of hooks leave the caches. With many small gradients the
+    cache misses were most of the hooks' cost.
 
     Args:
-        expected: for each gradient, in the probable order: its other objects, and the result of `install`.
+        expected: for each gradient, in the probable order: other objects that its hooks use, and the result of `install`.
 
     """
     following: list[object] = []

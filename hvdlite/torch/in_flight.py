@@ -2,7 +2,7 @@
 
 A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `InFlightBucket` owns
 the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The reducer knows the
-`InFlightBucket` before anything is submitted: Ctrl-C may raise between any two lines here, and must not lose the memory.
+`InFlightBucket` before anything is submitted: Ctrl-C may raise between any two lines here, and the memory must stay alive.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class InFlightBucket:
     Attributes:
         handles: the engine's work for all items, which also keeps the memory; none before the launch.
         items: the requests.
-        outcomes: of the items, in order, as far as their ends are known: the bucket's part of the result, or an error.
+        outcomes: the outcomes of the items that have ended, in order: the bucket's part of the result, or an error.
         streams: on a GPU, the CUDA streams in whose order the memory is reused; the first is the launching stream.
         stored: how many items are stored.
 
@@ -98,7 +98,7 @@ class Bucket(Protocol):
 
     Attributes:
         gradients: the members, in the order that all ranks have.
-        device: of the gradients: the engine's number of a GPU, or of host memory.
+        device: the device of the gradients: the engine's number of a GPU or of host memory.
 
     """
 
@@ -118,16 +118,16 @@ class Bucket(Protocol):
         weight: float | None,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
-        """Submits the gradients in an in-flight bucket, after passing that to `begin`.
+        """Makes an in-flight bucket, passes it to `begin`, and submits the gradients.
 
         Args:
-            engine: reduces them.
-            reducer: counts the bucket as launched.
-            number: of the bucket in the reducer's plan.
+            engine: the engine that reduces them.
+            reducer: the reducer, which counts the bucket as launched.
+            number: the number of the bucket in the reducer's plan.
             turn: the number of the pass in its step; the passes of a step have different names.
-            wake: is this within a pass? Then no thread will soon wait for the engine.
-            weight: how much this rank's gradients count; None: as much as every other rank's.
-            begin: takes charge of the in-flight bucket.
+            wake: wake the engine's thread? Within a pass yes, because no other thread will soon wait for the engine.
+            weight: the weight of this rank's gradients; None: all ranks have the same weight.
+            begin: a function that takes charge of the in-flight bucket.
         """
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
@@ -141,22 +141,22 @@ class Bucket(Protocol):
         """
 
     def close(self, engine: "Engine") -> None:
-        """Called when the plan is given up. Results in flight may still be stored."""
+        """Called when the plan is dropped. Results in flight may still be stored."""
 
 
 def suffix_of_pass(turn: int) -> str:
-    """The end of the names in a pass: the passes of a step have different ones. turn: see `Bucket.launch`."""
+    """The end of the names in a pass, which differs between the passes of a step. turn: see `Bucket.launch`."""
     return f"@{turn + 1}" if turn else ""
 
 
 def has_moved(bucket: Bucket) -> bool:
-    """Is the first parameter on another device, or are its gradients of another dtype, than when the bucket was made?"""
+    """Has the device of the first parameter, or the dtype of its gradient, changed since the bucket was made?"""
     gradient = bucket.gradients[0]
     return gpu_of(gradient.param) != bucket.device or declared_dtype(gradient.param) not in (gradient.dtype, None)
 
 
 class DenseBucket:
-    """Gradients of one dtype that the engine fuses, always in the same layout. The engine knows them as a prepared group."""
+    """Gradients of one dtype, which the engine fuses always in the same layout. They are a prepared group of the engine."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class DenseBucket:
         weight: float | None,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
-        """Submits all members; those without a gradient as absent."""
+        """Submits all members. This rank is absent for members without a gradient."""
         streams = () if self.device == CPU else self._streams.gather(wake)
         weighted = weight is not None
         groups = self._groups[weighted]
@@ -269,7 +269,7 @@ def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | N
 
 
 def _use_in_current_stream(items: Items) -> None:
-    """Memory that was made in the launching stream is about to be used in the current one."""
+    """Tells torch that memory from the launching stream is used in the current stream."""
     for _, grad, wire, _ in items:
         if wire is not grad:
             backend_of(wire).use_in_current_stream(wire)
@@ -300,7 +300,7 @@ class SparseBucket:
         weight: float | None,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
-        """Submits the indices and the values of this rank's rows, of which there may be none."""
+        """Submits the indices and the values of this rank's rows; there may be no rows."""
         gradient = self.gradients[0]
         if weight is not None:
             raise UnsupportedError(
@@ -337,7 +337,7 @@ class SparseBucket:
         self._indices = None
         launched = InFlightBucket(self, items, streams)
         begin(launched)
-        work = engine.submit((), items)  # a work without operations, so that the in-flight bucket has it before the submission
+        work = engine.submit((), items)  # a work without operations yet, which the in-flight bucket gets before the submission
         launched.handles.append(work)
         try:
             engine.submit(requests, None, wake, work)
@@ -347,7 +347,7 @@ class SparseBucket:
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for both results, each of which has memory of its own. After Ctrl-C before the submission there is no work."""
+        """Waits for both results. If Ctrl-C came before the submission, there is no work to wait for."""
         if launched.handles and not launched.outcomes:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.handles
@@ -375,4 +375,4 @@ class SparseBucket:
         return None
 
     def close(self, engine: "Engine") -> None:
-        """Has prepared nothing."""
+        """Does nothing: this bucket has no prepared group."""

@@ -12,7 +12,7 @@ __all__ = ["leaf_of"]
 
 
 def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
-    """A dense tensor. It is copied, as a whole, only if it is on a GPU or its elements are not in order in memory."""
+    """The leaf of a dense tensor. The tensor is copied only if it is on a GPU or not in row-major order in memory."""
     tensor = tensor.detach()
 
     def on_host() -> torch.Tensor:
@@ -28,7 +28,7 @@ def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
     return Leaf(name, tuple(tensor.shape), *_name_and_epsilon(tensor.dtype), memory=memory, numbers=numbers)
 
 
-@functools.cache  # torch takes long to make a finfo
+@functools.cache  # torch.finfo is slow
 def _name_and_epsilon(dtype: torch.dtype) -> tuple[str, float]:
     epsilon = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
     return str(dtype).removeprefix("torch."), epsilon

@@ -9,7 +9,7 @@ are `hvdlite.ops`' own). Their gradients follow Horovod's convention:
 
 The backward of a function is itself a collective: it has to run on all ranks, in the same order unless the function was
 given a name. It can be differentiated in turn (``create_graph=True``), each step by the convention of the collective it
-calls; only Product can be differentiated once. Over 400 lines, because every function spells out Horovod's signature.
+calls; Product can be differentiated only once. Over 400 lines, because every function has Horovod's full signature.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ class _Allreduce(torch.autograd.Function):
         call: _CallArguments = ctx.call
         if call.weight is None:
             return (None, *_reduce(call, call.grad_name, grads))
-        # The rank's share of all weights times the sum: what is weighted is the tensor, and not the gradient.
+        # This rank's share of all weights times the sum: the weights belong to the tensors, not to the gradients.
         totals = _reduce(replace(call, op=Sum, weight=None), call.grad_name, grads)
         name = None if call.name is None else f"{call.grad_name}.weights"
         weights = float(ops.allreduce(call.weight, name=name, op=Sum, process_set=call.process_set))
@@ -168,10 +168,10 @@ def allreduce(
     """`hvdlite.allreduce` with a gradient.
 
     Backward reduces the ranks' incoming gradients with the same op, factors and compression (Average gives their average,
-    Sum their sum). With Min and Max their sum goes to the ranks that hold the extreme value, in equal parts; with Product
-    it is multiplied by the other ranks' values: for all these ops the true gradient of the sum of all ranks' losses. Min, Max
-    and Product have none together with scale factors. Of a weighted mean each rank gets its share of the sum. With Adasum
-    backward is an Adasum of the incoming gradients, which is Horovod's convention and no derivative.
+    Sum their sum). With Min and Max the ranks with the extreme value get equal parts of the sum of the incoming gradients. With
+    Product a rank gets that sum times the other ranks' values. For all these ops it is the true gradient of the sum of all
+    ranks' losses. Min, Max and Product with scale factors have no gradient. For a weighted mean each rank gets its share of
+    the sum. With Adasum, backward is an Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
@@ -225,7 +225,7 @@ def sparse_allreduce_async(
         returns None. It is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
-        InvalidArgumentError: the tensor is not sparse, or op is another one.
+        InvalidArgumentError: the tensor is not sparse, or op is neither Average nor Sum.
 
     """
     if tensor.layout is not torch.sparse_coo:
@@ -363,8 +363,8 @@ def alltoall(
 ) -> Any:
     """`hvdlite.alltoall` with a gradient.
 
-    Backward sends the incoming gradients' rows back to the ranks they came from: the true gradient of the sum of all ranks'
-    losses.
+    Backward sends the rows of the incoming gradient back to the ranks from which the rows came. This is the true gradient of
+    the sum of all ranks' losses.
 
     Args, returns and raises are those of `hvdlite.alltoall`.
     """
@@ -406,8 +406,8 @@ def reducescatter(
 ) -> Any:
     """`hvdlite.reducescatter` with a gradient, for Average and Sum.
 
-    Backward gathers the ranks' incoming gradients, times both factors, and with Sum times the number of ranks: Horovod's
-    convention, the gradient of the sum of all ranks' losses times their number.
+    Backward gathers the ranks' incoming gradients and multiplies them by both factors; with Sum also by the number of ranks.
+    This is Horovod's convention: the gradient of the sum of all ranks' losses, times the number of ranks.
 
     Args, returns and raises are those of `hvdlite.reducescatter`.
     """

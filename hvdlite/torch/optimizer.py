@@ -1,8 +1,8 @@
 """`DistributedOptimizer`: makes an optimizer average the gradients of all ranks.
 
-The optimizer stays the same object. Only its class is replaced by one with a few more methods, and hooks are put on its
-parameters and before its step. So its state, its parameter groups, earlier schedulers and ``isinstance`` still work, and it
-pickles as before. Over 400 lines, because the docstring of one function has a hundred.
+The optimizer stays the same object. hvdlite only replaces its class by a subclass with a few more methods, and installs hooks
+on its parameters and before its step. So its state, its parameter groups, earlier schedulers and ``isinstance`` still work, and
+it pickles as before. Over 400 lines, because the docstring of one function has a hundred.
 """
 
 import copyreg
@@ -40,11 +40,11 @@ from hvdlite.usage import optimizer_stepped
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
 else:
-    _Optimizer = object  # it is mixed into subclasses of torch.optim.Optimizer
+    _Optimizer = object  # the class below is mixed into subclasses of torch.optim.Optimizer
 
 __all__ = ["DistributedOptimizer"]
 
-# Numbers optimizers by the ranks of their process set: these make them in the same order, and other ranks may make none.
+# Numbers the optimizers of each set of ranks: these ranks make them in the same order, and other ranks may make none.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -67,34 +67,35 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
 
-    When ``loss.backward()`` returns, each ``.grad`` holds what backward added on all ranks, averaged (or summed), with the
-    same bits everywhere. So clipping, loss scaling, accumulation and schedulers are written as torch's own documentation
-    writes them. In particular:
+    When ``loss.backward()`` returns, each ``.grad`` holds the average (or sum) over all ranks of what backward added, with the
+    same bits on all ranks. So clipping, loss scaling, accumulation and schedulers work as in torch's own documentation. In
+    particular:
 
-    - Several backward passes before a step add up, each averaged by itself. Values that you write into ``.grad`` stay
-      unchanged. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, gradients are this rank's own.
-    - A parameter unused on some ranks gets the average with zeros; unused on all, its ``.grad`` stays None.
-    - If no backward has run before ``step()``, it reduces gradients that you computed in another way.
-    - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in it.
-    - Where the ranks' batches differ in size, set ``optimizer.weight = len(batch)`` before ``backward()`` on all ranks: the
-      mean is weighted, and equals that of one process with the whole batch.
+    - Several backward passes before a step add up; each is averaged by itself. Values that you write into ``.grad`` stay
+      unchanged. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, ``.grad`` has only this rank's
+      gradients.
+    - If a parameter is unused on some ranks, these ranks contribute zeros; if it is unused on all, its ``.grad`` stays None.
+    - If no backward has run before ``step()``, ``step()`` reduces gradients that you computed in another way.
+    - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in that dtype.
+    - If the ranks' batches differ in size, set ``optimizer.weight = len(batch)`` before ``backward()`` on all ranks. The
+      weighted mean equals the mean of one process with the whole batch.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
     - With op=Adasum ``backward()`` reduces nothing: ``step()`` uses this rank's gradients, and the
       changes of all ranks are combined.
     - The optimizer may be saved, or its ``state_dict()`` loaded, with or without the wrapping.
 
-    Collective over `process_set` when gradients are reduced: the ranks have the same parameters, by name, shape and dtype,
-    in the same order (checked at the first reduction), and run the same number of backward passes and steps. Optimizers
-    are wrapped in the same order on all ranks.
+    Reductions of gradients are collective over `process_set`: the ranks must have the same parameters, by name, shape and
+    dtype, in the same order (the first reduction checks this), and must run the same number of backward passes and steps. All
+    ranks must wrap their optimizers in the same order.
 
     Args:
         optimizer: any optimizer of torch. It is changed in place; wrapping it again replaces the first wrapping.
-        named_parameters: of the model, for messages and for the order of the plan; more than the optimizer has is fine.
-            Default: names made of the places in the optimizer's parameter groups.
+        named_parameters: the model's named parameters, for texts and for the order of the plan; it may have more parameters
+            than the optimizer. Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; or a codec such as
-            ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`). With
-            `Compression.powersgd`, error feedback or a `BucketCodec` the optimizer keeps state of the compression: its
-            ``state_dict()`` has it, and with a ``GradScaler`` set ``optimizer.loss_scale = scaler``.
+            ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`).
+            `Compression.powersgd`, error feedback and a `BucketCodec` keep state in the optimizer: ``state_dict()`` includes
+            it. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
             by this number: divide the loss, or pass `average_aggregated_gradients`.
         op: `Average`, `Sum`, or `Adasum` of the steps (any power of two of ranks; `groups` and `sparse_as_dense` have no
@@ -104,21 +105,22 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: lists of parameters to be reduced together, or the number of groups to cut them into. Default: by size
             (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
-        process_set: the ranks that train together. A rank outside of it gets its optimizer back as it was.
+        process_set: the ranks that train together. On a rank that is not a member, the optimizer is returned unchanged.
         average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
-        gradient_as_bucket_view: may larger gradients (from 64 KiB on) lie in memory that all ranks of the host map, and be
-            reduced there without a copy? Once autograd has made ``.grad``, it is moved there, and stays there while it is
-            kept. Tensors that you put into ``.grad`` yourself are reduced where they are. None: if it pays, that is if all
-            ranks called ``zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is
-            impossible (several hosts, no shared memory). False: no.
+        gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map, so that they
+            are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and it stays there while the
+            program keeps it. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all ranks called
+            ``zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is impossible (several
+            hosts, no shared memory). False: no.
         start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update, because
-            they were not broadcast: "error", a MismatchError; "warn", a line in the log; "broadcast", the same, and all ranks
-            get the first rank's; "off": they are not compared. None: the knob HVDLITE_START_CHECK decides.
+            they were not broadcast. "error": a MismatchError; "warn": a line in the log; "broadcast": a line in the log, and
+            all ranks get the values of the first rank; "off": they are not compared. None: the knob HVDLITE_START_CHECK
+            decides.
         shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the
-            weights equal those without sharding, bit for bit. With torch's optimizers whose step is elementwise (SGD, the Adam
-            family, RMSprop, Adagrad and so on) a rank steps slices; with all others, such as Muon and Adafactor, whole
-            parameters. Then ``step()`` is collective, and so is ``state_dict()``, which returns the whole state on every
-            rank; ``load_state_dict()`` takes a whole one, of any number of ranks. docs/sharding.md has the rest.
+            weights have the same bits as without sharding. With torch's optimizers whose step is elementwise (SGD, the Adam
+            family, RMSprop, Adagrad and so on) a rank updates slices of parameters; with all others, such as Muon and
+            Adafactor, whole parameters. ``step()`` and ``state_dict()`` are then collective. ``state_dict()`` returns the whole
+            state on every rank; ``load_state_dict()`` takes a whole state, from any number of ranks. See docs/sharding.md.
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
@@ -128,7 +130,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: op is Adasum, and the number of ranks no power of two; or shard does not go with this optimizer.
+        UnsupportedError: op is Adasum, and the number of ranks is not a power of two; or this optimizer cannot be sharded.
         NotInitializedError: `init` has not been called.
 
     Later, ``backward()``, ``step()`` and ``synchronize()`` can raise MismatchError (the ranks' parameters differ),
@@ -195,15 +197,15 @@ def _stepped(*_: Any) -> None:
 
 
 class _Wrapping:
-    """What a wrapped optimizer has beside its own attributes."""
+    """The state that the wrapping adds to an optimizer."""
 
     def __init__(self, settings: ReducerSettings, base: type[torch.optim.Optimizer], names: dict[torch.Tensor, str]) -> None:
         self.settings = settings
         self.base = base
         self.names = names
-        self.reducer: Reducer | None = None  # None if there is no other rank, and with Adasum
+        self.reducer: Reducer | None = None  # None for a single rank, and with Adasum
         self.adasum: AdasumStep | None = None
-        self.sharded: ShardedState | None = None  # None if the state is whole
+        self.sharded: ShardedState | None = None  # None unless the optimizer has shard=True
         self.passes_per_step = settings.passes_per_step
         self.weight: float | None = None
         self.skipping = False
@@ -214,7 +216,7 @@ class _Wrapping:
         self._added = 0
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
-        """Hooks the parameters and the step."""
+        """Installs hooks on the parameters and around the step."""
         prefix = self.settings.prefix
         self._known.add(param for _, param in named)
         self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
@@ -239,7 +241,7 @@ class _Wrapping:
         self._finalizer.atexit = False
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Has this rank step its part of the parameters; after `connect`, whose hooks come first."""
+        """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""
         self.sharded = ShardedState(self.settings, self.base)
         self.sharded.add(named)
         self._undo += connect(optimizer, self.sharded)
@@ -250,7 +252,7 @@ class _Wrapping:
         self._undo.append(optimizer.register_step_post_hook(_stepped).remove)
 
     def check_parameters(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called before every step. Checks that the optimizer still steps the parameters whose gradients are reduced."""
+        """Called before every step. Checks that the gradients of all parameters of the optimizer are reduced."""
         self._known.check(optimizer, self.settings.prefix)
 
     def undo(self, optimizer: "_DistributedOptimizer") -> None:
@@ -267,7 +269,7 @@ class _Wrapping:
         del optimizer._hvdlite
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Reduces more parameters."""
+        """Adds parameters whose gradients are then reduced, too."""
         named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
         self._added += 1
         self.names.update((param, name.removeprefix(f"{self.settings.prefix}.")) for name, param in named)
@@ -283,7 +285,7 @@ class _Wrapping:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Called before every step, even if a scheduler has kept the original class's step."""
+        """Called before every step, even if a scheduler calls the original class's step."""
         reducer = self.reducer
         if reducer is None or is_inner_step(optimizer):
             return None
@@ -301,7 +303,7 @@ class _Wrapping:
         return None
 
     def _wrap_closure(self, reducer: Reducer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wraps the closure: its loss and gradients are those of all ranks, since an optimizer may use the loss to decide."""
+        """A closure with the loss and gradients of all ranks, because an optimizer may decide by the loss."""
 
         def of_all_ranks() -> Any:
             reducer.settle_family()
@@ -327,12 +329,12 @@ class _Wrapping:
 
 
 class _DistributedOptimizer(_Optimizer):
-    """The methods that a wrapped optimizer has beside its own."""
+    """The methods that the wrapping adds to an optimizer."""
 
     _hvdlite: _Wrapping
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # A class may derive from this one, as Lightning 1.9 does for a proxy; but it must have no objects.
+        # A class may derive from this one, as in Lightning 1.9, but it cannot have objects.
         if not issubclass(cls, torch.optim.Optimizer):
             raise UnsupportedError(
                 f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
@@ -342,17 +344,17 @@ class _DistributedOptimizer(_Optimizer):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """The names of its parameters, which programs ask of Horovod's optimizer."""
+        """The names of the parameters; some programs read this attribute of Horovod's optimizer."""
         return self._hvdlite.names
 
     @property
     def weight(self) -> float | None:
-        """How much this rank's gradients count in the mean of all ranks'; None, the default: all ranks' count alike.
+        """The weight of this rank's gradients in the mean over the ranks; None, the default: all ranks have the same weight.
 
         Set it before ``backward()``, on all ranks, to the number of samples in this rank's batch, if the loss is their mean.
-        The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which is what one process gets from the
-        whole batch. It stays until it is set again. A rank of weight 0 contributes nothing, whatever its gradients hold. The
-        weights of passes that are added up before a reduction (`backward_passes_per_step`) add up.
+        The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which equal the gradients of one process
+        with the whole batch. The weight stays until you set it again. A rank with weight 0 contributes nothing, even if its
+        gradients have NaNs. The weights of passes before one reduction (`backward_passes_per_step`) add up.
 
         Raises:
             InvalidArgumentError: it is set to something else than a number of 0 or more, or op is not Average.
@@ -375,7 +377,7 @@ class _DistributedOptimizer(_Optimizer):
         return self._hvdlite.passes_per_step
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes `backward_passes_per_step`, between steps and on all ranks alike; passes made so far do not count.
+        """Changes `backward_passes_per_step`. Call it between steps, on all ranks. Passes before the call do not count.
 
         Raises:
             InvalidArgumentError: passes is not a whole number above 0.
@@ -387,8 +389,8 @@ class _DistributedOptimizer(_Optimizer):
             self._hvdlite.reducer.set_passes_per_step(passes)
 
     def synchronize(self) -> None:
-        """Reduces all unreduced gradients. Needed only to see, before ``step()``, gradients that `no_sync` or
-        `backward_passes_per_step` kept back; otherwise ``backward()`` has reduced them.
+        """Reduces all unreduced gradients. It is needed only to see, before ``step()``, reduced gradients after `no_sync` or
+        fewer than `backward_passes_per_step` passes; otherwise ``backward()`` has reduced them.
 
         Raises:
             MismatchError, HorovodInternalError: as ``backward()``.
@@ -400,8 +402,8 @@ class _DistributedOptimizer(_Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, ``step()`` reduces nothing: for scripts that call `synchronize` themselves. Reduced gradients are not
-        reduced again outside of it either.
+        """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Outside of it,
+        ``step()`` does not reduce a gradient twice either.
         """
         wrapping = self._hvdlite
         if wrapping.adasum is not None:
@@ -414,8 +416,8 @@ class _DistributedOptimizer(_Optimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward passes add to this rank's gradients without reducing them; the next pass outside, or
-        ``step()``, reduces all of it. On all ranks alike.
+        """A with statement in which backward passes add to this rank's gradients without a reduction. The next pass outside of
+        it, or ``step()``, reduces the sum. All ranks must use it for the same passes.
         """
         reducer = self._hvdlite.reducer
         if reducer is None:
@@ -438,7 +440,7 @@ class _DistributedOptimizer(_Optimizer):
             reducer.after_reset(keeps)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, on all ranks alike; their gradients are reduced too."""
+        """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters."""
         super().add_param_group(param_group)
         self._hvdlite.add_parameters(self.param_groups[-1]["params"])
 
@@ -446,7 +448,7 @@ class _DistributedOptimizer(_Optimizer):
         """Pickles and copies as the plain optimizer."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, args, *rest = reduced
-        if function is copyreg.__newobj__:  # type: ignore[attr-defined]  # which insists on our class; what it does is this
+        if function is copyreg.__newobj__:  # type: ignore[attr-defined]  # it would require our class; this does the same
             function, args = copyreg._reconstructor, (type(self), object, None)  # type: ignore[attr-defined]
         args = tuple(self._hvdlite.base if arg is type(self) else arg for arg in args)
         if rest and isinstance(rest[0], dict) and "_hvdlite" in rest[0]:

@@ -30,7 +30,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
-    """The dtype that autograd gives a parameter's gradient; None: any."""
+    """The dtype that autograd gives a parameter's gradient; None means any dtype."""
     dtype: torch.dtype | None = getattr(param, "grad_dtype", param.dtype)  # before torch 2.10 there is no choice
     return dtype
 
@@ -50,16 +50,16 @@ class WireForm:
     on other devices travel through host memory.
 
     Attributes:
-        codec: fields of the request (`Codec.fields`), empty without a codec.
-        device: of the memory: the engine's number of a GPU, or of host memory.
-        flags: of the request.
+        codec: the codec's fields of the request (`Codec.fields`), empty without a codec.
+        device: the device of the memory: the engine's number of a GPU or of host memory.
+        flags: the flags of the request.
         memory: torch's name for that device.
         dtype_in_place: the dtype of gradients that are reduced in place; None if all are copied.
         is_contiguous: are they contiguous? Otherwise they have the strides of their parameter.
-        dtype: code of the element type that is sent.
-        shape: extents of the memory that is sent.
-        wire_dtype: torch's dtype of it.
-        nbytes: its size.
+        dtype: the code of the dtype that is sent.
+        shape: the extents of the memory that is sent.
+        wire_dtype: torch's dtype of that memory.
+        nbytes: the size of that memory in bytes.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class WireForm:
         if wire.dtype is not self.wire_dtype or wire.shape != self.shape:
             raise InvalidArgumentError(
                 f"{self._compression!r} made {wire.dtype} {list(wire.shape)} of a gradient {list(grad.shape)}, and "
-                f"{self.wire_dtype} {list(self.shape)} of zeros like it: what it makes may not depend on the values"
+                f"{self.wire_dtype} {list(self.shape)} of zeros like it: dtype and shape must not depend on the values"
             )
         return wire.contiguous(), context
 
@@ -131,7 +131,7 @@ class WireForm:
         return compressed
 
     def blank(self) -> torch.Tensor:
-        """Memory of the right form for a result, without content."""
+        """Memory for a result, with the right dtype and shape and undefined content."""
         if self.dtype_in_place is not None and not self.is_contiguous:
             return torch.empty_strided(self.shape, self._param.stride(), dtype=self.wire_dtype, device=self.memory)
         return torch.empty(self.shape, dtype=self.wire_dtype, device=self.memory)
@@ -156,12 +156,12 @@ class WireForm:
 class ParameterGradient(GradientState):
     """One parameter and the state of its gradient.
 
-    At each time ``param.grad`` holds one of two things: what backward added on this rank and what is not reduced yet (then the
-    gradient is dirty), or a finished gradient (reduced, or written by the user). If backward is about to add to a finished
-    gradient, that is kept as the reduced part, so that only the increment is reduced. Afterwards the two are added up.
+    At each time ``param.grad`` is one of two things: a gradient that backward has made on this rank and that is not reduced
+    yet (it is dirty), or a finished gradient (reduced, or written by the user). Before backward adds to a finished gradient,
+    that one becomes the reduced part, so that only the increment is reduced. Afterwards the two are added up.
 
     Attributes:
-        bucket: the number of its bucket in the plan; -1: none.
+        bucket: the number of its bucket in the plan; -1 without a bucket.
         dirty: does ``param.grad`` hold an unreduced gradient of this rank?
         filled: has ``param.grad`` been reduced since it was last reset?
         reduced_part: the finished gradient, kept here while backward adds an increment.
@@ -170,8 +170,8 @@ class ParameterGradient(GradientState):
         place: in the arena, if there is one for this gradient.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not offered its place yet?
 
-        coding: what a compression keeps from step to step (`hvdlite.compression.BucketCodec`).
-        dtype: of the gradient on all ranks, once there is a plan.
+        coding: the state of a compression (`hvdlite.compression.BucketCodec`).
+        dtype: the dtype of the gradient on all ranks, once there is a plan.
         implementation: torch's object behind the parameter when this was made; the hooks are on it.
 
     The native class has all members but name, coding, dtype and implementation, and its hooks read them. `forget`: the user has
@@ -197,7 +197,7 @@ class ParameterGradient(GradientState):
         """Refuses a gradient that would lose digits in the plan's dtype.
 
         Raises:
-            InvalidArgumentError: it is of another dtype than the gradients were when the plan was made.
+            InvalidArgumentError: the gradient has another dtype than when the plan was made.
 
         """
         if grad.dtype is not self.dtype and torch.promote_types(grad.dtype, self.dtype) is not self.dtype:
@@ -207,7 +207,7 @@ class ParameterGradient(GradientState):
             )
 
     def hold_reduced(self, grad: torch.Tensor) -> None:
-        """Keeps `grad`, the finished ``param.grad``, apart from the increment that backward is about to make."""
+        """Makes `grad`, the finished ``param.grad``, the reduced part, before backward adds an increment."""
         if self.reduced_part is not None:
             raise InternalError(
                 f"backward adds to the gradient of parameter {self.name!r} while two earlier parts of it are not added up: "
@@ -220,7 +220,7 @@ class ParameterGradient(GradientState):
     def merge(self) -> None:
         """Adds ``param.grad`` to the reduced part. Called without gradient recording.
 
-        Signal handlers run only before and after: Ctrl-C leaves nothing half done, and this can be called again.
+        Signal handlers run only before and after it: after Ctrl-C it can be called again.
         """
         reduced_part, grad = self.reduced_part, self.param.grad
         if reduced_part is None:
@@ -274,12 +274,12 @@ def store_dense(
     """Stores a reduced dense gradient; arguments and result as of `hvdlite.torch.in_flight.Bucket.store`.
 
     Args:
-        gradient: of the parameter.
-        grad: what was ``param.grad`` when it was sent; None if this rank had none.
-        form: of the gradient.
+        gradient: the state of the parameter's gradient.
+        grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
+        form: the gradient's form on the wire.
         wire: the reduced memory.
-        context: for `WireForm.decode`.
-        strict: as of `Bucket.store`.
+        context: the context for `WireForm.decode`.
+        strict: as for `Bucket.store`.
     """
     gradient.filled = True
     if grad is None:
@@ -302,7 +302,7 @@ def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:
     """Refuses parameters that ``torch.utils.swap_tensors`` has exchanged for other tensors in autograd.
 
     Raises:
-        InvalidArgumentError: there are some; they have lost their hooks, so their gradients are not reduced.
+        InvalidArgumentError: a parameter was exchanged. It has lost its hooks, so its gradient would not be reduced.
 
     """
     swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]

@@ -30,15 +30,15 @@ def make_buckets(
     Frozen parameters whose dtype cannot be reduced, such as float8, are in no bucket.
 
     Args:
-        settings: of the optimizer.
+        settings: the settings of the optimizer.
         gradients: the parameters in the order of the model; gradients are expected in the opposite order.
         groups: the user's choice of parameters to reduce together.
-        generation: number of the plan; the buckets' labels differ from those of earlier plans.
-        codec: reduces the gradients and keeps state; None if the compression keeps none.
+        generation: the number of the plan, which makes the buckets' labels differ from those of earlier plans.
+        codec: the codec with state that reduces the gradients; None if the compression keeps no state.
 
     Raises:
-        UnsupportedError: a gradient is sparse, and the compression is a codec; or one is not in host memory, and the
-            compression keeps state.
+        UnsupportedError: the compression is a codec, but a gradient is sparse; or the compression keeps state, but a gradient
+            is not in host memory.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
 
     """

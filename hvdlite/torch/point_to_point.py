@@ -68,7 +68,7 @@ def _takes_part(tensor: Any) -> bool:
 def send(
     tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor | None:
-    """As `hvdlite.send`. A tensor that requires a gradient gets it back from the receiver.
+    """`hvdlite.send` with a gradient: if the tensor requires a gradient, the receiver sends the gradient back.
 
     Returns:
         None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
@@ -89,13 +89,13 @@ def recv(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As `hvdlite.recv`. With a tensor that requires a gradient, the gradient of what was received goes back to the sender.
+    """`hvdlite.recv` with a gradient: if the tensor requires a gradient, the gradient goes back to the sender.
 
     Returns:
         The tensor that was written to. For a tensor that requires a gradient: a new tensor, and the argument stays unchanged.
 
     Raises:
-        UnsupportedError: such a tensor, from any rank or with any tag.
+        UnsupportedError: the tensor requires a gradient, and `src` or `tag` is None.
     """
     if not _takes_part(tensor):
         return point_to_point.recv(tensor, src, tag, name, process_set)

@@ -1,9 +1,9 @@
-"""PowerSGD: gradients travel as products of two thin matrices (`hvdlite.compression.PowerSGD` has the source).
+"""PowerSGD: ranks send two thin factors of each gradient (`hvdlite.compression.PowerSGD` has the source).
 
-A gradient is a matrix M of n rows and m columns. With this rank's gradient in M, and with what this rank's earlier ones lost:
+M is this rank's gradient plus the error of this rank's earlier gradients, as a matrix of n rows and m columns:
 
-1. P = M Q, and P of all ranks is reduced. Q is that of the step before with orthonormal columns, the same on all ranks.
-2. The columns of P are made orthonormal. Then Q = M^T P, and M - P Q^T is what this rank loses. Q of all ranks is reduced.
+1. P = M Q, and P is reduced over the ranks. Q comes from the step before, with orthonormal columns, the same on all ranks.
+2. The columns of P are made orthonormal. Then Q = M^T P, and M - P Q^T is this rank's error. Q is reduced over the ranks.
 3. The reduced gradient is P Q^T.
 
 The ranks' weights stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on all
@@ -24,7 +24,7 @@ from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 __all__ = ["PowerSGDCodec", "multiply", "orthonormalize"]
 
 _PIECE = 1 << 17  # elements of a product that are computed together: they stay in a processor's caches
-# A column that keeps less than this part of its square when earlier columns are subtracted is noise of float32.
+# If the subtraction of earlier columns leaves less than this part of a column's squared norm, the rest is rounding noise.
 _NOISE = 2.0**-40
 
 
@@ -144,7 +144,7 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
 
 
 class PowerSGDCodec(BucketCodec):
-    """Keeps of each gradient ``step``, the number of its reductions; of an approximated one ``q`` and ``residual``.
+    """The state of a gradient has ``step``, the number of its reductions; if approximated, also ``q`` and ``residual``.
 
     ``q`` [m, rank] has orthonormal columns, so that P is neither too large nor too small for its dtype.
     ``residual`` [n, m] is this rank's own, divided by the loss scale.
@@ -167,7 +167,7 @@ class PowerSGDCodec(BucketCodec):
     def reduce(
         self, gradients: Sequence[CodedGradient], loss_scale: float
     ) -> Generator[Sequence[torch.Tensor], None, Sequence[torch.Tensor]]:
-        """See `BucketCodec.reduce`: a round for all P, and one for all Q and what is sent whole."""
+        """See `BucketCodec.reduce`: one round for all P, and one for all Q and the gradients that are sent whole."""
         matrices = {
             place: _Matrix(gradient, self._settings.rank, loss_scale)
             for place, gradient in enumerate(gradients)

@@ -46,7 +46,7 @@ __all__ = ["Reducer", "owner_of"]
 
 _TURNS = 4  # passes of one step have different names, so that ranks with different numbers of passes get an error
 
-_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by id of the parameter; the reducer keeps the parameter alive
+_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter, which the reducer keeps alive
 
 
 def owner_of(param: torch.Tensor) -> "Reducer | None":
@@ -65,8 +65,8 @@ class Reducer(PassDriver):
         super().__init__(current_task, is_nested)
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
-        self.weight: float | None = None  # how much this rank's gradients count; None: as much as every other rank's
-        self.loss_scale: Any = None  # what the loss is multiplied with: a GradScaler, a number, or None for 1
+        self.weight: float | None = None  # the weight of this rank's gradients; None: all ranks have the same weight
+        self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
         self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
         self._gradients: dict[int, ParameterGradient] = {}
@@ -142,7 +142,7 @@ class Reducer(PassDriver):
         return found
 
     def close(self) -> None:
-        """The optimizer is gone: removes the hooks, unless another optimizer relies on this reducer."""
+        """Called when the optimizer is deleted: removes the hooks, unless another optimizer uses this reducer."""
         if len(self._borrowers):
             return
         for key, hooks in self._hooks.items():
@@ -154,7 +154,7 @@ class Reducer(PassDriver):
         self._leave_in_flight()
         self._drop_plan()
 
-    # --- what a pass asks for ---------------------------------------------------------------------------------------------
+    # --- for a pass -------------------------------------------------------------------------------------------------------
 
     def _hold_reduced(self, gradient: ParameterGradient, grad: torch.Tensor) -> None:
         """Backward is about to add to a finished gradient."""
@@ -237,9 +237,9 @@ class Reducer(PassDriver):
                 gradient.move_in()
         if self._arena is None and self.settings.process_set.rank() == 0:
             level = logging.WARNING if self.settings.gradient_as_bucket_view else logging.INFO
-            logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are no views of an arena: {reason}")
+            logging.getLogger("hvdlite").log(level, f"gradients of {self.settings.prefix} are not in an arena: {reason}")
 
-    # --- what becomes of a bucket -----------------------------------------------------------------------------------------
+    # --- launched buckets -------------------------------------------------------------------------------------------------
 
     def _launch(self, number: int, wake: bool) -> None:
         assert self._engine is not None  # since the pass began
@@ -293,7 +293,7 @@ class Reducer(PassDriver):
         self._compared = None
 
     def restore(self) -> None:
-        """Puts back reduced parts whose increments did not come."""
+        """Makes reduced parts ``.grad`` again if backward has made no increment."""
         for gradient in self._holding:
             if gradient.param.grad is None:
                 gradient.merge()
@@ -345,7 +345,7 @@ class Reducer(PassDriver):
             gradient.filled = False  # a gradient at the next step counts as the user's again
 
     def weigh(self, weight: float | None) -> None:
-        """Sets how much this rank's gradients count from now on. The weights of passes that are reduced together add up."""
+        """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
         for reducer in self._family():
             together = reducer.passes_per_step > 1 and reducer._weighed
             before = reducer.weight if together and reducer.weight is not None else 0.0
@@ -353,11 +353,11 @@ class Reducer(PassDriver):
             reducer._weighed = True
 
     def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
-        """What the compression keeps of a parameter's gradient from step to step."""
+        """The compression's state of a parameter's gradient."""
         return next(reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param))
 
     def set_loss_scale(self, loss_scale: Any) -> None:
-        """Sets what the loss is multiplied with, for all reducers of the optimizer."""
+        """Sets the factor of the loss, for all reducers of the optimizer."""
         for reducer in self._family():
             reducer.loss_scale = loss_scale
 

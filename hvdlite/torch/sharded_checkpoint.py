@@ -1,8 +1,8 @@
 """The sharded state of an optimizer in checkpoints of torch.distributed.checkpoint (DCP): each rank writes and reads its part.
 
-A tensor with an element for each of a parameter's is in the checkpoint as one of one dimension, in the order in which the
-parameter lies in memory, and each rank has a slice of it. So DCP gives any number of ranks their slices. Everything else, such
-as counters of steps and what an optimizer keeps for whole matrices, is there as it is, from the ranks that own the parameter.
+If a tensor of the state has as many elements as the parameter, the checkpoint has it as a tensor of one dimension, in the
+order of the parameter's memory, and each rank has a slice of it. So DCP can give slices to any number of ranks. Everything
+else, such as counters of steps and state of whole matrices, is saved unchanged by the ranks that own the parameter.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ _SEPARATOR = "."  # with which DCP joins the keys of nested dictionaries
 
 
 def _dcp(module: str) -> Any:
-    """A module of torch's, which the library needs for nothing else."""
+    """A module of torch.distributed.checkpoint, which nothing else here imports."""
     return import_module(f"torch.distributed.checkpoint.{module}")
 
 
 class Slice(torch.Tensor):
-    """A part of a tensor of one dimension, with the methods by which DCP asks what is on this rank.
+    """A part of a tensor of one dimension. DCP calls its methods to learn which part is on this rank.
 
     Attributes:
-        start: the number of its first element.
-        total: how many the whole has.
+        start: the index of its first element in the whole tensor.
+        total: the number of elements of the whole tensor.
     """
 
     start: int
@@ -39,7 +39,7 @@ class Slice(torch.Tensor):
 
     @staticmethod
     def of(tensor: torch.Tensor, start: int, total: int) -> "Slice":
-        """One in the memory of a tensor of one dimension."""
+        """A slice that uses the memory of a tensor of one dimension."""
         made: Slice = tensor.as_subclass(Slice)
         made.start, made.total = start, total
         return made
@@ -50,7 +50,7 @@ class Slice(torch.Tensor):
         return tensor
 
     def size(self, *_: Any) -> Any:
-        """That of the whole, which DCP compares with the checkpoint's."""
+        """The size of the whole tensor, which DCP compares with the checkpoint's."""
         return torch.Size([self.total])
 
     def _chunk(self) -> Any:
@@ -74,10 +74,10 @@ class Slice(torch.Tensor):
 
 
 def require_slices() -> None:
-    """Refuses a torch whose DCP asks no object for its part.
+    """Checks that torch's DCP supports objects that describe their part.
 
     Raises:
-        UnsupportedError: it is too old.
+        UnsupportedError: torch is older than 2.6.
     """
     try:
         knows = "__create_write_items__" in _dcp("planner_helpers")._create_write_items.__code__.co_consts
@@ -88,7 +88,7 @@ def require_slices() -> None:
 
 
 def described(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
-    """What this rank writes of the state of a parameter that it owns, or owns a part of."""
+    """The part that this rank writes of a parameter's state, if it owns the parameter or a part of it."""
     return {key: _sliced(sharded, value) for key, value in state.items()}
 
 
@@ -104,11 +104,11 @@ def _sliced(sharded: "Sharded", value: Any) -> Any:
 
 
 def template(sharded: "Sharded", entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Room for what this rank reads of the state of such a parameter.
+    """Memory for the part that this rank reads of the state of such a parameter.
 
     Args:
         sharded: the parameter.
-        entries: as `entries_of` gives them.
+        entries: the entries from `entries_of`.
     """
     found: dict[str, Any] = {}
     start = sharded.name + _SEPARATOR
@@ -127,7 +127,7 @@ def template(sharded: "Sharded", entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
-    """What was read into what `template` gave, as the optimizer keeps it."""
+    """Converts the state that DCP has read into the memory of `template` to the form that the optimizer keeps."""
     found = dict(state)
     for key, value in state.items():
         if isinstance(value, Slice):
@@ -139,8 +139,8 @@ def entries_of(reader: Any, under: str) -> dict[str, Any]:
     """DCP's metadata of the entries of an optimizer's state in a checkpoint, by parameter and key with a dot between.
 
     Args:
-        reader: of the checkpoint.
-        under: the key of the dictionary that was saved under which the optimizer's is.
+        reader: the reader of the checkpoint.
+        under: the key of the optimizer's state in the dictionary that was saved.
 
     Raises:
         InvalidArgumentError: the checkpoint has no such optimizer.

@@ -1,4 +1,4 @@
-"""What an optimizer with a sharded state (`hvdlite.torch.sharding`) does otherwise than one with a whole state."""
+"""The methods of an optimizer with a sharded state (`hvdlite.torch.sharding`)."""
 
 import functools
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from hvdlite.torch.sharding import ShardedState
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
 else:
-    _Optimizer = object  # it is mixed into subclasses of torch.optim.Optimizer
+    _Optimizer = object  # the class below is mixed into subclasses of torch.optim.Optimizer
 
 __all__ = ["ShardedMethods", "connect"]
 
 
 def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Callable[[], None]]:
-    """Has the steps of an optimizer taken on this rank's part. Nothing may come between a step and these hooks.
+    """Makes the steps of an optimizer update only this rank's part. These hooks must be the closest ones to the step.
 
     Args:
-        optimizer: of a class that no other object has; the class is changed.
-        sharded: its state.
+        optimizer: an optimizer whose class no other object has, because the class is changed.
+        sharded: the optimizer's sharded state.
 
     Returns:
-        Functions that take the hooks off.
+        Functions that remove the hooks.
 
     """
     before = sharded.last_hook = optimizer.register_step_pre_hook(sharded.before_step)
@@ -48,12 +48,12 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
 
 
 class ShardedMethods(_Optimizer):
-    """Methods that stand before those of every wrapped optimizer."""
+    """Methods that replace those of other wrapped optimizers."""
 
     _hvdlite: Any
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """As in torch: the hook sees whole gradients, as it is called before the parameters are swapped for parts of them."""
+        """As in torch. The hook sees whole gradients, because it is called before parameters are swapped for their parts."""
         handle = super().register_step_pre_hook(hook)
         sharded, hooks = self._hvdlite.sharded, self._optimizer_step_pre_hooks
         if sharded is not None and sharded.last_hook is not None:  # not so while the optimizer is being wrapped
@@ -61,7 +61,7 @@ class ShardedMethods(_Optimizer):
         return handle
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The whole state, as of the plain optimizer. Collective over the process set.
+        """The whole state, the same as the plain optimizer's. Collective over the process set.
 
         Raises:
             InvalidArgumentError: a state was loaded on some ranks only.
@@ -71,7 +71,7 @@ class ShardedMethods(_Optimizer):
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a whole state, saved at any number of ranks. From the next step on this rank keeps no more than its part."""
+        """Loads a whole state, saved with any number of ranks. From the next step on, this rank keeps only its part."""
         super().load_state_dict(state_dict)
         self._hvdlite.sharded.unsliced = True
 
@@ -79,9 +79,9 @@ class ShardedMethods(_Optimizer):
         """This rank's part of the state, for ``torch.distributed.checkpoint``, which all ranks call. Local.
 
         Args:
-            reader: None to save; to load, that of the checkpoint, a ``FileSystemReader(folder)`` say: what is returned is room
-                for what this rank is to read of it, whatever the number of ranks that saved it.
-            under: the key under which the optimizer is in the dictionary that was saved; "" if it is that dictionary.
+            reader: None to save. To load, a reader of the checkpoint, such as ``FileSystemReader(folder)``: the result is then
+                memory for this rank's part, for a checkpoint from any number of ranks.
+            under: the key of the optimizer's state in the dictionary that was saved; "" if the state is that dictionary.
 
         Returns:
             A dictionary for ``save`` or ``load``, and then for `load_sharded_state_dict`.
@@ -102,10 +102,10 @@ class ShardedMethods(_Optimizer):
         return {"state": state, "param_groups": groups, "orders": self._hvdlite.sharded.orders()}
 
     def load_sharded_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `sharded_state_dict` has made room for, and ``torch.distributed.checkpoint.load`` has filled. Local.
+        """Loads the result of `sharded_state_dict`, which ``torch.distributed.checkpoint.load`` has filled. Local.
 
         Raises:
-            InvalidArgumentError: it is of other groups of parameters, or parameters lie otherwise in memory.
+            InvalidArgumentError: the groups of parameters, or the layouts of parameters in memory, differ from the saved ones.
 
         """
         sharded: ShardedState = self._hvdlite.sharded
@@ -123,7 +123,7 @@ class ShardedMethods(_Optimizer):
             group.update(saved)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses to be pickled and copied.
+        """Raises an error when the optimizer is pickled or copied.
 
         Raises:
             UnsupportedError: always.

@@ -1,7 +1,7 @@
-"""Sharded optimizer state: a rank steps its part of the parameters, and all gather what the others have stepped.
+"""Sharded optimizer state: each rank updates its part of the parameters, and then all ranks gather the updated parts.
 
 Every rank has whole parameters and whole, averaged gradients, so what a program does between ``backward()`` and ``step()``
-means what it means without sharding. Only the state of the optimizer, such as Adam's two moments, is split: of n ranks each
+works as without sharding. Only the state of the optimizer, such as Adam's two moments, is split: each of n ranks
 keeps one n-th. Source: Rajbhandari and others, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 stage 1.
 """
@@ -27,7 +27,7 @@ from hvdlite.torch.steps import change_closure, is_inner_step
 
 __all__ = ["Sharded", "ShardedState", "assign_largest_first", "check_shard", "cut_evenly"]
 
-# Their steps treat each element by itself, so a slice of a parameter is stepped as the whole would be, bit for bit.
+# These optimizers update each element by itself, so the update of a slice has the same bits as that of the whole parameter.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
 _REFUSED = {
     "LBFGS": "its step combines all parameters into one direction",
@@ -46,8 +46,8 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
     """Checks the argument `shard`.
 
     Raises:
-        InvalidArgumentError: it is no bool.
-        UnsupportedError: the state of such an optimizer cannot be split.
+        InvalidArgumentError: `shard` is not a bool.
+        UnsupportedError: the state of this kind of optimizer cannot be split.
 
     """
     if not isinstance(shard, bool):
@@ -75,7 +75,7 @@ def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
 
 
 def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Gives each parameter to one rank, the largest first, always to the rank that has the least. For all other optimizers."""
+    """Gives each whole parameter to one rank (`owners_of`). For all other optimizers."""
     owners = owners_of(sizes, ranks)
     return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 
@@ -99,10 +99,10 @@ class Sharded:
     """A parameter, and which rank owns what of it.
 
     Attributes:
-        name: for messages.
-        param: whole, on every rank.
+        name: the name of the parameter in texts.
+        param: the parameter, whole on every rank.
         bounds: see `Bounds`.
-        place: of this rank in the process set.
+        place: this rank's place in the process set.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Sharded:
         self.is_split = len(self.owners) > 1
 
     def bytes_of(self, owner: int) -> int:
-        """The size of what the rank of this place owns."""
+        """The size in bytes of the part of the rank at this place."""
         return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ class Sharded:
 
 @dataclass(frozen=True)
 class _Split:
-    """Stands for a tensor of an optimizer's state of which each owner of the parameter has its part."""
+    """Describes a tensor of an optimizer's state of which each owner of the parameter has a part."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -157,7 +157,7 @@ class _Transfer:
         return f"{self.parts[0].name}.of{self.owner}"
 
     def memory(self) -> list[torch.Tensor]:
-        """Where they are, on any rank."""
+        """The memory of these parts on this rank."""
         return [_flat(sharded.param)[sharded.bounds[self.owner] : sharded.bounds[self.owner + 1]] for sharded in self.parts]
 
 
@@ -249,7 +249,7 @@ class ShardedState:
             group["params"] = params
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Gives all ranks what each has stepped. Collective over the process set. The first hook after the step.
+        """Gives all ranks the updated parts of the others. Collective over the process set. The first hook after the step.
 
         Raises:
             MismatchError: a rank that owns parameters has joined.
@@ -297,7 +297,7 @@ class ShardedState:
     # --- the state ------------------------------------------------------------------------------------------------------
 
     def localize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drops from the state what other ranks own. Until then a state that was loaded is whole."""
+        """Drops the state that other ranks own. A loaded state is whole until then."""
         if not self.unsliced:
             return
         for sharded in self._sharded:
@@ -312,7 +312,7 @@ class ShardedState:
 
     @contextmanager
     def whole_state(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, the optimizer has the state of all parameters. Collective over the process set."""
+        """A with statement in which the optimizer has the state of all parameters. Collective over the process set."""
         own = optimizer.state
         optimizer.state = self.gather_state(optimizer)
         try:
@@ -324,7 +324,7 @@ class ShardedState:
         """The state of all parameters, as an optimizer that is not sharded would have it. Collective over the process set.
 
         Raises:
-            InvalidArgumentError: of a parameter some owners have state and others have none; on all ranks.
+            InvalidArgumentError: (on all ranks) only some owners of a parameter have state for it.
         """
         self.restore()
         self.localize(optimizer)
@@ -351,7 +351,7 @@ class ShardedState:
         return whole
 
     def orders(self) -> str:
-        """How the parameters' dimensions lie in memory."""
+        """The order of the parameters' dimensions in memory, as a text."""
         return repr([(sharded.name, _order(sharded.param)) for sharded in self._sharded])
 
     def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
@@ -385,7 +385,7 @@ def _grad_of(sharded: Sharded) -> torch.Tensor:
 
 
 def _described(sharded: Sharded, value: Any) -> Any:
-    """What the other ranks are told of a value of the state: it itself, or that they have, or get, parts of a tensor."""
+    """The form in which other ranks get a value of the state: the value itself, or a `_Split` for a tensor with parts."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
     if sharded.is_split and value.shape == (sharded.stop - sharded.start,):

@@ -1,7 +1,7 @@
 """Reduces sparse (coordinate) tensors by their rows: every rank gets all ranks' rows and adds them up.
 
-A tensor without rows differs from no tensor: an optimizer with momentum steps a parameter that has a gradient, even an empty
-one. So such a tensor is sent as one row without a place (index -1).
+A gradient without rows is not the same as no gradient: an optimizer with momentum updates a parameter even if its gradient is
+empty. So a tensor without rows is sent as one row with the index -1.
 """
 
 import torch
@@ -19,7 +19,7 @@ def rows_of(
     Args:
         grad: sparse (coordinates) or dense.
         like: a tensor of the gradient's shape and device.
-        dtype: of the values.
+        dtype: the dtype of the values.
         sparse_dim: how many leading dimensions the indices count.
     """
     device = like.device if is_reachable(like.device) else torch.device("cpu")
@@ -43,7 +43,7 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
         indices: int64, one row for each of `values`.
         values: the rows.
         like: a tensor of the result's shape and device.
-        divisor: of the sums.
+        divisor: the divisor of the sums.
 
     """
     with torch.no_grad():

@@ -31,8 +31,8 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         process_set: the ranks that take part; the root is one of them.
 
     Raises:
-        InvalidArgumentError: params is something else, or holds something else than tensors, or parameters of lazy layers that
-            have seen no batch yet.
+        InvalidArgumentError: `params` is none of these, an entry is not a tensor, or a parameter belongs to a lazy layer that
+            has seen no batch yet.
         MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
 
     """
@@ -85,17 +85,17 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the state and the options of the root's optimizer. Collective over `process_set`.
 
-    Takes no step, and changes neither parameters nor gradients. A rank whose state is empty gets the root's. If the root's is
-    empty, all are empty afterwards. Works with any optimizer, including LBFGS.
+    It takes no step, and changes neither parameters nor gradients. A rank with an empty state gets the root's state. If the
+    root's state is empty, all ranks have an empty state afterwards. It works with any optimizer, including LBFGS.
 
     Args:
-        optimizer: with the same parameter groups on all ranks, wrapped or not.
+        optimizer: an optimizer, wrapped or not, with the same parameter groups on all ranks.
         root_rank: the root's rank in the whole job, the same on all ranks.
         model: not used; Horovod has this argument.
         process_set: the ranks that take part; the root is one of them.
 
     Raises:
-        InvalidArgumentError: this is no optimizer of torch, or its parameter groups are not like the root's.
+        InvalidArgumentError: this is not a torch.optim.Optimizer, or its parameter groups differ from the root's.
         HorovodInternalError: as for `hvdlite.broadcast`.
 
     """

@@ -1,4 +1,4 @@
-"""Ensures two conditions before an optimizer's step: its hooks are called, and its parameters are those that are reduced."""
+"""Ensures two conditions for an optimizer's step: torch calls its hooks, and the gradients of its parameters are reduced."""
 
 import functools
 import sys
@@ -22,8 +22,8 @@ def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
     """Makes torch call the hooks of an optimizer's step if its class never called ``Optimizer.__init__``, which would do so.
 
     Args:
-        optimizer: torch calls its hooks afterwards.
-        kind: its class, which has no other object; it is changed.
+        optimizer: the optimizer.
+        kind: the optimizer's class, which is changed; it must have no other object.
 
     Returns:
         A function that undoes the changes in the optimizer.
@@ -97,7 +97,7 @@ class KnownParameters:
         """Checks that all of the optimizer's parameters are known. Removed parameters do not matter.
 
         Raises:
-            InvalidArgumentError: one is not.
+            InvalidArgumentError: a parameter is not known.
 
         """
         present = list(chain.from_iterable(map(_params_of, optimizer.param_groups)))

@@ -27,7 +27,7 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalises each channel with mean and variance of the batches of all ranks, as one process would the whole batch.
+    """Normalises each channel with mean and variance of the batches of all ranks, as one process with the whole batch does.
 
     Collective over `process_set` in training, and in evaluation where there are no running statistics: one allgather
     forward and one allreduce backward for each call, in the same order on all ranks. The batches may differ in size and
@@ -40,20 +40,20 @@ class SyncBatchNorm(_BatchNorm):
 
     Args:
         num_features: the number C of channels, the same on all ranks.
-        eps: added to the variance.
+        eps: a number that is added to the variance.
         momentum: the weight of a new value in the running statistics; None: the average of all so far.
-        affine: have a weight and a bias?
-        track_running_stats: keep running statistics, which evaluation uses?
+        affine: does the layer have a weight and a bias?
+        track_running_stats: does the layer keep running statistics, which evaluation uses?
         process_set: the ranks that share their statistics.
-        device: of parameters and buffers.
-        dtype: of parameters and buffers.
+        device: the device of parameters and buffers.
+        dtype: the dtype of parameters and buffers.
 
     Raises:
-        InvalidArgumentError: (on call) the input has not C channels, fewer than two dimensions or no floating dtype, or
-            there is a single value for each channel on all ranks together. Or this rank is not in the process set.
+        InvalidArgumentError: (on call) the input has another number of channels than C, fewer than two dimensions, or a dtype
+            that is not floating; or all ranks together have a single value for each channel; or this rank is not a member.
         MismatchError, HorovodInternalError: (on call and backward) as for `hvdlite.allgather`.
         NotInitializedError: (on call) `init` has not been called.
-        UnsupportedError: (on call) the input has a tangent of forward mode, or is what ``torch.func`` makes of a tensor.
+        UnsupportedError: (on call) the input has a tangent of forward mode, or is inside of a ``torch.func`` transform.
 
     """
 
@@ -134,7 +134,7 @@ class SyncBatchNorm(_BatchNorm):
         RUNTIME.require_topology()
         return self.process_set.size() == 1 and self.process_set.included() is True
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives are nothing to trace
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch cannot trace collectives
     def _normalise(self, input: torch.Tensor) -> torch.Tensor:
         require_values(input)
         name = f"sync_batch_norm.{self.num_features}"
@@ -167,7 +167,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _per_channel(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Gives one value a channel the shape that goes with inputs of this many dimensions."""
+    """Reshapes one value per channel for inputs with this number of dimensions."""
     return values.reshape(-1, *[1] * (dim - 2))
 
 

@@ -1,4 +1,4 @@
-"""Finding the knobs that suit a machine: the search, what may be searched, and the file in which the result is kept.
+"""Finds the knobs that suit a machine: the search, the parameters that it may change, and the file with the result.
 
-Pure: nothing here measures or knows MPI. `hvdlite.bench.tune` measures, `hvdlite.startup` reads the file.
+This package neither measures nor uses MPI: `hvdlite.autotune` measures, and uses the file.
 """

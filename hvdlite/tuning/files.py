@@ -1,4 +1,4 @@
-"""The file in which the result of a tuning is kept, with the machine and the shape of the job that it belongs to.
+"""The file with the result of a tuning, and with the machine and the shape of the job for which the result holds.
 
 JSON: `format` (the number below), `key` (`JobPlace.key`), `settings` (knob name to value) and `evidence` (what was
 measured; for people). Settings are used only where the whole key is the same.
@@ -21,13 +21,13 @@ from hvdlite.tuning.search import Settings, Value
 
 __all__ = ["FORMAT", "default_path", "differences", "kept", "load", "save"]
 
-FORMAT = 1  # counts up when the meaning of anything in the file changes
+FORMAT = 1  # grows by one when the meaning of anything in the file changes
 
 _BY_NAME = {knob.name: knob for knob in KNOBS}
 
 
 def default_path(place: JobPlace) -> Path:
-    """Where ``HVDLITE_TUNING_FILE=auto`` looks, and `hvdlite tune` writes if not told otherwise.
+    """The path for ``HVDLITE_TUNING_FILE=auto``, which is also the default of `hvdlite tune`.
 
     Raises:
         InvalidArgumentError: the user has no cache folder.
@@ -48,7 +48,7 @@ def kept() -> list[dict[str, Any]]:
     for path in sorted(Path(folder).glob("hvdlite/tuning-*.json")) if folder else ():
         try:
             found.append(load(path)[0])
-        except InvalidArgumentError:  # of another version, say: a job that wants to use it gets the error
+        except InvalidArgumentError:  # from another version, say: a job that uses the file gets the error
             continue
     return found
 
@@ -57,7 +57,7 @@ def save(path: Path, place: JobPlace, settings: Settings, evidence: Mapping[str,
     """Writes a file. A process that reads it meanwhile gets either the old or the new file, complete.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, "key": place.key(), "settings": dict(settings), "evidence": dict(evidence)}
@@ -77,7 +77,8 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Value]]:
     """The key and the settings of a file.
 
     Raises:
-        InvalidArgumentError: it cannot be read, or is not what `save` writes; names the file, what is wrong, and what to do.
+        InvalidArgumentError: the file cannot be read, or does not have the form that `save` writes. The text names the file,
+            what is wrong, and the remedy.
     """
     try:
         content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What may be tuned in a job of a given shape, and which of it leaves the bits of all results as they are.
+"""The parameters that may be tuned in a job of a given shape, and which of them never change the bits of results.
 
 A setting keeps the bits if every sum is still made in the same order. docs/algorithms.md says on what the order of each
 algorithm depends; the rules here are for all process sets that a job may have, not only the one of all ranks.
@@ -15,7 +15,7 @@ __all__ = ["TUNABLE", "JobShape", "keeps_bits", "parameters"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
-# Around each default in powers of two, in both directions.
+# Powers of two around each default, smaller and larger ones.
 _LADDERS: dict[str, tuple[Value, ...]] = {
     "tile_bytes": tuple(size * _KIB for size in (32, 64, 128, 256, 512, 1024)),
     "fusion_threshold": tuple(size * _MIB for size in (1, 2, 4, 8, 16, 32, 64, 128, 256)),
@@ -26,7 +26,7 @@ _LADDERS: dict[str, tuple[Value, ...]] = {
     # Forced ones serve every process set: no shm, no hierarchical.
     "allreduce_algorithm": ("auto", "direct", "ring", "recursive_doubling"),
 }
-# Values without an order; -1 of the spin budget stands for a choice of the engine's.
+# Values without an order; for the spin budget, -1 lets the engine choose.
 _UNORDERED = ("spin_us", "allreduce_algorithm")
 
 # The names of all knobs that a tuning may set.
@@ -37,12 +37,12 @@ _BY_NAME = {knob.name: knob for knob in KNOBS}
 
 @dataclass(frozen=True)
 class JobShape:
-    """What of a job decides which parameters matter.
+    """The properties of a job that decide which parameters have an effect.
 
     Attributes:
         ranks_per_host: the number of ranks on each host.
         shared_memory: do the ranks of a host share memory?
-        deterministic: is the knob of this name set?
+        deterministic: is the knob deterministic on?
     """
 
     ranks_per_host: tuple[int, ...]
@@ -61,7 +61,7 @@ class JobShape:
 
     @property
     def flat_ranks(self) -> int:
-        """The most ranks that a process set may have which exchange messages and nothing else."""
+        """The largest number of ranks of a process set that exchange only messages, without shared memory."""
         return len(self.ranks_per_host) if self.shared_memory else self.ranks
 
 
@@ -96,9 +96,9 @@ def parameters(shape: JobShape, config: Config, any_bits: bool = False) -> tuple
     """What to search in a job of this shape, and the knobs that are left out because they would change bits.
 
     Args:
-        shape: of the job.
-        config: its knobs; those that the environment sets are not searched.
-        any_bits: may sums be made in another order than with the defaults?
+        shape: the shape of the job.
+        config: the job's knobs; a knob that the environment sets is not searched.
+        any_bits: may the search choose settings that add in another order than the defaults?
     """
     found, left_out = [], []
     for name, values in _LADDERS.items():

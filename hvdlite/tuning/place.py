@@ -17,10 +17,10 @@ class JobPlace:
     """The machine and the shape of a job, for which a tuning holds.
 
     Attributes:
-        cpus: the processor of each host, as it calls itself.
-        cores: on each host, how many its ranks together may run on.
-        ranks_per_host: on each host.
-        bound: may each rank run on one core only?
+        cpus: the name of each host's processor.
+        cores: for each host, the number of cores that its ranks together may use.
+        ranks_per_host: the number of ranks on each host.
+        bound: is each rank bound to one core?
         mpi: the family of the MPI.
         shared_memory, deterministic: the knobs of these names.
     """
@@ -34,17 +34,17 @@ class JobPlace:
     deterministic: bool
 
     def key(self) -> dict[str, Any]:
-        """The key in a tuning file, as JSON gives it back."""
+        """The key in a tuning file, in types that JSON has."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {**plain, "hvdlite": __version__}
 
     def shape(self) -> JobShape:
-        """What decides which parameters matter."""
+        """The properties that decide which parameters have an effect."""
         return JobShape(self.ranks_per_host, self.shared_memory != "off", self.deterministic)
 
 
 def boot_id() -> str:
-    """The kernel's name for its present run; "" if it is kept secret."""
+    """The kernel's id for this boot of the machine; "" if this process may not read it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -52,7 +52,7 @@ def boot_id() -> str:
 
 
 def cpu_name() -> str:
-    """The processor of this host, as it calls itself."""
+    """The name of this host's processor."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return found[1] if found else platform.machine()

@@ -22,12 +22,12 @@ class Report:
 
     Attributes:
         place: the machine and the shape of the job.
-        outcome: of the search.
+        outcome: the result of the search.
         cases: the timed operations, in words.
-        left_out: knobs that might have changed bits.
-        same_bits: have sums the same bits with the chosen settings as with the defaults?
-        seconds: that it took.
-        load: of the busiest host before, as processes that want to run for each core.
+        left_out: knobs that were not searched because they might change bits.
+        same_bits: do sums have the same bits with the chosen settings as with the defaults?
+        seconds: the duration of the tuning.
+        load: the load of the busiest host before the tuning: runnable processes for each core.
     """
 
     place: JobPlace
@@ -40,7 +40,7 @@ class Report:
 
     @property
     def busy(self) -> str:
-        """A remark about other work of the machine; empty for an idle machine."""
+        """A remark if other programs used the machine; empty for an idle machine."""
         if self.load < _BUSY:
             return ""
         return f"the machine was busy (load {self.load:.1f} for each core): this suits one that is as busy"
@@ -52,7 +52,7 @@ class Report:
 
 
 def changes(settings: Settings, base: Settings) -> dict[str, Value]:
-    """What settings have otherwise than a base."""
+    """The settings that differ from the base."""
     return {name: value for name, value in settings.items() if value != base[name]}
 
 
@@ -77,7 +77,7 @@ def _stepped(trial: Comparison) -> tuple[str, Value, Value]:
 
 
 def to_evidence(report: Report) -> dict[str, Any]:
-    """For the file."""
+    """The evidence for the tuning file."""
     outcome = report.outcome
     return {
         "cases": list(report.cases),

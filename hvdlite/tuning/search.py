@@ -1,13 +1,13 @@
-"""The search for settings that are faster than the defaults: whom to measure next, and what to make of the times.
+"""The search for settings that are faster than the defaults: it chooses what to measure next, and evaluates the times.
 
-A generator: it yields the settings of which it wants one sample and is sent the sample, so that it does not care who
-measures, how, and on how many ranks. Ranks that send it the same samples come to the same result.
+It is a generator: it yields the settings of which it needs a sample, and gets the sample by ``send``. So it does not depend on
+how, where and on how many ranks samples are taken. Ranks that send the same samples get the same result.
 
-Two settings are compared in rounds. In a round each is sampled once, in an order that changes, so that all else that the
-machine does hits both alike; the first samples of each are thrown away. One is better than the other if a sign test over the
-rounds says so, the median gain is worth it, and no case alone is slower. From the defaults the search walks along
-each parameter, up and down, as long as that helps. The winner is compared with the defaults once more, with
-twice the rounds: if that does not confirm it, the result is the defaults.
+It compares two settings in rounds. In a round each is sampled once, in an order that alternates, so that other work of the
+machine affects both alike. The first samples of each are discarded. A setting is better if a sign test over the rounds shows
+it, the median gain is large enough, and no single case is slower. From the defaults, the search changes each parameter step by
+step, up and down, as long as the result gets better. At the end it compares the winner with the defaults once more, with
+twice the rounds. If this does not confirm the winner, the result is the defaults.
 """
 
 import math
@@ -31,19 +31,19 @@ __all__ = [
 
 Value = int | float | str
 Settings = Mapping[str, Value]
-# Seconds of each case, the same cases every time; None: the time is up.
+# A sample: the seconds of each case, always of the same cases; None: no time is left.
 Sample = Sequence[float] | None
 Search = Generator[Settings, Sample, "SearchResult"]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """Something that may be set.
+    """A parameter of the search.
 
     Attributes:
-        name: of the knob.
-        values: that may be tried, ascending where there is an order; one is the default.
-        ordered: do neighbours resemble each other, so that one walks from value to value?
+        name: the name of the knob.
+        values: the values to try, in ascending order if they have one; one of them is the default.
+        ordered: do neighbouring values have similar times, so that the search can go from value to value?
     """
 
     name: str
@@ -53,15 +53,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Rules:
-    """When one setting counts as better than another.
+    """The rules that say when one setting is better than another.
 
     Attributes:
-        warm_up: samples of each that are thrown away before a comparison.
-        rounds: of a comparison, which ends earlier where it is lost.
-        significance: the largest chance with which settings that are alike may look better.
-        least_gain: the least median gain, as a share of the time, that is worth a setting of its own.
-        patience: how many steps along a parameter may fail, one after the other, before that direction is given up.
-        sweeps: how often all parameters are gone through, at most.
+        warm_up: the number of samples of each setting that are discarded before a comparison.
+        rounds: the number of rounds of a comparison; it ends earlier if the candidate can no longer win.
+        significance: the largest allowed probability that one of two equal settings is found better.
+        least_gain: the least median gain, as a share of the time, for which a value other than the default is chosen.
+        patience: how many steps in one direction of a parameter may fail in a row before the search leaves that direction.
+        sweeps: the largest number of times that the search goes through all parameters.
     """
 
     warm_up: int = 2
@@ -73,7 +73,7 @@ class Rules:
 
     @property
     def affordable_losses(self) -> int:
-        """How many rounds may be lost in a comparison that is won."""
+        """The largest number of rounds that the winner of a comparison may lose."""
         lost = [lost for lost in range(self.rounds + 1) if chance(self.rounds - lost, self.rounds) <= self.significance]
         return max(lost, default=-1)
 
@@ -84,8 +84,8 @@ class Comparison:
 
     Attributes:
         base, candidate: the settings.
-        gains: of each round, the logarithm of the time with the base over that with the candidate, averaged over cases.
-        cases: of each round, the same by case.
+        gains: for each round, the logarithm of (time with the base / time with the candidate), averaged over the cases.
+        cases: for each round, the same for each case.
         better: is the candidate better?
     """
 
@@ -119,11 +119,11 @@ class SearchResult:
     """The result of a search.
 
     Attributes:
-        chosen: all parameters with the values to take.
-        defaults: the same with their defaults.
-        trials: all comparisons of which anything was measured, in order.
-        validation: the last one, of the winner with the defaults; None if nothing was better than they.
-        complete: did the time suffice?
+        chosen: the chosen value of each parameter.
+        defaults: the default of each parameter.
+        trials: all comparisons with at least one round, in order.
+        validation: the last comparison, of the winner with the defaults; None if no setting was better than the defaults.
+        complete: was there enough time for the whole search?
     """
 
     chosen: dict[str, Value]
@@ -134,7 +134,7 @@ class SearchResult:
 
 
 def chance(wins: int, rounds: int) -> float:
-    """The chance that the second of two equal settings wins this many rounds or more."""
+    """The probability that one of two equal settings wins this many rounds or more."""
     return float(sum(math.comb(rounds, k) for k in range(wins, rounds + 1)) / 2**rounds)
 
 
@@ -146,16 +146,16 @@ def _clear(gains: Sequence[float], rules: Rules) -> bool:
 
 
 class _TimeUp(Exception):
-    """Nothing more can be measured."""
+    """The time for measurements is over."""
 
 
 def search(parameters: Sequence[Parameter], defaults: Settings, rules: Rules | None = None) -> Search:
     """Looks for better settings than the defaults.
 
     Args:
-        parameters: what may be set.
-        defaults: their values without any tuning.
-        rules: what counts as better.
+        parameters: the parameters to search.
+        defaults: the default value of each parameter.
+        rules: the rules of comparisons.
 
     Returns:
         A generator of the settings to sample, which is sent the samples. None instead of a sample ends the
@@ -250,7 +250,7 @@ def _sample(settings: Settings) -> Generator[Settings, Sample, Sequence[float]]:
 
 
 class _Walk:
-    """From the defaults from better to better settings."""
+    """The walk from the defaults to better and better settings."""
 
     def __init__(self, rules: Rules, start: dict[str, Value]) -> None:
         self._rules = rules

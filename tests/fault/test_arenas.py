@@ -67,7 +67,7 @@ def test_where_the_arena_lies():
 def test_whoever_asked_for_it_is_told_why_there_is_none():
     reasons = {
         ("HVDLITE_SHARED_MEMORY", "off"): "HVDLITE_SHARED_MEMORY=off does not allow an arena",
-        ("HVDLITE_ALLREDUCE_ALGORITHM", "ring"): "HVDLITE_ALLREDUCE_ALGORITHM=ring has no use for it",
+        ("HVDLITE_ALLREDUCE_ALGORITHM", "ring"): "HVDLITE_ALLREDUCE_ALGORITHM=ring cannot use an arena",
     }
     cases = [(wanted, *setting) for setting in reasons for wanted in (True, None)]
     result = run_job(TRAIN + ONE_AFTER_THE_OTHER.format(cases=cases), 2, frameworks={"torch"})

@@ -129,7 +129,7 @@ ALL_ARE_LOST = """
 def test_a_spare_ends_if_all_ranks_are_lost():
     result = run_job(BEGINNING + ALL_ARE_LOST, 3, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "1"})
     assert result.returncode != 0, result.report()
-    assert "all ranks of this elastic job are lost, and a spare has no state to go on with" in result.stderr[2], result.report()
+    assert "all ranks of this elastic job are lost; this spare has no state, so it ends" in result.stderr[2], result.report()
 
 
 def test_spares_need_ranks_and_a_fitting_mpi():

@@ -180,10 +180,10 @@ def test_the_algorithm_for_codecs_cannot_be_forced():
 
 
 def test_a_codec_with_a_wrong_argument_is_refused_where_it_is_made():
-    with pytest.raises(InvalidArgumentError, match="block=100: a block has a multiple of 64"):
+    with pytest.raises(InvalidArgumentError, match="block=100: pass a multiple of 64"):
         Compression.int8(block=100)
     with pytest.raises(InvalidArgumentError, match="between='racks'"):
         Compression.fp8(between="racks")
-    with pytest.raises(InvalidArgumentError, match="kind='int2' is no codec"):
+    with pytest.raises(InvalidArgumentError, match="kind='int2' is not a codec"):
         Codec("int2")
     assert {kind: Codec(kind).fields["codec"] for kind in KINDS} == KINDS

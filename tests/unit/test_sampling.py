@@ -100,4 +100,4 @@ def test_a_disk_that_fails_ends_the_samples_with_one_line(started, tmp_path, cap
         sampler.close()
     (line,) = caplog.messages
     assert "the stacks cannot be written to" in line
-    assert "No such file or directory; the timeline has none from here on" in line
+    assert "No such file or directory; the sampling ends" in line

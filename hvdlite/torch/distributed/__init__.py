@@ -1,4 +1,4 @@
-"""hvdlite as a backend of torch.distributed: DDP and whatever else is built on its collectives, for tensors in host memory
+"""hvdlite as a backend of torch.distributed: for DDP and everything else that uses its collectives, with tensors in host memory
 and on NVIDIA GPUs.
 
     import hvdlite.torch.distributed
@@ -6,12 +6,12 @@ and on NVIDIA GPUs.
     torch.distributed.init_process_group("hvdlite")  # under mpirun; no RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT needed
     model = torch.nn.parallel.DistributedDataParallel(model)
 
-Rank, size and store come from hvdlite, which is initialised if it is not yet (`hvdlite.torch.distributed.rendezvous`).
-Where the four variables or an `init_method` are given torch does as ever; the ranks must be MPI's then. The collectives
-and the messages from rank to rank (`hvdlite.torch.distributed.group`) are hvdlite's, with its error texts; a group is a
-process set of its own.
+Rank, size and store come from hvdlite, which is initialised if needed (`hvdlite.torch.distributed.rendezvous`). If the four
+variables or an `init_method` are given, torch uses them as usual; the ranks must then be the same as MPI's. hvdlite runs the
+collectives and the messages from rank to rank (`hvdlite.torch.distributed.group`), with its error texts. Each group is a
+process set.
 
-On a GPU `Work.wait` does not wait for it but puts the current stream after the operation, as torch's NCCL backend does.
+On a GPU, `Work.wait` does not block the host: it orders the current stream after the operation, as torch's NCCL backend does.
 """
 
 import torch.distributed as dist

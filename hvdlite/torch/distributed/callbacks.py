@@ -1,14 +1,14 @@
-"""Numbers for the collectives that a future's callbacks start, as those of a communication hook of two steps do.
+"""Numbers for the collectives that callbacks of a future start, such as those of a communication hook with two steps.
 
-torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no place in that order: it
-runs in whichever thread completes its operation, or at once in the thread that attaches it if the operation has ended by then.
-So each callback counts for itself. "7t2.1" is the first collective of the second callback (``then``) of collective 7's future,
-and what ``then`` returns is a future with callbacks "7t2t1", "7t2t2", ... Ranks whose program is the same thus give a
-collective the same number, whatever threads do.
+torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
+order: it runs in the thread that completes its operation, or, if the operation has ended already, in the thread that attaches
+it. So each callback has a count of its own. "7t2.1" is the first collective of the second callback (``then``) of the future of
+collective 7. ``then`` returns a future with the callbacks "7t2t1", "7t2t2", ... So ranks with the same program give a
+collective the same number, in whatever order their threads run.
 
-torch's futures are not made to be derived from, so that their methods are replaced here, for all futures of the process; those
-that do not come from a collective of ours go to torch's own at once. A future of ``torch.futures.collect_all`` is one of these:
-what its callbacks start is numbered where they run.
+A class cannot derive from torch's futures in a useful way. So this module replaces their methods, for all futures of the
+process. For a future that does not come from a collective of hvdlite, the new methods only call torch's own. A future of
+``torch.futures.collect_all`` is such a future: collectives of its callbacks get numbers of the place where they run.
 """
 
 import threading
@@ -22,33 +22,33 @@ __all__ = ["Place", "current_place", "install", "origin", "unnumbered"]
 
 
 class Place:
-    """What counts collectives: a group's program, or one callback of a future.
+    """A counter of collectives: for a group's program, or for one callback of a future.
 
     Args:
-        group: whose future the callback is attached to.
-        path: of the callback; empty for a program.
+        group: the group of the future with the callback.
+        path: the number of the callback, such as "7t2"; empty for a program.
     """
 
     def __init__(self, group: str, path: str = "") -> None:
-        self.lock = threading.Lock()  # held until the engine has accepted what has the number
+        self.lock = threading.Lock()  # held until the engine has accepted the collective with the number
         self._group = group
         self._path = path
-        self._counts: dict[str, int] = {}  # by group
-        self._callbacks = 0  # of the callback's own future
+        self._counts: dict[str, int] = {}  # the number of collectives, by group
+        self._callbacks = 0  # the number of callbacks of the future that this callback's `then` returned
 
     def next(self, group: str) -> str:
-        """With the lock: the number of the next collective of a group, which `use` takes."""
+        """The number of the next collective of a group, until `use` is called. Call it with the lock."""
         number = str(self._counts.get(group, 0) + 1)
         if not self._path:
             return number
         return f"{self._path}.{number}" if group == self._group else f"{self._group}:{self._path}.{number}"
 
     def use(self, group: str) -> None:
-        """With the lock: takes the number. A refused call does not use up one that the other ranks need."""
+        """Uses the number up; not after a refused call, whose number the other ranks still need. Call it with the lock."""
         self._counts[group] = self._counts.get(group, 0) + 1
 
     def callback(self) -> "Place":
-        """The place of one more callback of this one's future."""
+        """A place for the next callback of the future that this callback's ``then`` returned."""
         with self.lock:
             self._callbacks += 1
             return Place(self._group, f"{self._path}t{self._callbacks}")
@@ -59,21 +59,21 @@ _PLACES: "weakref.WeakKeyDictionary[Any, Place]" = weakref.WeakKeyDictionary()  
 
 
 def current_place() -> Place | None:
-    """Of the callback in which this thread is, if it is in one."""
+    """The place of the callback that this thread runs; None outside of callbacks."""
     return getattr(_RUNNING, "place", None)
 
 
 def origin(future: Any, group: str, path: str) -> None:
-    """Says that a future is that of a group's collective with this number."""
+    """Notes that `future` belongs to the group's collective with the number `path`."""
     _PLACES[future] = Place(group, path)
 
 
 def unnumbered(_future: Any) -> None:
-    """The same of a future of two ranks alone: collectives that its callbacks start are numbered where they run."""
+    """The same for a future of a message: collectives of its callbacks get numbers of the place where they run."""
 
 
 def install() -> None:
-    """Puts the numbering of callbacks before the methods of torch's futures."""
+    """Replaces the methods of torch's futures by methods that number callbacks."""
     torchs: Any = torch._C.Future
     if getattr(torchs.then, "__module__", None) == __name__:
         return

@@ -1,13 +1,13 @@
-"""torch.distributed's collectives on hvdlite's.
+"""torch.distributed's collectives, by those of hvdlite.
 
-torch's collectives have no names: all ranks of a group call them in one order. So they are numbered in each group, and the
-number and torch's name for the operation are part of the tensor's name; ranks that call different things find nobody who asks
-for the same, and deadlock detection says who waits for what. What callbacks start is numbered by callbacks.py. A group that has
-the name of one that was destroyed has another generation: an operation that is left of that one meets none of this one's.
-Messages from rank to rank have no numbers: two ranks alone know of them.
+torch's collectives have no names: all ranks of a group call them in the same order. So each group numbers them, and the name of
+a tensor contains the number and torch's name for the operation. If ranks call different operations, their names differ, and
+deadlock detection says which rank waits for what. callbacks.py numbers the collectives that callbacks start. If a group has the
+name of a destroyed group, it has another generation, so that its operations never match those of the destroyed group. Messages
+from rank to rank have no numbers, because only two ranks know of them.
 
-The methods have two names where torch renamed them in 2.13; earlier versions ask for the other. Over 400 lines because there is
-a method for each of torch's functions.
+torch 2.13 has renamed some methods; these have two names here, for earlier versions. Over 400 lines, because there is a method
+for each of torch's functions.
 """
 
 import functools
@@ -43,23 +43,23 @@ _OPS = (
     (ReduceOp.MAX, ops.Max),
     (ReduceOp.PRODUCT, ops.Product),
 )
-# Reductions that the engine does not have: all ranks' tensors are gathered, and each rank reduces them.
+# Reductions that the engine does not have: each rank gathers all tensors and reduces them itself.
 _BITWISE = ((ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor))
 
 
-# How many groups of these ranks there have been since hvdlite.init(); all members make them in one order.
+# How many groups with these ranks were made since hvdlite.init(). All members make their groups in the same order.
 _generations: Counter[tuple[int, ...]] = Counter()
 
 
 def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
-    """Makes the group of all ranks or of some. Collective over its members; torch calls it on these only.
+    """Makes a group of all or some ranks. Collective over its members; torch calls it only on members.
 
     Args:
-        options: torch's, with the ranks and the name of the group.
-        backend_options: what the user passed as pg_options; there are none for this backend.
+        options: torch's options, with the ranks and the name of the group.
+        backend_options: the user's pg_options; must be None, because this backend has no options.
 
     Raises:
-        InvalidArgumentError: there are such options, or the ranks are numbered otherwise than hvdlite's.
+        InvalidArgumentError: `backend_options` is given, or torch's rank numbers differ from hvdlite's.
         UnsupportedError: the ranks of the group are not in ascending order.
     """
     if backend_options is not None:
@@ -69,7 +69,7 @@ def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
     ranks = list(options.global_ranks_in_group)
     if ranks:
         if ranks != sorted(ranks):
-            raise UnsupportedError(f"backend 'hvdlite' numbers the ranks of a group in ascending order, which {ranks} are not")
+            raise UnsupportedError(f"backend 'hvdlite' numbers the ranks of a group in ascending order, but got {ranks}")
         check_place(ranks[options.group_rank], dist.get_world_size())
         process_set = process_set_among(ranks)
     else:
@@ -87,10 +87,11 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
-    """A group of ranks. Its methods are those that `torch.distributed`'s functions of similar names call.
+    """A group of ranks. The functions of `torch.distributed` call its methods, which have similar names.
 
-    Tensors are on the CPU or on NVIDIA GPUs, contiguous or not. Every method starts an operation and returns its
-    `HvdliteWork`, whose `wait` raises what went wrong. Wrong arguments raise `InvalidArgumentError` (a ValueError) at the call.
+    Tensors are in host memory or on NVIDIA GPUs, contiguous or not. Every method starts an operation and returns its
+    `HvdliteWork`, whose `wait` raises the operation's error. Wrong arguments raise `InvalidArgumentError` (a ValueError) at the
+    call.
     """
 
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
@@ -100,11 +101,11 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._place = rank
         self._name = name
         self._timeout = timeout
-        self._key = key  # its name and generation
+        self._key = key  # the group's name and generation
         self._program = Place(key)
-        self._end = ""  # how this rank has ended the group
+        self._end = ""  # how this rank has ended the group, in words
 
-    # --- what torch asks of every group -----------------------------------------------------------------------------
+    # --- methods that torch requires of every group -----------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """The backend."""
@@ -127,11 +128,11 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     set_timeout = _set_default_timeout
 
     def shutdown(self) -> None:
-        """No more operations; those in flight go on. hvdlite stays initialised."""
+        """Refuses operations from now on. Those in flight go on, and hvdlite stays initialised."""
         self._end = self._end or "destroyed"
 
     def abort(self) -> None:
-        """As `shutdown`, and whoever waits for an operation of the group on this rank gets an `AbortedError`."""
+        """Like `shutdown`; also, threads of this rank that wait for an operation of the group get an `AbortedError`."""
         self._end = "aborted"
 
     def _is_aborted(self) -> bool:
@@ -164,7 +165,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start(label, start, tensors, None, opts)
 
     def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> HvdliteWork:
-        """Gathers all ranks' rows and adds them up, into the tensor."""
+        """Gathers all ranks' rows, and stores their sum in the tensor."""
         op, _ = self._reduction("all_reduce", opts.reduceOp)
         if op not in (ops.Sum, ops.Average):
             raise UnsupportedError("torch.distributed.all_reduce: a sparse tensor is reduced with SUM or AVG only")
@@ -193,7 +194,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HvdliteWork:
-        """Reduces one tensor for each rank; a rank gets its own. They may differ in size."""
+        """Reduces a list with one tensor for each rank, which may differ in size. Each rank gets its tensor."""
         (output,), (parts,) = outputs, inputs
         opts = opts or ReduceScatterOptions()
         self._check_count("reduce_scatter", parts)
@@ -201,7 +202,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         flat = flat_of(parts)
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
-        # hvdlite's reducescatter has rows of one size.
+        # hvdlite's reducescatter needs rows of the same size.
         start = sum(part.numel() for part in parts[: self._place])
 
         def own(reduced: Tensor) -> Tensor:
@@ -219,7 +220,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
-        """Reduces a tensor of which each rank gets one of equal parts."""
+        """Reduces a tensor, and gives each rank one of equal parts."""
         return self._reduce_rows("reduce_scatter_tensor", [output], [input], opts or ReduceScatterOptions())
 
     _reduce_scatter_base = reduce_scatter_single
@@ -262,7 +263,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._start(label, start, outputs, finish, opts)
 
-    # --- the others -------------------------------------------------------------------------------------------------
+    # --- other collectives ------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         """Gives all ranks the root's tensor, in place."""
@@ -354,7 +355,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._exchange("gather", source.detach().reshape(-1), splits, parts, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HvdliteWork:
-        """Gives each rank its one of the root's tensors. They may differ in size."""
+        """Gives each rank one of the root's tensors, which may differ in size."""
         parts = inputs[0] if opts.rootRank == self._place else []
         if opts.rootRank == self._place:
             self._check_count("scatter", parts)
@@ -389,8 +390,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         rows = list(sizes) if sizes else [len(tensor) // self._size] * self._size
         if len(rows) != self._size or sum(rows) != len(tensor):
             raise InvalidArgumentError(
-                f"all_to_all_single: the {which} has {len(tensor)} rows, which {rows} do not deal out to {self._size} ranks; "
-                "give each rank its number of rows"
+                f"all_to_all_single: the {which} has {len(tensor)} rows, but the split sizes {rows} do not divide them among "
+                f"{self._size} ranks; pass one number of rows for each rank"
             )
         return rows
 
@@ -426,7 +427,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._receive(tensors, self._in_job(rank), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> HvdliteWork:
-        """Receives a tensor from whichever rank of the group sends one with the tag."""
+        """Receives a tensor with this tag from any rank of the group."""
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int) -> HvdliteWork:
@@ -460,13 +461,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             handle = submit(f"torch.{self._key}.{number}.{label}")
             place.use(self._key)
         timeout = getattr(opts, "timeout", None)
-        # torch's options say -1 ms where the caller said nothing.
+        # A timeout of -1 ms in torch's options means that the caller has given none.
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
         numbered = functools.partial(origin, group=self._key, path=number)
         return HvdliteWork(what, handle, outputs, finish, chosen, self._is_aborted, numbered)
 
     def _in_job(self, rank: int) -> int:
-        """The rank in the whole job of one of this group."""
+        """The rank in the whole job of a rank of this group."""
         return (self._process_set.ranks or [])[rank]
 
     def _describe(self, label: str, whom: str = "") -> str:
@@ -477,10 +478,10 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise InvalidArgumentError(f"{what}: the group was {self._end}")
 
     def _bitwise(self, label: str, op: Any, tensors: list[Tensor]) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """What combines two tensors, for an operator of bits.
+        """The function that combines two tensors, for a bitwise operator; None for others.
 
         Raises:
-            InvalidArgumentError: a tensor's elements are no integers and no bools.
+            InvalidArgumentError: a tensor's elements are neither integers nor bools.
         """
         combine = next((combine for theirs, combine in _BITWISE if op == theirs), None)
         for tensor in tensors if combine else ():
@@ -499,7 +500,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         pick: Callable[[Tensor], Tensor] | None,
         opts: Any,
     ) -> HvdliteWork:
-        """Gathers all ranks' tensors and combines them; `pick` gives this rank's part of a flat result, None: it gets none."""
+        """Gathers all ranks' tensors and combines them. `pick` takes this rank's part of the flat result; None: no part."""
         flat = [source.detach().reshape(1, -1) for source in inputs]
 
         def finish(gathered: list[Tensor]) -> None:
@@ -513,16 +514,14 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def _reduction(self, label: str, op: Any) -> tuple[int, float]:
-        """The operator and prescale factor of hvdlite for one of torch."""
+        """Hvdlite's operator and prescale factor for an operator of torch."""
         for theirs, ours in _OPS:
             if op == theirs:
                 return ours, 1.0
         factor = getattr(op, "factor", None) if op == ReduceOp.PREMUL_SUM else None
         if factor is not None:
             return ops.Sum, float(factor)
-        raise UnsupportedError(
-            f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; it has all of torch's but this one"
-        )
+        raise UnsupportedError(f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; use another operator")
 
     def _check_count(self, label: str, given: Sequence[Tensor | list[Tensor]], what: str = "tensors") -> None:
         if len(given) != self._size:

@@ -1,13 +1,13 @@
-"""How the ranks of torch.distributed find each other when hvdlite has brought them together already.
+"""Gives torch.distributed its ranks and its store, when hvdlite has connected the processes already.
 
-`init_process_group` asks a handler for a store, the rank and the size before it makes a group. Ours (``hvdlite://``) takes
-rank and size from hvdlite. It also stands in for ``env://``, which is the default, where that could only fail because the
-environment does not say what it needs; with all four variables set, as torchrun sets them, torch's own is used.
+`init_process_group` asks a handler for a store, the rank and the size before it makes a group. hvdlite's handler
+(``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default, where that one would fail because
+the environment lacks a variable. If all four variables are set, as torchrun does, torch's own handler is used.
 
-The store must answer any rank at any time, also while no other rank calls, so it cannot be made of collectives. No
-collective of hvdlite needs it; torch does for barriers behind a new group, and for groups of other backends (gloo) beside
-ours. On one host it is a file in a private folder, without a listening port; across hosts it is torch's TCPStore, on a
-port of rank 0's host that the system chooses.
+The store must answer any rank at any time, even while no other rank makes a call, so it cannot use collectives. hvdlite's
+collectives do not need it. torch needs it for the barrier after a new group, and for groups of other backends (gloo). On one
+host the store is a file in a private folder, without a listening port; across hosts it is torch's TCPStore, on a port of rank
+0's host that the system chooses.
 """
 
 import atexit
@@ -33,7 +33,7 @@ __all__ = ["check_place", "install", "make_store"]
 
 _TIMEOUT = timedelta(minutes=30)  # torch's default for all backends but NCCL
 
-# The stubs do not have all of it.
+# torch's stubs lack some of these names.
 dist: Any = torch.distributed
 
 Store = Any
@@ -41,9 +41,9 @@ _Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
 def install(scheme: str) -> None:
-    """Registers the handler for URLs of this scheme, and puts it behind ``env://``."""
+    """Registers the handler for URLs of this scheme, and also for ``env://`` where variables are missing."""
     dist.register_rendezvous_handler(scheme, _rendezvous)
-    # Not part of torch's interface; without it a script has to pass init_method="hvdlite://".
+    # This is not part of torch's public interface. Without it, a script would have to pass init_method="hvdlite://".
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, _Handler] = getattr(module, "_rendezvous_handlers", {})
     if "env" in handlers:
@@ -67,14 +67,14 @@ def _rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[t
     given = parse_qs(urlparse(url).query)
     check_place(int(given.get("rank", [rank])[0]), int(given.get("world_size", [size])[0]))
     yield make_store(basics.local_size() == size, timeout), rank, size
-    raise RuntimeError("hvdlite:// cannot bring ranks together a second time; start the job again")
+    raise RuntimeError("hvdlite:// cannot connect the ranks a second time; start the job again")
 
 
 def check_place(rank: int, size: int) -> None:
-    """Refuses a numbering of the ranks that is not hvdlite's.
+    """Checks that torch.distributed and hvdlite number the ranks in the same way.
 
     Raises:
-        InvalidArgumentError: torch.distributed was given another rank or size.
+        InvalidArgumentError: torch.distributed was given another rank or size than hvdlite's.
     """
     if (rank, size) != (basics.rank(), basics.size()):
         raise InvalidArgumentError(
@@ -102,7 +102,7 @@ def make_store(one_host: bool, timeout: timedelta) -> Store:
 
 
 def _new_file() -> str:
-    """A path in a new folder that only this user may read, and that goes with this process."""
+    """A path in a new folder that only this user may read. The folder is removed when this process ends."""
     folder = tempfile.mkdtemp(prefix="hvdlite-store-")
     creator = os.getpid()
 

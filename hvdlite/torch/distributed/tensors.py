@@ -1,4 +1,4 @@
-"""Between torch.distributed's lists of tensors and the one tensor that hvdlite sends."""
+"""Converts torch.distributed's lists of tensors to the one tensor that hvdlite sends, and back."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 
 
 def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
-    """What a rank sends to itself must fit the tensor it receives it in.
+    """Checks that the part that a rank sends to itself fits its output.
 
     Raises:
         InvalidArgumentError: size or dtype differs.
@@ -25,12 +25,12 @@ def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
 
 
 def flat_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The elements of all tensors in one."""
+    """The elements of all tensors in one tensor of one dimension."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
-    """The mode in which any thread may write to these: tensors of inference mode can be written to in that only."""
+    """The mode in which any thread may write to these tensors: those of inference mode can be written only in that mode."""
     return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
 
 
@@ -38,9 +38,9 @@ def takes_result(output: Tensor, source: Tensor, offset: int | None) -> bool:
     """May the engine write a result into this output while it reads the source?
 
     Args:
-        output: where the result goes.
+        output: the tensor for the result.
         source: the input.
-        offset: where the result has the source's own values, in elements; None: nowhere.
+        offset: the place of the source's own values in the result, in elements; None if the result does not have them.
     """
     if not output.is_contiguous() or output.dtype != source.dtype or not output.is_cpu:
         return False
@@ -50,10 +50,10 @@ def takes_result(output: Tensor, source: Tensor, offset: int | None) -> bool:
 
 
 def deal_out(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:
-    """Copies what was received into the outputs, in order.
+    """Copies the received elements into the outputs, in order.
 
     Raises:
-        InvalidArgumentError: they have room for more or less.
+        InvalidArgumentError: the outputs have another number of elements.
     """
     sizes = [output.numel() for output in outputs]
     if received.numel() != sum(sizes):

@@ -1,12 +1,12 @@
-"""What a function of torch.distributed returns: a `Work` over a `Handle`.
+"""The `Work` that a function of torch.distributed returns, on top of a `Handle`.
 
-A caller that waits (`Work.wait`) waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's
-reducer) and callbacks want a future instead, which somebody has to complete: a thread of its own. One thread for all would not
-do, since a future's callbacks run in it and may wait for other futures; and one that waits for nothing would look to the
-engine's deadlock detection like a caller that may still submit something.
+A caller of `Work.wait` waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's reducer) and
+callbacks need a future instead, and a new thread completes each future. One thread for all futures is not possible, because
+a future's callbacks run in that thread and may wait for other futures. An idle thread would also look to the engine's deadlock
+detection like a caller that may still submit operations.
 
-Streams are a thread's own. So whichever thread ends an operation on GPUs leaves events behind, after which the streams of
-all who wait later come; a future does the same for its callbacks if it is told the devices.
+Each thread has its own current streams. So the thread that ends an operation on GPUs records events, and orders the streams of
+all later callers of `wait` after these events. A future does the same for its callbacks if it knows the devices.
 """
 
 import threading
@@ -27,15 +27,15 @@ __all__ = ["HvdliteWork"]
 
 _Future = torch.futures.Future[Any]
 
-# Before 2.7 torch kept only the C++ half of a Work that C++ code asked for, which forgets the methods below. No such code has
-# more than two in hand.
+# Before 2.7 torch kept only the C++ part of a Work that C++ code asked for, which loses the methods below. So the latest ones
+# are kept here. No such code uses more than two at a time.
 _TORCH_FORGETS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
-# What torch passes for "as long as the group says".
+# The value that torch passes for the timeout of the group.
 _NO_TIMEOUT = timedelta(0)
 
-# How often a thread that waits looks whether its group was aborted.
+# How often a thread that waits checks whether its group was aborted.
 _LOOK_SECONDS = 0.1
 
 
@@ -43,16 +43,16 @@ class HvdliteWork(Work):
     """One operation in flight.
 
     Attributes:
-        source: of a receive that has ended, the sender's rank in the group.
+        source: the sender's rank in the group, for a receive that has ended.
 
     Args:
         what: the operation, its name and group, for error texts.
-        handle: of the operation.
-        outputs: the caller's tensors that hold the result in the end.
-        finish: puts what the handle gives into them, if they do not hold it already.
-        timeout: the group's.
-        is_aborted: has this rank aborted the group?
-        numbered: told the future, so that what its callbacks start has numbers (callbacks.py).
+        handle: the handle of the operation.
+        outputs: the caller's tensors for the result.
+        finish: stores the handle's result in the outputs; None if the operation writes to them directly.
+        timeout: the timeout of the group.
+        is_aborted: a function that returns whether this rank has aborted the group.
+        numbered: a function that gets the future, so that collectives of its callbacks get numbers (callbacks.py).
     """
 
     def __init__(
@@ -74,27 +74,27 @@ class HvdliteWork(Work):
         self._is_aborted = is_aborted
         self._numbered = numbered
         self.source = -1
-        self._lock = threading.Lock()  # of the thread that waits
+        self._lock = threading.Lock()  # held by the thread that waits
         self._done = False
         self._error: BaseException | None = None
         self._future: _Future | None = None
         self._late: OperationTimeoutError | None = None
-        self._marks: list[Mark] = []  # on GPUs, where the results are there
+        self._marks: list[Mark] = []  # the points in the GPUs' work after which the results are ready
         if _TORCH_FORGETS:
             _recent.append(self)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Waits for the end; afterwards the tensors hold the result.
+        """Waits until the operation has ended and the tensors hold the result.
 
         Args:
-            timeout: how long at most; without, the timeout of the group.
+            timeout: the longest wait; by default the timeout of the group.
 
         Returns:
-            True. On a GPU the current stream comes after the operation then, which may be under way.
+            True. On a GPU the operation may still run; the current stream is then ordered after it.
 
         Raises:
             HorovodInternalError: the operation failed; the text says why.
-            OperationTimeoutError: the time is over. The operation stays in flight.
+            OperationTimeoutError: the operation has not ended in time. It stays in flight.
             AbortedError: this rank has aborted the group. The operation stays in flight, and may still write to its tensors.
             InvalidArgumentError: the result does not fit the tensors given for it.
         """
@@ -125,7 +125,7 @@ class HvdliteWork(Work):
         except Exception as error:
             self._error = error
         self._done = True
-        self._finish = None  # with the tensors that it holds
+        self._finish = None  # frees the tensors to which it refers
 
     def _result_within(self, left: float) -> Any:
         deadline = time.monotonic() + left
@@ -146,7 +146,7 @@ class HvdliteWork(Work):
         )
 
     def is_completed(self) -> bool:
-        """Has it ended, well or badly, and on a GPU, have the results come there?"""
+        """Has the operation ended, with or without an error? On a GPU: has the GPU also computed the results?"""
         return self._has_ended() and all(there.is_reached() for there in self._marks)
 
     def _has_ended(self) -> bool:
@@ -159,33 +159,33 @@ class HvdliteWork(Work):
         return self._done
 
     def is_success(self) -> bool:
-        """Has it ended well?"""
+        """Has the operation ended without an error?"""
         return self._has_ended() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What it failed with, if it has."""
+        """The operation's error, or None."""
         return self._error if self._has_ended() else None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result, once it has ended."""
+        """The tensors that hold the result, once the operation has ended."""
         return self._outputs
 
     def _source_rank(self) -> int:
-        """As torch asks for `source`."""
+        """Torch's method for `source`."""
         return self.source
 
     def synchronize(self) -> None:
-        """`wait`, as torch calls it in some places."""
+        """The same as `wait`; torch calls this method in some places."""
         self.wait()
 
     def get_future(self) -> _Future:
-        """A future of the tensors that hold the result. Where the operation fails, its error is a RuntimeError with the
-        text of hvdlite's.
+        """A future of the tensors that hold the result. If the operation fails, the future's error is a RuntimeError with the
+        text of hvdlite's error.
         """
         if self._future is None:
             devices = sorted({output.device.index for output in self._outputs if output.is_cuda})
             begun: _Future = torch.futures.Future(devices=[torch.device("cuda", index) for index in devices])
-            # An exception that is set on a future stays unseen by C++; one that a callback raises does not.
+            # C++ code does not see an exception that is set on a future, but it sees one that a callback raises.
             self._future = begun.then(self._outcome)
             self._numbered(self._future)
             if self._has_ended():
@@ -210,7 +210,7 @@ class HvdliteWork(Work):
         self._begin(begun)
 
     def _begin(self, begun: _Future) -> None:
-        """Sets the future that `_outcome` comes after; tensors on a GPU in it make its callbacks come after their streams."""
+        """Completes the future whose callback is `_outcome`. If its value has GPU tensors, callbacks run after them."""
         for there in self._marks:
             there.order_current_stream()
         begun.set_result(self._outputs if self._marks else None)

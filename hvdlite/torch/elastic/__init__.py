@@ -1,4 +1,4 @@
-"""``horovod.torch.elastic``: the state of a training, committed, restored and synchronised. See docs/elastic.md."""
+"""``horovod.torch.elastic``: the state of a training, which it commits, restores and synchronises. See docs/elastic.md."""
 
 from hvdlite.elastic import run
 from hvdlite.torch.elastic.job import ElasticJob as Job

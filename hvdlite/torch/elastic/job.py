@@ -1,4 +1,4 @@
-"""`ElasticJob`: a training whose steps are applied by all ranks that live, or by none."""
+"""`ElasticJob`: a training in which each step is applied by all living ranks or by none."""
 
 import copy
 import logging
@@ -28,51 +28,51 @@ __all__ = ["ElasticJob", "StepOutcome"]
 
 @dataclass
 class StepOutcome:
-    """What became of a step.
+    """The outcome of a step.
 
     Attributes:
-        applied: does the step count? If not, its batch comes again.
+        applied: was the step applied? If not, `batches` gives its batch again.
     """
 
     applied: bool = False
 
 
 class ElasticJob:
-    """A training over a global order of samples, which goes on when ranks are lost; no step is lost or counted twice.
+    """A training over a global order of samples that continues when ranks are lost. No step is lost or applied twice.
 
     `batch_size` is that of all ranks together, whatever their number. Each batch is dealt out to the ranks, which may get
     different numbers of samples: gradients are weighted by these (``optimizer.weight``), so the loss has to be a mean over the
     samples.
 
-    A rank is lost when a signal has ended its process. The others then agree on who lives, and go on in a new job. If any of
-    them had applied the step, it counts, and the others copy its state from its memory. If none had, model, optimizer,
-    scheduler, random numbers and all other state are as before the step, and `batches` gives its batch again, dealt out to the
-    ranks that are left. Each rank keeps its own random numbers. A rank that gets SIGTERM ends its step and leaves. All of this
-    needs Open MPI 5 or newer, started with ``hvdlite run --elastic`` or ``mpirun --with-ft ulfm``; elsewhere a lost rank ends
-    the program with PeerLostError.
+    A rank is lost when a signal has ended its process. The others then agree on the living ranks, and continue in a new job.
+    If at least one of them has applied the step, the step counts, and the others copy the state of that rank. If none has,
+    model, optimizer, scheduler, random numbers and all other state return to the values before the step, and `batches` gives
+    the same batch again, divided among the remaining ranks. Each rank keeps its own random numbers. A rank that gets SIGTERM
+    ends its step and leaves. All of this needs Open MPI 5 or newer, started with ``hvdlite run --elastic`` or ``mpirun
+    --with-ft ulfm``; otherwise a lost rank ends the program with PeerLostError.
 
-    Spares (``hvdlite run --spares``) make the same objects, and take the places of lost ranks after a step, with a copy of the
-    state.
+    Spares (``hvdlite run --spares``) make the same objects. After a step they replace lost ranks, and get a copy of the state.
 
-    Making one is collective over all ranks: they get rank 0's state.
+    The constructor is collective over all ranks, which get rank 0's state.
 
     Args:
         model: a module.
         optimizer: a `hvdlite.torch.DistributedOptimizer` of its parameters.
         batch_size: the number of samples in a step, on all ranks together.
-        scheduler: stepped by the program inside of `step`; or None.
-        scaler: a GradScaler, or None. Only with one may a step pass without ``optimizer.step()``.
-        seed: of the order of samples, and of the random numbers while a sample is loaded; the same on all ranks.
-        checkpoint: the path of a file that rank 0 reads and writes, best where every host sees it. If it exists, training goes
-            on from it, with any number of ranks. "": no file.
-        save_every: the number of steps between two checkpoints. Rank 0 writes them; a reader sees a whole one at any time.
-        **kept: further objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state: averaged models, say.
+        scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
+        scaler: a GradScaler, or None. Only with a scaler may a step have no ``optimizer.step()``.
+        seed: the seed of the order of samples, and of the random numbers while a sample is loaded; the same on all ranks.
+        checkpoint: the path of a file that rank 0 reads and writes, best in a folder that every host sees. If the file exists,
+            training continues from it, with any number of ranks. "": no file.
+        save_every: the number of steps between two checkpoints. Rank 0 replaces the file at once, so a reader never sees a part
+            of a checkpoint.
+        **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state: averaged models, say.
 
     Attributes:
         position: the number of steps that were applied.
 
     Raises:
-        InvalidArgumentError: an argument is none of these, or the checkpoint is of another seed or batch size.
+        InvalidArgumentError: an argument is wrong, or the checkpoint was made with another seed or batch size.
         NotInitializedError: `init` has not been called.
     """
 
@@ -95,13 +95,13 @@ class ElasticJob:
             )
         if optimizer._hvdlite.sharded is not None:  # type: ignore[attr-defined]
             raise InvalidArgumentError(
-                "elastic.Job cannot go on with an optimizer of shard=True: a lost rank takes its part of the optimizer's state "
-                "along. Leave shard=True out"
+                "elastic.Job cannot use an optimizer with shard=True: with a lost rank its part of the optimizer's state is "
+                "lost. Leave shard=True out"
             )
         if isinstance(optimizer, CodedMethods):
             raise InvalidArgumentError(
-                "elastic.Job cannot go on with a compression that keeps state from step to step (powersgd, error feedback): "
-                "what a step that does not count has changed in it would stay. Pass one without state, as Compression.int8()"
+                "elastic.Job cannot use a compression that keeps state from step to step (powersgd, error feedback): a step "
+                "that is not applied would change that state. Pass one without state, such as Compression.int8()"
             )
         if batch_size < 1 or save_every < 0 or bool(checkpoint) != bool(save_every):
             raise InvalidArgumentError(
@@ -128,40 +128,40 @@ class ElasticJob:
         optimizer.register_step_post_hook(self._after_optimizer)
         self._has_state = RUNTIME.spare is None
         if not self._has_state:
-            return  # the ranks have begun: batches() brings their state
+            return  # this is a spare, and the ranks have begun: batches() gets their state
         problem = self._resume() if rank() == 0 else ""
         self.position, problem = broadcast_object((self.position, problem), name="hvdlite.elastic.position")
         if problem:
             raise InvalidArgumentError(problem)
         self._copy(CopyPlan(self.position, 0, tuple(range(1, size()))))
 
-    # --- what the program asks ----------------------------------------------------------------------------------------------
+    # --- for the program ----------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch whose step comes next."""
+        """The number of the epoch of the next step."""
         return self.position // self._steps_of_epoch
 
     @property
     def ends_epoch(self) -> bool:
-        """Is the step that runs the last one of its epoch? Then a scheduler of epochs takes its step."""
+        """Is the present step the last one of its epoch? Then call ``step()`` of a scheduler that counts epochs."""
         return (self.position + 1) % self._steps_of_epoch == 0
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Adds functions without arguments that are called when ranks were lost: for what depends on their number."""
+        """Adds functions without arguments. They are called after ranks were lost, for example to change a learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def batches(self, dataset: Sized, epochs: int, *, shuffle: bool = True, **loader: Any) -> Iterator[Any]:
-        """This rank's shares of the batches from the present position on. All ranks end it together.
+        """Yields this rank's shares of the batches, from the present position on. It ends on all ranks together.
 
-        Each batch has to be used in one `step`. Every sample of an epoch is used in exactly one applied step. After a loss,
-        what was loaded ahead is dropped.
+        Each batch must be used in one `step`. Every sample of an epoch is used in exactly one applied step. After a loss,
+        batches that were loaded ahead are dropped.
 
         Args:
-            dataset: with ``len()`` and ``[index]``, the same on all ranks.
-            epochs: the number of epochs from the very beginning of the training.
+            dataset: an object with ``len()`` and ``[index]``, the same on all ranks.
+            epochs: the number of epochs, counted from the beginning of the training.
             shuffle: does each epoch have an order of its own?
-            **loader: for `torch.utils.data.DataLoader`, such as ``num_workers`` and ``collate_fn``.
+            **loader: arguments of `torch.utils.data.DataLoader`, such as ``num_workers`` and ``collate_fn``.
 
         Raises:
             InvalidArgumentError: a batch was taken and not used in a `step`, or `batches` is running already.
@@ -186,10 +186,10 @@ class ElasticJob:
 
     @contextmanager
     def step(self) -> Iterator[StepOutcome]:
-        """Around one step: forward, backward and exactly one ``optimizer.step()``. It swallows nothing but the loss of a rank.
+        """A with statement around one step: forward, backward and exactly one ``optimizer.step()``. It catches only lost ranks.
 
         Raises:
-            InvalidArgumentError: there is no batch for it, it is inside of another one, or it ended without
+            InvalidArgumentError: no batch was taken for it, it is inside of another `step`, or it ended without
                 ``optimizer.step()``.
         """
         if self._in_step or not self._batch_is_open:
@@ -217,7 +217,7 @@ class ElasticJob:
     # --- batches ------------------------------------------------------------------------------------------------------------
 
     def _of_one_epoch(self, dataset: Sized, shuffle: bool, loader: dict[str, Any]) -> Iterator[Any]:
-        """What is left of an epoch, up to the next loss."""
+        """Yields the remaining batches of the present epoch, until a rank is lost."""
         epoch, first = divmod(self.position, self._steps_of_epoch)
         order = list(range(len(dataset)))
         if shuffle:
@@ -235,7 +235,7 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            # After a loss all go on with a batch: others may have heard of it while they looked for a spare.
+            # After a loss all ranks continue with a batch: some may have noticed the loss while they looked for a spare.
             if self._jobs == jobs:
                 self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
@@ -256,7 +256,7 @@ class ElasticJob:
     # --- other ranks --------------------------------------------------------------------------------------------------------
 
     def _admit_spare(self) -> None:
-        """Goes on with a spare if one is ready. Collective, after a step."""
+        """Adds a spare to the ranks if one is ready. Collective, after a step."""
         call = self._call
         assert call is not None
         try:
@@ -268,7 +268,7 @@ class ElasticJob:
                 self._enter(lambda: call.admit(self.position))
 
     def _enter(self, job: Callable[[], Sequence[int | None]]) -> None:
-        """Enters a job with a function that returns the numbers of steps that its ranks have applied."""
+        """Enters a new job. `job` makes it, and returns the number of applied steps of each of its ranks."""
         try:
             steps = job()
             self._jobs += 1
@@ -289,9 +289,9 @@ class ElasticJob:
         self._enter(lambda: call.recover(loss, self.position if self._has_state else None))
 
     def _copy(self, plan: CopyPlan) -> None:
-        """Gives the ranks that are behind the state of one that is not. Collective over the ranks.
+        """Gives the state of an up-to-date rank to the ranks that lack its last step. Collective over the ranks.
 
-        If the source is lost meanwhile, what has come may be half a state. So each other rank keeps its own until all has come.
+        If the source is lost meanwhile, the received state is incomplete. So each rank keeps its own state until all has come.
         """
         if not plan.receivers:
             return
@@ -313,7 +313,7 @@ class ElasticJob:
     # --- the state ----------------------------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
-        """A copy of all that a checkpoint has."""
+        """A copy of the whole state, for a checkpoint."""
         objects = {"model": self.model, "optimizer": self.optimizer, **self._kept}
         return {
             "position": self.position,
@@ -328,7 +328,7 @@ class ElasticJob:
         self.position = state["position"]
 
     def _resume(self) -> str:
-        """Loads the checkpoint, if there is one. Returns what is wrong with it, for all ranks."""
+        """Loads the checkpoint, if the file exists. Returns a text that says what is wrong with it, or ""."""
         if not self._checkpoint or not os.path.exists(self._checkpoint):
             return ""
         try:
@@ -337,10 +337,10 @@ class ElasticJob:
                 if state[name] != getattr(self, name):
                     return (
                         f"the checkpoint {self._checkpoint} is of a training with {name}={state[name]}, and this one has "
-                        f"{name}={getattr(self, name)}: samples would be used twice, or not at all"
+                        f"{name}={getattr(self, name)}: some samples would be used twice and others never"
                     )
             self._load(state)
-        except Exception as error:  # whatever a file of something else brings about
+        except Exception as error:  # another file can cause any exception
             return f"the checkpoint {self._checkpoint} does not fit this job: {type(error).__name__}: {error}"
         return ""
 
@@ -353,7 +353,7 @@ class ElasticJob:
         os.replace(part, self._checkpoint)
 
     def _see(self) -> tuple[Any, ...]:
-        """What a step changes before ``optimizer.step()``: buffers, random numbers, and what else is kept."""
+        """A copy of what a step changes before ``optimizer.step()``: buffers, random numbers, and the objects in `kept`."""
         kept = {name: copy.deepcopy(value.state_dict()) for name, value in self._kept.items()}
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

@@ -13,26 +13,26 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Like torch's DistributedSampler, but it leaves out what was recorded as processed in this epoch.
+    """Like torch's DistributedSampler, but it leaves out samples that were recorded as processed in this epoch.
 
     Every rank gets the same number of samples; some get samples twice where they do not divide evenly. Keep it in a
     `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch.
 
     Args:
-        dataset: anything that has a length.
+        dataset: an object with a length.
         shuffle: does each epoch have an order of its own, the same on all ranks?
-        seed: of the order, the same on all ranks.
+        seed: the seed of the order, the same on all ranks.
 
     Attributes:
-        epoch: set by `set_epoch`.
-        processed_num: how many samples were processed, on all ranks.
-        processed_indices: samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
+        epoch: the epoch that `set_epoch` has set.
+        processed_num: the number of processed samples, on all ranks.
+        processed_indices: the samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
         remaining_indices: the samples to divide, in the order of the dataset.
         indices: this rank's share, in the order of the last iteration that has begun.
-        rank: this process's, when samples were last divided.
-        num_replicas: the number of ranks, likewise.
-        num_samples: in a rank's share.
-        total_size: in all shares.
+        rank: this process's rank when samples were last divided.
+        num_replicas: the number of ranks when samples were last divided.
+        num_samples: the number of samples in a rank's share.
+        total_size: the number of samples in all shares.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -48,7 +48,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch; none of its samples is processed."""
+        """Begins an epoch, in which no sample is processed yet."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
@@ -57,8 +57,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """Records a batch of the current iteration as processed.
 
         Args:
-            batch_idx: its number in this iteration.
-            batch_size: of the loader; the last batch may be smaller.
+            batch_idx: the number of the batch in this iteration.
+            batch_size: the loader's batch size; the last batch may be smaller.
 
         Raises:
             InvalidArgumentError: the iteration has no such batch.
@@ -85,10 +85,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a `state_dict`, with the present ranks. Accepts Horovod's as well, which has a number of samples.
+        """Continues from a `state_dict`, with the present ranks. Accepts Horovod's, too, which has a number of samples.
 
         Raises:
-            InvalidArgumentError: this is something else.
+            InvalidArgumentError: `state_dict` is neither of these.
 
         """
         if "epoch" not in state_dict or not {"processed_indices", "processed_num"} & state_dict.keys():
@@ -126,7 +126,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def processed_num(self) -> int:
-        """How many samples were processed on all ranks, if each has recorded as many as this one since they were dealt out."""
+        """The number of processed samples on all ranks, if each has recorded as many as this one since the last division."""
         return self._processed_before + (len(self.processed_indices) - self._processed_before) * self.num_replicas
 
     def __len__(self) -> int:

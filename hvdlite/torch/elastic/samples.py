@@ -16,8 +16,8 @@ __all__ = ["SeededSamples"]
 class SeededSamples(torch.utils.data.Dataset[Any]):
     """Samples whose random numbers depend on the seed, the epoch and the index, and not on the rank that loads them.
 
-    These are the numbers of torch on the CPU, of Python's `random` and of NumPy. Afterwards they go on as if no sample had been
-    loaded. Random numbers of GPUs are left alone.
+    This holds for the random numbers of torch on the CPU, of Python's `random` and of NumPy. After a sample is loaded, their
+    generators have the same state as before. Random numbers of GPUs do not change.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
@@ -31,13 +31,13 @@ class SeededSamples(torch.utils.data.Dataset[Any]):
             return self._load(index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """A batch. `torch.utils.data.DataLoader` asks for it if there is this method."""
+        """The samples of a batch. `torch.utils.data.DataLoader` calls this method if a dataset has it."""
         with _random_numbers_kept():
             return [self._load(index) for index in indices]
 
     def _load(self, index: int) -> Any:
         number = zlib.crc32(f"{self._seed} {self._epoch} {index}".encode())
-        # torch.manual_seed would seed the GPUs as well, and formats its caller's stack for each kind of them.
+        # torch.manual_seed would also seed the GPUs, and is slow: it formats its caller's stack for each kind of GPU.
         torch.default_generator.manual_seed(number)
         random.seed(number)
         np.random.seed(number)

@@ -1,4 +1,4 @@
-"""`TorchState`, and how it saves models, optimizers and samplers."""
+"""`TorchState`, and the handlers with which it saves models, optimizers and samplers."""
 
 import copy
 from typing import Any
@@ -28,8 +28,8 @@ class TorchState(ObjectState):
     """Keeps models, optimizers, samplers, schedulers and any other objects, which are its attributes.
 
     Models, optimizers (wrapped or not), samplers, single parameters, generators and all other objects with ``state_dict()`` and
-    ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders) stay the objects they are, on the device where they
-    are, also where a list or another object refers to them. Everything else is kept as `hvdlite.elastic.ObjectState` does.
+    ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders) are changed in place and stay on their device, even
+    if they are in a list or another object. All other attributes are kept as `hvdlite.elastic.ObjectState` keeps them.
 
     Args:
         model: a module, or None.
@@ -56,18 +56,18 @@ class TorchState(ObjectState):
 
 
 class _StateDictHandler(StateHandler):
-    """Of objects whose ``state_dict()`` holds tensors and plain values."""
+    """For objects whose ``state_dict()`` has tensors and plain values."""
 
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        # An optimizer takes over the tensors that it loads, and would change the saved ones.
+        # A copy, because an optimizer uses the loaded tensors themselves, and would change the saved ones.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
 
 class ModelStateHandler(_StateDictHandler):
-    """Of modules: parameters and buffers."""
+    """For modules: parameters and buffers."""
 
     def sync(self) -> None:
         """Gives all ranks the parameters and buffers of rank 0, and saves them."""
@@ -76,7 +76,7 @@ class ModelStateHandler(_StateDictHandler):
 
 
 class OptimizerStateHandler(_StateDictHandler):
-    """Of optimizers: options and state."""
+    """For optimizers: options and state."""
 
     def sync(self) -> None:
         """Gives all ranks the options and the state of rank 0's optimizer, and saves them."""
@@ -85,10 +85,10 @@ class OptimizerStateHandler(_StateDictHandler):
 
 
 class SamplerStateHandler(_StateDictHandler):
-    """Of `ElasticSampler`: the epoch, and what is processed."""
+    """For an `ElasticSampler`: the epoch and the processed samples."""
 
     def sync(self) -> None:
-        """Gives all ranks the epoch of rank 0 and what any rank has processed, deals out the rest, and saves it."""
+        """Gives all ranks rank 0's epoch and the processed samples of all ranks, divides the other samples, and saves this."""
         processed = set().union(*allgather_object(self.value.processed_indices))
         state = broadcast_object(self.value.state_dict())
         self.value.load_state_dict({**state, "processed_indices": processed})
@@ -96,7 +96,7 @@ class SamplerStateHandler(_StateDictHandler):
 
 
 class ParameterStateHandler(StateHandler):
-    """Of single parameters, which others (a model, an optimizer) refer to."""
+    """For single parameters, to which other objects (a model, an optimizer) refer."""
 
     def save(self) -> None:
         """Copies the elements."""
@@ -108,24 +108,24 @@ class ParameterStateHandler(StateHandler):
             self.value.copy_(self._saved)
 
     def sync(self) -> None:
-        """Gives all ranks the elements of rank 0's, and saves them."""
+        """Gives all ranks the elements of rank 0's parameter, and saves them."""
         broadcast_parameters([self.value], root_rank=0)
         self.save()
 
 
 class GeneratorStateHandler(StateHandler):
-    """Of generators of random numbers, which loaders refer to."""
+    """For generators of random numbers, to which loaders refer."""
 
     def save(self) -> None:
-        """Keeps the place in the sequence."""
+        """Saves the state of the generator."""
         self._saved = self.value.get_state()
 
     def restore(self) -> None:
-        """Goes back to that place."""
+        """Restores the saved state."""
         self.value.set_state(self._saved)
 
     def sync(self) -> None:
-        """Gives all ranks the place of rank 0's, and saves it."""
+        """Gives all ranks the state of rank 0's generator, and saves it."""
         self.value.set_state(broadcast_object(self.value.get_state()))
         self.save()
 
@@ -140,7 +140,7 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which handler keeps which kind of object: pairs of classes, of which the first that fits is taken."""
+    """Pairs of a class of objects and the class of its handler. For an object, the first pair that matches is used."""
     return _registry
 
 

@@ -36,7 +36,7 @@ def test_the_check_broadcasts_them_where_it_is_told_to(hvd, caplog):
     with caplog.at_level(logging.WARNING, "hvdlite"):
         model = train(hvd, adam, start_check="broadcast")
     assert_same_everywhere(model.get_weights())
-    assert sum("All ranks have got those of rank 0 now" in line for line in lines(caplog)) == (WORLD.rank == 0)
+    assert sum("Now all ranks have the parameters" in line for line in lines(caplog)) == (WORLD.rank == 0)
 
 
 @pytest.mark.parametrize("same_data", [False, pytest.param(True, marks=[pytest.mark.slow] if BACKEND != "torch" else [])])

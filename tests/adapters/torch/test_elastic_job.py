@@ -123,7 +123,7 @@ def test_what_it_refuses(changes, text):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"shard": True}, "shard=True: a lost rank takes its part"),
+        ({"shard": True}, "shard=True: with a lost rank its part"),
         ({"compression": hvd.Compression.powersgd()}, "a compression that keeps state from step to step"),
     ],
 )

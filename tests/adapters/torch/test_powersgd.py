@@ -338,14 +338,14 @@ def test_refusals(hvd):
     ):
         with pytest.raises(UnsupportedError, match=r"powersgd of rank 2|with error feedback|Adasum with non-power of 2 ranks"):
             call()
-    with pytest.raises(UnsupportedError, match='between="hosts" the sum of the ranks of a host'):
+    with pytest.raises(UnsupportedError, match='between="hosts" the engine codes the sum of the ranks of a host'):
         sgd(hvd, params, hvd.Compression.int8(error_feedback=True))
     with pytest.raises(InvalidArgumentError, match="groups do not go with powersgd"):
         sgd(hvd, params, powersgd, groups=2)
     for wrong in ({"rank": 0}, {"start_step": -1}, {"min_compression": 0.5}, {"rank": 2.0}):
         with pytest.raises(InvalidArgumentError, match=f"powersgd: {next(iter(wrong))}="):
             hvd.Compression.powersgd(**wrong)
-    with pytest.raises(UnsupportedError, match="sharded_state_dict has no place"):
+    with pytest.raises(UnsupportedError, match="sharded_state_dict cannot save the state"):
         sgd(hvd, params, powersgd, shard=True).sharded_state_dict()
     table = torch.nn.Embedding(40, 30, sparse=True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), compression=powersgd)

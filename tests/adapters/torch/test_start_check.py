@@ -71,7 +71,7 @@ def test_broadcast(hvd, make, caplog):
     with caplog.at_level(logging.WARNING, "hvdlite"):
         train(hvd, model, wrapped(hvd, model, make, start_check="broadcast"))
     assert are_equal(hvd, model)
-    assert sum("All ranks have got those of rank 0 now" in line for line in lines(caplog)) == (hvd.rank() == 0)
+    assert sum("Now all ranks have the parameters" in line for line in lines(caplog)) == (hvd.rank() == 0)
 
 
 def test_off(hvd, caplog):
