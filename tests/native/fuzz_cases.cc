@@ -280,11 +280,13 @@ void making_steps_that_no_member_makes() {
   coordinator_fails_on("a reopening of rank 1", steps(1, {{.kind = Kind::kReopen}}));
   coordinator_fails_on("a diverted key of rank 1",
                        steps(1, {{.kind = Kind::kDivert, .keys = {7}}}));
-  const Request small = request_of(OpKind::kAllreduce, "x", 4);
+  Request small = request_of(OpKind::kAllreduce, "x", 4);
+  small.seal();
   const LedgerSteps::Step x = {
       .prepared = true, .key = small.name_hash, .content = small.content_hash};
+  const LedgerSteps::Step other = {.key = 7};
   for (const std::vector<LedgerSteps>& messages :
-       {std::vector{steps(2, {x}), steps(2, {})}, {steps(1, {x, x})}, {steps(1, {x})}}) {
+       {std::vector{steps(2, {x}), steps(2, {})}, {steps(1, {other, other})}, {steps(1, {x})}}) {
     Pair pair(false);  // the last message has no payload, though it says that the unit is prepared
     pair.rank(0).submit(small);
     pair.rank(0).pass();
