@@ -21,10 +21,9 @@ constexpr std::string_view kCoded =
     "coded";  // as hierarchical, these serve codecs for every size and knob
 constexpr std::string_view kHierarchical = "hierarchical";
 
-// For this many ranks and few bytes, direct is faster than recursive doubling: it waits for two messages in turn, not for log2 p, and
-// sends each byte fewer times. More ranks than that would send too many messages.
-constexpr int kDirectFrom = 5;
-constexpr int kDirectUpTo = 16;
+// Is direct faster than recursive doubling for few bytes? It waits for two messages in turn, and sends each byte fewer times. Two
+// or four ranks wait for no more than two messages in recursive doubling. With many ranks direct sends too many messages.
+constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16 && ranks != 4; }
 
 // Up to this share of a tile, allreduce_inline is faster: it waits once less, but does p times as many additions. It is a share
 // so that small tiles (with many ranks, or in tests) behave like large ones.
@@ -162,10 +161,12 @@ std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Sele
   if (shape.shared_on_hosts) return forced_or(selection.allreduce, kHierarchical);
   std::string_view automatic = selection.deterministic ? "direct" : "ring";
   if (bytes <= selection.recursive_doubling_max_bytes) {
-    if (shape.ranks >= kDirectFrom && shape.ranks <= kDirectUpTo) automatic = "direct";
-    // With 2 ranks there is one addition an element, and all algorithms give the same bits.
-    else if (shape.ranks <= 2 || !selection.deterministic)
+    if (is_direct_faster(shape.ranks)) {
+      automatic = "direct";
+    } else if (shape.ranks <= 2 || !selection.deterministic) {
+      // With 2 ranks there is one addition an element, and all algorithms give the same bits.
       automatic = "recursive_doubling";
+    }
   }
   return forced_or(selection.allreduce, automatic);
 }

@@ -88,8 +88,8 @@ ROWS = (
         "deterministic-ignored",
         "HVDLITE_DETERMINISTIC does not keep small allreduces from recursive doubling",
         "csrc/collectives/select.cc",
-        "else if (shape.ranks <= 2 || !selection.deterministic)",
-        "else if (true)",
+        "} else if (shape.ranks <= 2 || !selection.deterministic) {",
+        "} else {",
         ("tests/unit/test_determinism.py", *guards.ALGORITHMS),
     ),
 )
