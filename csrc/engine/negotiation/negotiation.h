@@ -2,8 +2,8 @@
 // Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
 //
-// A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members that
-// share memory agree through a port, an Agreement. The digest tells states apart.
+// A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members agree
+// through a port, an Agreement, or in large sets through the coordinator alone. The digest tells states apart.
 //
 // A Negotiation cannot be copied: it shares its entries with callers (through their completions) and its ports with other
 // members. A test that wants to return to a state makes new machines and repeats the steps that led to the state. For some twenty
@@ -60,7 +60,7 @@ class Negotiation {
   // A rank is about to leave. First executes all that the rank took part in.
   void catch_up();
   void left(int rank, const base::Status& why);
-  // Called before this rank leaves: nothing that it has announced in memory may become complete any more. False: call it again.
+  // Called before this rank leaves: nothing that it has announced at a port may become complete any more. False: call it again.
   bool close();
   // This rank leaves. Returns the coordinators that may still decide operations that this rank asked for.
   std::set<int> leave(const base::Status& why);
