@@ -45,8 +45,8 @@ class Effects {
   virtual bool idle(SetId set) = 0;
 
   // --- process sets ---
-  // A set was added; it gets these regions of the window. Returns the port through which its members agree, or null if they agree
-  // by messages.
+  // A set was added; it gets these regions of the window. Returns the port in the memory that all its members share, or null if
+  // they share none.
   virtual std::unique_ptr<Agreement> add_set(const ProcessSet& set,
                                              const Regions::Grant& regions) = 0;
   virtual void remove_set(SetId set) = 0;

@@ -1,5 +1,5 @@
-// What this rank announces in memory: its units (LocalUnits), and the steps of SetNegotiation through the set's port (its other
-// functions are in set_negotiation.cc). ledger.h explains the protocol.
+// What this rank announces at its set's port: its units (LocalUnits), and the steps of SetNegotiation through the port (its other
+// functions are in set_negotiation.cc). ledger.h and replicated_ledger.h explain the protocol.
 
 #include "engine/negotiation/local_units.h"
 

@@ -11,7 +11,8 @@ namespace hvdlite::engine {
 
 namespace {
 
-// The inline payloads that a member sends to all others together. To reduce first would send less, but later.
+// A member sends at most this many bytes of inline payload to all others together. Larger payloads are reduced on the way, which
+// sends fewer bytes.
 constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
 
 [[noreturn]] void wrong(const char* what) {

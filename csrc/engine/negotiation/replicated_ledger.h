@@ -1,33 +1,33 @@
-// Negotiation without the coordinator for members that share no memory: each has a copy of the ledger (ledger.h), and all copies
-// make the same steps in the same order.
+// Negotiation without the coordinator for members that share no memory: each member has a copy of the ledger (ledger.h), and all
+// copies make the same steps in the same order.
 //
-// A member tells all others each of its steps in a message. A message has a stamp, and steps are made in the order of (stamp,
-// index of the member). A member chooses as its next stamp the smallest number that is greater than its last one and not smaller
-// than any it has heard. So after a message with stamp s it sends none with a stamp up to s, and a copy makes a step when every
-// other member has sent a later stamp, or one that is as late.
+// A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index of
+// the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller than
+// any stamp that it has received. So after a message with stamp s, a member sends no message with a stamp up to s. A copy makes a
+// step when it has a message of every other member with the same stamp or a later one.
 //
-//   member 0: announce a (stamp 7) --+--> member 1 has announced a itself, with stamp 7: both copies make 7.0 and 7.1, and the
-//   member 1: announce a (stamp 7) --+--> last one completes a
+//   member 0: announce x (stamp 7) ----> member 1      Each copy has stamp 7 of both members. So it makes the step of member 0,
+//   member 1: announce x (stamp 7) ----> member 0      and then the step of member 1, which completes x.
 //
-// Members that announce the same units thus agree after one message each, sent at the same time. That is half of the way to a
-// coordinator and back. A member that is silent holds the others up only where that matters: it sends a message without steps (an
-// acknowledgement) as soon as a step of another member changes anything, which is when
-//   - all members have announced the unit, but in messages with different stamps, or
-//   - it is no announcement, or an announcement under a diverted key.
+// Members that announce the same units thus agree after one message in each direction, sent at the same time. A coordinator would
+// need twice that time. If a member has nothing to announce, it is silent, and the steps of the others wait. It sends a message
+// without steps (an acknowledgement) only if such a step changes anything:
+//   - all members have announced the unit, but in messages with different stamps; or
+//   - the step is no announcement, or it announces a diverted key.
 //
-// Other differences to the ledger in shared memory:
-//   - A step is made later than it is asked for. So an announcement may meet a log entry that its sender had not read: the key has
-//     been diverted or decided, or the ledger closed. Such entries (all but kComplete) are exceptions. They are numbered, and a
-//     message says how many its sender has read. An announcement is void if a later exception concerns its key. Its sender takes the
-//     unit back when it reads the exception.
-//   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator: then all have
-//     executed what it took part in. So members tell at once what they read while the ledger is closed.
-//   - A small payload travels with its announcement to every member (inline payload). If the unit becomes complete, every member
-//     has all payloads, and nothing is left to send.
+// There are three more differences from the ledger in shared memory:
+//   - A step is made later than it is asked for. So an announcement may arrive after a log entry that its sender had not read: its
+//     key has been diverted or decided, or the ledger was closed. Such entries (all but kComplete) are called exceptions. They are
+//     numbered, and each message says how many exceptions its sender has read. An announcement is void if a later exception
+//     concerns its key. The sender takes the unit back when it reads that exception.
+//   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
+//     executed the operations in which it took part. So members report at once what they read while the ledger is closed.
+//   - A small payload travels with its announcement to every member (inline payload). When the unit becomes complete, every
+//     member has all payloads, and no more messages are needed.
 //
-// Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978), and copies
-// that make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). Acknowledgements only on
-// demand are hvdlite's own.
+// Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978). Copies that
+// make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). That members acknowledge only
+// what changes anything is hvdlite's own.
 //
 // The number of messages grows with the square of the number of members. Therefore large sets ask the coordinator
 // (HVDLITE_LEDGER_COPIES).

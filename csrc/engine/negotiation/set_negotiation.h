@@ -1,6 +1,6 @@
 // One member's part in the agreement of one process set. It holds this rank's entries that are not agreed. On the set's first
-// member it also holds the coordinator (coordination.cc). Members agree through a port in memory where they can (local_units.cc),
-// and otherwise in messages (set_negotiation.cc).
+// member it also holds the coordinator (coordination.cc). Members agree through a port if the set has one that serves the operation
+// (local_units.cc), and otherwise by messages to the coordinator (set_negotiation.cc).
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
 // Coordinator.
 // Blocks: no. Throws: Error(Internal) on messages that no correct member sends, and what the effects throw.
@@ -25,7 +25,8 @@ class Negotiation;
 
 class SetNegotiation {
  public:
-  // all: the sets of this rank; this object is one of them. port: through which the members agree; null: by messages only.
+  // all: the sets of this rank; this object is one of them. port: through which the members agree; null: only by messages to the
+  // coordinator.
   SetNegotiation(Negotiation& all, ProcessSet set, std::unique_ptr<Agreement> port);
 
   const ProcessSet& set() const { return set_; }
