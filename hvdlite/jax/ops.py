@@ -116,14 +116,17 @@ def call(
         The results in order.
 
     Raises:
+        InvalidArgumentError: the arrays have other dtypes or shapes than the groups say.
         HvdliteError: as `grouped_allreduce`.
 
     """
     require_cpu()
     if not arrays:
         return []
+    description = describe(groups)
+    _check_kinds([kind for group in groups for kind in group.tensors], _kinds_of(arrays))
     try:
-        results = ffi_call(describe(groups), arrays, alone, weight)
+        results = ffi_call(description, arrays, alone, weight)
         if not any(isinstance(result, jax.core.Tracer) for result in results):
             for result in results:
                 result.block_until_ready()
@@ -160,3 +163,15 @@ def as_weight(weight: Any, op: int) -> jax.Array:
 
 def _kinds_of(arrays: Sequence[jax.Array]) -> list[tuple[str, tuple[int, ...]]]:
     return [(array.dtype.name, array.shape) for array in arrays]
+
+
+def _check_kinds(said: Sequence[tuple[str, Sequence[int]]], given: Sequence[tuple[str, Sequence[int]]]) -> None:
+    """Native code reads the arrays as the groups say, so other arrays would be read as other numbers."""
+    if len(said) != len(given):
+        raise InvalidArgumentError(f"hvdlite.jax.call: the groups have {len(said)} tensors, but there are {len(given)} arrays")
+    for index, ((dtype, shape), (given_dtype, given_shape)) in enumerate(zip(said, given, strict=True)):
+        if (dtype, tuple(shape)) != (given_dtype, tuple(given_shape)):
+            raise InvalidArgumentError(
+                f"hvdlite.jax.call: array {index} is {given_dtype} {list(given_shape)}, but its group says {dtype} "
+                f"{list(shape)}; give the group the array's dtype and shape (JAX's default dtype is float64 if jax_enable_x64 is on)"
+            )

@@ -50,7 +50,7 @@ def arenas(result, rank) -> list[str]:
 
 
 def warnings(result) -> list[str]:
-    return [line for text in result.stderr.values() for line in text.splitlines() if "views of an arena" in line]
+    return [line for text in result.stderr.values() for line in text.splitlines() if "are not in an arena" in line]
 
 
 def test_where_the_arena_lies():
@@ -74,7 +74,7 @@ def test_whoever_asked_for_it_is_told_why_there_is_none():
     for rank in result.stdout:
         assert arenas(result, rank) == ["none 0 0"] * len(cases), result.report()
         for case, text in zip(cases, result.stderr[rank].split("case ")[1:], strict=True):
-            said = [line for line in text.splitlines() if "views of an arena" in line]
+            said = [line for line in text.splitlines() if "are not in an arena" in line]
             assert len(said) == (rank == 0 and case[0] is True), result.report()
             assert all(reasons[case[1:]] in line for line in said), result.report()
 

@@ -89,7 +89,7 @@ def test_other_names_shapes_and_dtypes_are_named(hvd):
     lacking = dict.fromkeys("abcdef"[: 1 if ODD else 6], 1)
     text = refused(lambda: hvd.check_consistency(lacking))
     assert f"'b of argument 1 (dict)' is on {OTHERS}, but not on rank {LAST}; 'c of" in text
-    assert "and 2 more; pass the same on all ranks" in text
+    assert "and 2 more; pass the same objects on all ranks" in text
     text = refused(lambda: hvd.check_consistency(np.zeros((2, 3 + ODD), np.float32)))
     assert f"argument 1 (ndarray) is float32 [2, 3] on {OTHERS}, but argument 1 (ndarray) is float32 [2, 4] on" in text
     assert "is float64 [1] on" in refused(lambda: hvd.check_consistency(np.zeros(1, "float64" if ODD else "float32")))

@@ -45,7 +45,7 @@ def call():
     from hvdlite.xla import TensorGroup
 
     group = TensorGroup(Kind.ALLREDUCE, "sums", [("float32", (3,))], op=hvd.Sum)
-    (total,) = hvdlite.jax.call([group], [jnp.ones(3) * hvd.rank()])
+    (total,) = hvdlite.jax.call([group], [jnp.ones(3, jnp.float32) * hvd.rank()])
     assert total.tolist() == [1.0, 1.0, 1.0]
 
 

@@ -220,6 +220,11 @@ def test_what_is_refused(hvd, monkeypatch):
         jax.jit(lambda x: grouped_allreduce([x], name="t"))(jnp.ones(2, jnp.float8_e4m3fn))
     with pytest.raises(hvd.InvalidArgumentError, match="2 tensors, but 1 names"):
         call([TensorGroup(Kind.ALLREDUCE, "t", [("float32", ())] * 2, names=["a"])], [jnp.ones(()), jnp.ones(())])
+    half = TensorGroup(Kind.ALLREDUCE, "t", [("float16", (2,))])
+    with pytest.raises(hvd.InvalidArgumentError, match=r"array 0 is float32 \[2\], but its group says float16 \[2\]"):
+        call([half], [jnp.ones(2, jnp.float32)])
+    with pytest.raises(hvd.InvalidArgumentError, match="have 1 tensors, but there are 2 arrays"):
+        call([half], [jnp.ones(2, jnp.float16)] * 2)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(hvd.UnsupportedError, match="JAX_PLATFORMS=cpu"):
         grouped_allreduce([jnp.ones(2)], name="t")
