@@ -173,5 +173,5 @@ def _check_kinds(said: Sequence[tuple[str, Sequence[int]]], given: Sequence[tupl
         if (dtype, tuple(shape)) != (given_dtype, tuple(given_shape)):
             raise InvalidArgumentError(
                 f"hvdlite.jax.call: array {index} is {given_dtype} {list(given_shape)}, but its group says {dtype} "
-                f"{list(shape)}; give the group the array's dtype and shape (JAX's default dtype is float64 if jax_enable_x64 is on)"
+                f"{list(shape)}; give the group the array's dtype and shape (with jax_enable_x64, JAX's default is float64)"
             )
