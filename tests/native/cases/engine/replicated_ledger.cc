@@ -147,6 +147,30 @@ TEST(a_payload_is_smaller_the_more_members_get_it) {
   EXPECT(ReplicatedLedger::inline_bytes(2) == 16384 && ReplicatedLedger::inline_bytes(5) == 4096);
 }
 
+// Member 2 announces key 7 before it has read that the key was diverted. Meanwhile the coordinator decides it, so the announcement
+// comes after the decision. It is void: nothing of it may be left when the key comes again.
+TEST(an_announcement_that_crossed_a_decision_is_void) {
+  ReplicatedLedger ledger({0, 1}, 3, 1, [](const LedgerSteps&) {});
+  const auto announce = [&](std::uint64_t key, std::uint64_t content) {
+    while (ledger.has_news()) ledger.pop();
+    std::vector<Agreement::Unit> units = {{.key = key, .content = content}};
+    ledger.try_announce(units);
+  };
+  ledger.hear(0, {.stamp = 1, .steps = {{.key = 7, .content = 1}}});
+  ledger.hear(2, {.stamp = 1});
+  announce(7, 2);  // a mismatch
+  EXPECT(ledger.has_news() && ledger.front().kind == Agreement::Kind::kDiverted);
+  ledger.hear(0, {.stamp = 2,
+                  .exceptions = 1,
+                  .steps = {{.kind = LedgerSteps::Kind::kList, .key = 1, .keys = {7}}}});
+  ledger.hear(2, {.stamp = 2, .steps = {{.key = 7, .content = 1}}});
+  announce(8, 1);
+  ledger.hear(0, {.stamp = 3, .exceptions = 2, .steps = {{.key = 7, .content = 3}}});
+  ledger.hear(2, {.stamp = 3, .exceptions = 2, .steps = {{.key = 7, .content = 3}}});
+  announce(7, 3);
+  EXPECT(ledger.has_news() && ledger.front().kind == Agreement::Kind::kComplete);
+}
+
 // --- bad messages -----------------------------------------------------------------------------------------------------
 
 std::string refused(const std::vector<std::pair<int, LedgerSteps>>& messages) {
