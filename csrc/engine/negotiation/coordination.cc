@@ -74,9 +74,7 @@ bool SetNegotiation::send_decisions() {
   divert_no_more(std::move(keys));
   list.last = coordinator_->take_last();
   list.decisions = coordinator_->collect();
-  for (const int member : *set_.members) {
-    if (member != all_.settings_.rank && !all_.has_left(member)) all_.effects_.send(member, list);
-  }
+  all_.tell_members(set_, list);
   if (list.in_ledger) {
     lists_.push_back(std::move(list));
     read();

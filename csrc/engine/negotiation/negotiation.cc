@@ -79,6 +79,12 @@ void Negotiation::deliver(int rank, Content message) {
 }
 template void Negotiation::deliver(int rank, Announcement message);
 
+void Negotiation::tell_members(const ProcessSet& set, const Message& message) {
+  for (const int member : *set.members) {
+    if (member != settings_.rank && !has_left(member)) effects_.send(member, message);
+  }
+}
+
 template <typename Content>
 void Negotiation::keep_for_later(int source, Content message) {
   const std::uint32_t epoch = message.set.epoch;

@@ -117,6 +117,8 @@ class Negotiation {
   // Sends to a rank that has not left. A message to this rank itself is handled at once.
   template <typename Content>
   void deliver(int rank, Content message);
+  // Sends to all other members of the set that have not left.
+  void tell_members(const ProcessSet& set, const Message& message);
   // Entries without a request belong to no caller of this rank.
   void finish(std::span<const Entry> entries, const base::Status& status);
 

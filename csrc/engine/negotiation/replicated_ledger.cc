@@ -43,7 +43,8 @@ void ReplicatedLedger::pop() {
     changed_ = true;
   }
   if (entry.kind == Kind::kClosed) {
-    silent_since_ = closing_read_ = read_;
+    closing_read_ = read_;
+    is_silent_ = true;
     closing_ = false;
   }
   if (entry.prepared == 0) return;
@@ -69,21 +70,21 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
     if (unit.prepared) message.payload.assign(unit.payload.begin(), unit.payload.end());
   }
   if (message.steps.empty()) return Step::kDone;
-  silent_since_ = 0;
+  is_silent_ = false;
   make(std::move(message));
   return Step::kDone;
 }
 
 Agreement::Step ReplicatedLedger::try_close() {
   if (has_news()) return Step::kUnread;
-  if (silent_since_ == 0 || (open_ && own_list_ > silent_since_)) {
+  if (!is_silent_ || (open_ && own_list_ > closing_read_)) {
     if (!std::exchange(closing_, true)) make({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
     return has_news() ? Step::kUnread : Step::kRefused;
   }
   const bool mine_are_made = std::ranges::none_of(waiting_, [&](const auto& item) {
     return item.first.second == index_ && !item.second.message.steps.empty();
   });
-  const bool done = mine_are_made && have_all_read(std::max(silent_since_, own_list_));
+  const bool done = mine_are_made && have_all_read(std::max(closing_read_, own_list_));
   return done ? Step::kDone : Step::kRefused;
 }
 
@@ -215,7 +216,6 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         for (const std::uint64_t key : step.keys) {
           cells_.erase(key);
           excepted_[key] = exceptions_;
-          excepted_in_order_.emplace_back(exceptions_, key);
         }
         break;
     }
@@ -275,9 +275,7 @@ void ReplicatedLedger::close(int by) {
 void ReplicatedLedger::except(Kind kind, std::uint64_t key, int by) {
   ++exceptions_;
   log_.push_back({.key = key, .kind = kind, .by = static_cast<std::uint8_t>(by)});
-  if (kind != Kind::kDiverted) return;
-  excepted_[key] = exceptions_;
-  excepted_in_order_.emplace_back(exceptions_, key);
+  if (kind == Kind::kDiverted) excepted_[key] = exceptions_;
 }
 
 // --- questions --------------------------------------------------------------------------------------------------------
@@ -289,17 +287,12 @@ bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) cons
 
 // Drops what all members had read before the steps that are still to come.
 void ReplicatedLedger::forget_exceptions() {
-  if (excepted_in_order_.empty()) return;
+  if (excepted_.empty()) return;
   std::uint64_t least = exceptions_;
   for (const MemberState& member : members_) {
     if (!member.is_gone) least = std::min(least, member.exceptions);
   }
-  while (!excepted_in_order_.empty() && excepted_in_order_.front().first <= least) {
-    const auto [number, key] = excepted_in_order_.front();
-    excepted_in_order_.pop_front();
-    const auto found = excepted_.find(key);
-    if (found != excepted_.end() && found->second == number) excepted_.erase(found);
-  }
+  std::erase_if(excepted_, [&](const auto& item) { return item.second <= least; });
 }
 
 bool ReplicatedLedger::have_all_read(std::uint64_t exceptions) const {
@@ -351,11 +344,11 @@ void ReplicatedLedger::add_to(base::Hasher& hasher) const {
   }
   add_table(hasher, excepted_, [](base::Hasher& each, std::uint64_t number) { each.add(number); });
   for (const std::uint64_t number :
-       {exceptions_, closed_at_, read_, closing_read_, silent_since_, own_list_, highest_}) {
+       {exceptions_, closed_at_, read_, closing_read_, own_list_, highest_}) {
     hasher.add(number);
   }
   hasher.add_pair((reopening_ ? 2 : 0) + (closing_ ? 1 : 0),
-                  (has_left_ ? 2 : 0) + (changed_ ? 1 : 0));
+                  (is_silent_ ? 4 : 0) + (has_left_ ? 2 : 0) + (changed_ ? 1 : 0));
 }
 
 }  // namespace hvdlite::engine

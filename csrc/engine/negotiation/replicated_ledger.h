@@ -139,19 +139,16 @@ class ReplicatedLedger final : public Agreement {
   std::vector<std::vector<std::byte>> taken_;                 // of the one that was popped last
   std::uint64_t exceptions_ = 0;                              // in the log so far
   std::uint64_t closed_at_ = 0;                               // number of the last closing; 0: none
-  // The last exception that concerns a key, as long as an announcement may come whose sender had not read it; and the same in
-  // their order.
+  // By key: the last exception that concerns it, as long as an announcement may come whose sender had not read that exception.
   std::unordered_map<std::uint64_t, std::uint64_t> excepted_;
-  std::deque<std::pair<std::uint64_t, std::uint64_t>> excepted_in_order_;
 
   // --- this member ---
   std::uint64_t read_ = 0;          // exceptions that it has read
   std::uint64_t closing_read_ = 0;  // number of the last closing that it has read
+  bool is_silent_ = false;          // it has read a closing, and announced nothing since
   bool reopening_ = false;          // it has asked for a reopening that is not made yet
   bool closing_ = false;            // it has asked for a closing, and has read none since
-  std::uint64_t silent_since_ =
-      0;  // number of the last closing that it has read; 0 if it has announced anything since
-  std::uint64_t own_list_ = 0;  // number of the last list of its own
+  std::uint64_t own_list_ = 0;      // number of the last list of its own
   bool has_left_ = false;
   bool changed_ = false;  // since it last looked whether it holds up others
 };

@@ -80,7 +80,7 @@ ROWS = (
         "copies-leave",
         "a member leaves before the others have read what it took part in",
         "csrc/engine/negotiation/replicated_ledger.cc",
-        "const bool done = mine_are_made && have_all_read(std::max(silent_since_, own_list_));",
+        "const bool done = mine_are_made && have_all_read(std::max(closing_read_, own_list_));",
         "const bool done = mine_are_made;",
         guards.COPIES,
     ),
