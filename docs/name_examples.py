@@ -6,9 +6,11 @@ ordinary job of two ranks, and the docstring says why.
 """
 
 import ast
+import functools
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 FOLDER = Path(__file__).parent / "api" / "examples"
 
@@ -33,17 +35,18 @@ class Example:
         return f"{self.page}.{self.name}"
 
 
-def _is_example(node: ast.stmt) -> bool:
+def _is_example(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
     return isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
 
 
+@functools.cache
 def examples(page: str) -> dict[str, Example]:
     """The examples of a page, by name; none if the page has no file of examples."""
     file = FOLDER / f"{page}.py"
     text = file.read_text() if file.exists() else ""
     lines, found = text.splitlines(), {}
     for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and _is_example(node):
+        if _is_example(node):
             note = ast.get_docstring(node) or ""
             first, last = node.body[1 if note else 0], node.body[-1]
             code = textwrap.dedent("\n".join(lines[first.lineno - 1 : last.end_lineno]))

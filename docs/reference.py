@@ -80,9 +80,10 @@ def _entry(module: str, name: str, docname: str) -> list[str]:
     head = [f".. py:data:: {name}", f"   :module: {module}"]
     if isinstance(value, int):
         head += [f"   :value: {value}"]
-        return [*head, *(f"   {line}" for line in _example(docname, name)), ""]
-    text = f"The type ``{value}``." if hasattr(value, "__args__") else inspect.getdoc(type(value)).split("\n")[0]
-    return [*head, "", f"   {text}", *(f"   {line}" for line in _example(docname, name)), ""]
+    else:
+        text = f"The type ``{value}``." if hasattr(value, "__args__") else inspect.getdoc(type(value)).split("\n")[0]
+        head += ["", f"   {text}"]
+    return [*head, *(f"   {line}" for line in _example(docname, name)), ""]
 
 
 class _Rst(SphinxDirective):

@@ -1,11 +1,14 @@
 """What the pages show runs, if it needs no framework: programs on pages, examples of public names (support/pages.py)."""
 
 import pytest
-from support.pages import DOCS, examples, function_of, programs, python_blocks
-from support.reference import check_page
+from support.page_cases import page_cases
+from support.pages import DOCS, programs, python_blocks
 
 RANKS = (2,)
-NAMES = ("data", "elastic", "hvdlite", "metrics")  # pages of public names
+
+test_a_program_runs, test_the_example_of_a_public_name_runs, test_each_public_name_has_an_example = page_cases(
+    frameworks=(), names=("data", "elastic", "hvdlite", "metrics")
+)
 
 
 @pytest.fixture
@@ -16,27 +19,10 @@ def hvd():
     return hvdlite
 
 
-@pytest.mark.parametrize("block", programs(), ids=str)
-def test_a_program_runs(hvd, block, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    block.run()
-
-
 def test_the_first_program_prints_what_its_page_says(hvd, capsys):
     page = DOCS / "get_started.md"
     python_blocks(page)[0].run()
     assert f"\n[{hvd.rank()}]<stdout>: {capsys.readouterr().out}" in page.read_text()
-
-
-@pytest.mark.parametrize("example", examples(*NAMES), ids=str)
-def test_the_example_of_a_public_name_runs(hvd, example, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    function_of(example)()
-
-
-@pytest.mark.parametrize("page", NAMES)
-def test_each_public_name_has_an_example(hvd, page):
-    check_page(page)
 
 
 def test_there_are_such_programs():

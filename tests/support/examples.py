@@ -1,11 +1,11 @@
 """For tests of examples/: the programs as modules, and a folder that all ranks share."""
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from mpi4py import MPI
+from support.modules import module_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -14,12 +14,7 @@ def load(name: str) -> ModuleType:
     """An example, imported. Python finds the module that the examples share beside them."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(EXAMPLES / f"{name}.py")
 
 
 def shared(tmp_path: Path) -> Path:

@@ -7,13 +7,13 @@ hosts, a GPU, another library), and is only compiled. The same files run the exa
 
 import ast
 import functools
-import importlib.util
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+from support.modules import module_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -21,18 +21,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
-def load(name: str, folder: Path = DOCS) -> ModuleType:
-    """A program of docs/, imported."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-name_examples = load("name_examples")
+name_examples = module_of(DOCS / "name_examples.py")
 
 
 def name_of(page: Path) -> str:
@@ -117,4 +106,4 @@ def function_of(example) -> Callable[[], None]:
 
 @functools.cache
 def _module_of(page: str) -> ModuleType:
-    return load(page, name_examples.FOLDER)
+    return module_of(name_examples.FOLDER / f"{page}.py")

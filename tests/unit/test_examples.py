@@ -1,13 +1,13 @@
 """What the examples share (examples/common.py), and what each of them says about itself."""
 
 import ast
-import importlib.util
 import io
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from support.modules import module_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "common")
@@ -15,10 +15,7 @@ PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "common
 
 @pytest.fixture(scope="module")
 def common():
-    spec = importlib.util.spec_from_file_location("common", EXAMPLES / "common.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(EXAMPLES / "common.py")
 
 
 class Terminal(io.StringIO):

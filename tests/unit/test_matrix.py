@@ -1,13 +1,13 @@
 """The version matrix: its table, which cell a commit gets, and how results get into the documentation."""
 
 import ast
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.modules import module_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,13 +17,9 @@ def matrix():
     folder = ROOT / "tests" / "matrix"
     sys.path.insert(0, str(folder))
     try:
-        spec = importlib.util.spec_from_file_location("version_matrix", folder / "__main__.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look themselves up there
-        spec.loader.exec_module(module)
+        return module_of(folder / "__main__.py")
     finally:
         sys.path.remove(str(folder))
-    return module
 
 
 def smoke_programs():

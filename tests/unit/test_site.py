@@ -6,18 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.pages import DOCS, ROOT, load, name_examples
+from support.modules import module_of
+from support.pages import DOCS, ROOT, name_examples
 
 
 def test_drawings_are_what_their_source_makes():
-    drawings = load("drawings")
+    drawings = module_of(DOCS / "drawings.py")
     assert {file.stem for file in drawings.FOLDER.iterdir()} == set(drawings.DRAWINGS)
     for name, draw in drawings.DRAWINGS.items():
         assert (drawings.FOLDER / f"{name}.svg").read_text() == draw().svg(), "run: python docs/drawings.py"
 
 
 def test_a_ring_of_the_drawing_ends_with_whole_sums():
-    after = load("drawings")._after
+    after = module_of(DOCS / "drawings.py")._after
     for rank in range(4):
         assert [chunk for chunk in range(4) if after(rank, chunk, 3) == ("sum", True)] == [rank]
 
@@ -28,7 +29,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
         '<p id="here"><a href="sub/b.html#there">b</a> <a href="#here">up</a> <a href="http://x/y">'
     )
     (tmp_path / "sub" / "b.html").write_text('<a href="../index.html#gone"></a> <img src="no.svg"> <b id="there">')
-    assert load("links").broken_links(tmp_path) == ["sub/b.html: ../index.html#gone", "sub/b.html: no.svg"]
+    assert module_of(DOCS / "links.py").broken_links(tmp_path) == ["sub/b.html: ../index.html#gone", "sub/b.html: no.svg"]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_every_link_leads_somewhere(site):
-    assert load("links").broken_links(site) == []
+    assert module_of(DOCS / "links.py").broken_links(site) == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,17 @@
+"""Programs that lie outside of a package (in docs/, examples/, tests/matrix), as modules."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def module_of(file: Path) -> ModuleType:
+    """A program, imported from its file."""
+    spec = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module

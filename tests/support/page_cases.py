@@ -1,0 +1,33 @@
+"""The tests of what pages show, for the files named test_pages.py and test_*_pages.py: one file for each set of frameworks."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from support.pages import examples, function_of, programs
+from support.reference import check_page
+
+
+def page_cases(frameworks: Sequence[str], names: Sequence[str]) -> tuple[Callable[..., None], ...]:
+    """Three tests, to be assigned to test_a_program_runs, test_the_example_of_a_public_name_runs and
+    test_each_public_name_has_an_example.
+
+    Args:
+        frameworks: programs on pages that need exactly some of these, or none of them if there are none.
+        names: pages of public names.
+    """
+
+    @pytest.mark.parametrize("block", programs(*frameworks), ids=str)
+    def test_a_program_runs(hvd, block, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        block.run()
+
+    @pytest.mark.parametrize("example", examples(*names), ids=str)
+    def test_the_example_of_a_public_name_runs(hvd, example, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        function_of(example)()
+
+    @pytest.mark.parametrize("page", names)
+    def test_each_public_name_has_an_example(hvd, page):
+        check_page(page)
+
+    return test_a_program_runs, test_the_example_of_a_public_name_runs, test_each_public_name_has_an_example
