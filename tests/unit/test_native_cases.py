@@ -12,7 +12,6 @@ LARGE = (
     "two_verdicts_at_any_time",
     "copies_and_a_join_behind_a_name",
     "copies_of_three_in_other_orders",
-    "copies_of_three_of_which_one_leaves",
 )
 SLOW = {f"engine.negotiation_explored.{name}" for name in LARGE}
 
