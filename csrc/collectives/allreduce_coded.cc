@@ -159,7 +159,7 @@ struct CodedJob {
   Pieces pieces;
   std::size_t slot_bytes = 0;  // room for an encoded piece
   std::size_t lanes = 0;
-  CodedBytes sent;
+  CodedBytes sent = {};
 
   Range piece(std::size_t round, int rank) const {
     return coder.layout().whole_blocks(pieces.piece(round, rank));

@@ -8,27 +8,14 @@
 //   put           a0 -> own place           a1 -> own place           a2 -> own place
 //   fold          a0 + a1 + a2 -> output    a0 + a1 + a2 -> output    a0 + a1 + a2 -> output
 //
-// Three kinds of places:
-//   prepared  Memory for one payload (SharedChannel::prepared), written before the ranks have agreed on the operation. If all
-//             have written theirs when they agree, no rank has to wait any more: all fold (allreduce_inline.h).
+// Two kinds of places:
 //   line      Up to WindowFlags::kInlineBytes: the cache line of the flag that announces the payload (InlineTile).
 //   tiles     Larger buffers: one tile after the other, as shared_collective.h draws it, without a reduce step.
 //
-// Prepared payloads are numbered: payload n is the one that a rank writes when it has folded n payloads before. Each member has
-// two places for payloads, and payload n lies in place n & 1.
-// - n means the same on all ranks: every rank folds the prepared operations in the order in which they were agreed, and the
-//   payload that a member put under n belongs to its next announcement: a member prepares only when it has nothing else
-//   announced. (An operation that is withdrawn before it is agreed leaves n as it is. The place is written again later, and no
-//   member has read it.)
-// - No member overwrites a payload that others still read. The member that writes payload n has folded payload n-1. The
-//   operation of payload n-1 was agreed after all members had announced it. Each of them had by then written its own payload
-//   n-1, so it had folded payload n-2, which used place n & 1 before.
-// - A member that folds sees all payloads: each owner wrote its payload before it announced the operation, and no member reads
-//   "complete" before all have announced. Announcing and reading are steps of one agreement
-//   (engine/negotiation/agreement.h), whose steps have the same order for all members.
+// A prepared allreduce (prepared.h) folds in the same way, and does not wait.
 //
-// Cost for p ranks and S bytes: each rank loads and stores (p + 3) S bytes, and waits once for the slowest rank. (A prepared
-// operation does not wait, because the agreement has waited already.) Bytes sent: none.
+// Cost for p ranks and S bytes: each rank loads and stores (p + 3) S bytes, and waits once for the slowest rank. Bytes sent:
+// none.
 //
 // In place: a rank's contribution is copied before anything is folded; no other rank touches the output.
 //
@@ -36,12 +23,8 @@
 // lies: layout-independent, the bits of allreduce_shm and allreduce_direct.
 //
 // Source: contributions that travel with their flags are common practice for small messages of ranks of one host, such as Open
-// MPI's shared-memory collectives; putting them before the ranks have agreed is hvdlite's own.
-#include "collectives/allreduce_inline.h"
-
+// MPI's shared-memory collectives.
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -56,9 +39,6 @@
 namespace hvdlite::collectives {
 
 namespace {
-
-// Members that can prepare an operation.
-constexpr int kMostMembers = 64;
 
 class AllreduceLine final : public SharedCollective {
  public:
@@ -160,44 +140,7 @@ class AllreduceWholeTiles final : public TilePipeline {
   PartCursor draining_;
 };
 
-void fold(const void* const* inputs, int members, const AllreducePart& part,
-          const Reduction& reduction, kernels::Isa isa) {
-  void* const output = part.output;
-  kernels::reduce_kernels(reduction.dtype, reduction.op, isa)
-      .fold(&output, 1, inputs, members, part.count, reduction.prescale, reduction.postscale,
-            reduction.divisor);
-}
-
 }  // namespace
-
-void prepare_inline(SharedChannel& channel, const void* input, std::size_t bytes) {
-  HVD_CHECK(bytes <= channel.prepared_bytes());
-  std::memcpy(channel.prepared(channel.index(), channel.folded()), input, bytes);
-}
-
-void reduce_prepared(SharedChannel& channel, const AllreducePart& part, const Reduction& reduction,
-                     kernels::Isa isa) {
-  const int members = channel.size();
-  HVD_CHECK(members <= kMostMembers &&
-            part.count * base::size_of(reduction.dtype) <= channel.prepared_bytes());
-  std::array<const void*, kMostMembers> inputs = {};
-  for (int member = 0; member < members; ++member) {
-    inputs[static_cast<std::size_t>(member)] = channel.prepared(member, channel.folded());
-  }
-  fold(inputs.data(), members, part, reduction, isa);
-  channel.count_folded();
-}
-
-void reduce_payloads(const std::vector<std::vector<std::byte>>& payloads, const AllreducePart& part,
-                     const Reduction& reduction, kernels::Isa isa) {
-  HVD_CHECK(payloads.size() <= kMostMembers);
-  std::array<const void*, kMostMembers> inputs = {};
-  for (std::size_t member = 0; member < payloads.size(); ++member) {
-    HVD_CHECK(payloads[member].size() == part.count * base::size_of(reduction.dtype));
-    inputs[member] = payloads[member].data();
-  }
-  fold(inputs.data(), static_cast<int>(payloads.size()), part, reduction, isa);
-}
 
 std::unique_ptr<Collective> allreduce_inline(Comm comm, AllreduceArgs args, const Tuning& tuning) {
   HVD_CHECK(comm.shared() != nullptr);

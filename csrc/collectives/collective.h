@@ -74,7 +74,7 @@ struct Reduction {
   bool from_partials = false;
   // How elements travel; Sum or Average of types whose accumulator is float32. Only coded and
   // hierarchical look at it.
-  base::Codec codec;
+  base::Codec codec = {};
 };
 
 // A run of elements of a buffer that may lie in several places. input and output hold count elements each and are either the

@@ -137,13 +137,26 @@ CommShape shape_of(const Comm& comm) {
           shared ? comm.shared()->tile_bytes() / kInlineShare : 0};
 }
 
-bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, bool shares_memory,
-                        const Selection& selection) {
-  const bool allowed =
-      selection.allreduce == kAuto || (shares_memory && selection.allreduce == kInline);
+bool may_prepare(base::OpKind kind, const Reduction& reduction, bool shares_memory,
+                 const Selection& selection) {
+  using base::OpKind;
   const bool is_coded =
       reduction.codec && (!shares_memory || reduction.codec.between == base::Between::kRanks);
-  return allowed && reduction.op != base::ReduceOp::kAdasum && !is_coded && bytes > 0;
+  switch (kind) {
+    case OpKind::kAllreduce:
+      return (selection.allreduce == kAuto || (shares_memory && selection.allreduce == kInline)) &&
+             reduction.op != base::ReduceOp::kAdasum && !is_coded;
+    case OpKind::kReducescatter:
+      return selection.reducescatter == kAuto && reduction.op != base::ReduceOp::kAdasum;
+    case OpKind::kAllgather:
+      return selection.allgatherv == kAuto;
+    case OpKind::kBroadcast:
+      return selection.broadcast == kAuto;
+    case OpKind::kAlltoall:
+      return selection.alltoallv == kAuto;
+    default:
+      return false;
+  }
 }
 
 bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,

@@ -54,10 +54,10 @@ std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
                                       const Selection& selection);
 std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection);
 
-// May members prepare an allreduce of this many bytes (allreduce_inline.h), if that is not too many? shares_memory: all of them do;
-// otherwise the payloads travel in messages.
-bool prepares_allreduce(std::size_t bytes, const Reduction& reduction, bool shares_memory,
-                        const Selection& selection);
+// May members prepare such an operation (prepared.h), if it is not too large? reduction: of a kind that reduces. shares_memory: all
+// of them do; otherwise the inputs travel in messages.
+bool may_prepare(base::OpKind kind, const Reduction& reduction, bool shares_memory,
+                 const Selection& selection);
 
 // Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.
 bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,

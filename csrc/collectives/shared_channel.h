@@ -60,15 +60,15 @@ class SharedChannel {
   transport::WindowFlags& flags(int index) const {
     return window_->flags(region_, local_ranks_[static_cast<std::size_t>(index)]);
   }
-  // The memory for a member's prepared payload of this number (allreduce_inline.h).
+  // The memory for a member's prepared input of this number (prepared.h).
   std::size_t prepared_bytes() const { return window_->prepared_bytes(); }
   std::byte* prepared(int index, std::uint64_t number) const {
     return window_->prepared(region_, local_ranks_[static_cast<std::size_t>(index)],
                              static_cast<int>(number & 1));
   }
-  // The number of prepared payloads that this rank has folded.
-  std::uint64_t folded() const { return folded_; }
-  void count_folded() { ++folded_; }
+  // The number of prepared operations of which this rank has made its result.
+  std::uint64_t prepared_count() const { return prepared_count_; }
+  void count_prepared() { ++prepared_count_; }
   std::byte* tile(int index, std::uint64_t number) const {
     return window_->tile(region_, local_ranks_[static_cast<std::size_t>(index)],
                          static_cast<int>(number & 1));
@@ -171,7 +171,7 @@ class SharedChannel {
   std::uint64_t next_turn_ = 0;
   std::uint64_t turn_ = 0;
   std::uint64_t tiles_;
-  std::uint64_t folded_ = 0;
+  std::uint64_t prepared_count_ = 0;
   std::array<std::uint64_t, TileClass::kClasses> class_tiles_ = {};
   std::array<StoreTrials, TileClass::kClasses> trials_;
 };

@@ -93,8 +93,8 @@ class HostWindow {
       shape.payload_bytes = std::clamp(share(kPayloadOfRank), kSmallestPayload, kUsualPayload);
       return shape;
     }
-    // The size of a payload that a rank writes before the ranks have agreed (collectives/allreduce_inline.h). Every rank reads
-    // the payloads of all, so more ranks mean smaller payloads.
+    // The size of an input that a rank writes before the ranks have agreed (collectives/prepared.h). Every rank reads the
+    // inputs of all, so more ranks mean smaller inputs.
     std::size_t prepared_bytes() const {
       const std::size_t share = kPreparedOfAll / static_cast<std::size_t>(ranks);
       return std::max(std::min(share, tile_bytes / 8) / base::kCacheLine, std::size_t{1}) *

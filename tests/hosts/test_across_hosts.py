@@ -48,16 +48,25 @@ def test_ranks_agree_without_the_coordinator_and_small_payloads_travel_along():
 
         hvd.init()
         names = ("agreed_in_memory", "cache_hits", "cache_misses", "riding_ops", "data_bytes_sent")
-        for count, rides in ((4, True), (4000, False)):
-            before = RUNTIME.engine.counters()
-            for step in range(3):
-                value = np.arange(count, dtype=np.float32) * (hvd.rank() + 1) + step
-                total = hvd.allreduce(value, name=f"x{count}", op=hvd.Sum)
-                assert np.array_equal(total, np.arange(count, dtype=np.float32) * 6 + 3 * step)
-            after = RUNTIME.engine.counters()
-            agreed, hits, misses, riding, sent = (after[name] - before[name] for name in names)
-            assert (agreed, hits, misses, riding) == (3, 0, 0, 3 if rides else 0), (agreed, hits, misses, riding)
-            assert sent == 0 if rides else sent > 0 or hvd.local_rank() > 0, sent
+
+        def reduce(count, step):
+            value = np.arange(count, dtype=np.float32) * (hvd.rank() + 1) + step
+            total = hvd.allreduce(value, name=f"x{count}", op=hvd.Sum)
+            assert np.array_equal(total, np.arange(count, dtype=np.float32) * 6 + 3 * step)
+
+        def gather(count, step):
+            rows = hvd.allgather(np.full((count, 2), hvd.rank() + step, np.int32), name=f"g{count}")
+            assert np.array_equal(rows[::count, 1], np.arange(3) + step)
+
+        for call in (reduce, gather):
+            for count, prepared in ((4, True), (4000, False)):
+                before = RUNTIME.engine.counters()
+                for step in range(3):
+                    call(count, step)
+                after = RUNTIME.engine.counters()
+                agreed, hits, misses, riding, sent = (after[name] - before[name] for name in names)
+                assert (agreed, hits, misses, riding) == (3, 0, 0, 3 if prepared else 0), (agreed, hits, misses, riding)
+                assert sent == 0 if prepared else sent > 0 or hvd.local_rank() > 0, sent
         print("ok")
     """
     for ranks in ([1, 1, 1], [2, 1]):

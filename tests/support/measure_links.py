@@ -1,7 +1,7 @@
-"""Times of an allreduce between emulated hosts beside Open MPI's, in one job: python -m support.measure_links, in tests/.
+"""Times of a collective between emulated hosts beside Open MPI's, in one job: python -m support.measure_links, in tests/.
 
 Each figure is the mean of many calls, one after the other, on the slowest rank. hvdlite and Open MPI take turns, and the
-table has the median of the turns. "wire" is the time that an ideal ring's bytes and the delays of recursive doubling take.
+table has the median of the turns. "wire" is the time that the bytes of an ideal ring and the least delays take.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 import hvdlite as hvd
 
-sizes, turns, algorithms = json.loads(sys.argv[1])
+kind, sizes, turns, algorithms = json.loads(sys.argv[1])
 world = MPI.COMM_WORLD
 times = {}
 
@@ -34,9 +34,19 @@ for algorithm in algorithms:
     hvd.init()
     for size, calls in sizes:
         value = np.full(size // 4, hvd.rank() + 1, np.float32)
-        result = np.empty_like(value)
-        ours = lambda: hvd.allreduce(value, name=f"x{size}", op=hvd.Sum)
-        theirs = lambda: world.Allreduce(value, result, MPI.SUM)
+        result = np.empty(value.size * (hvd.size() if kind == "allgather" else 1), np.float32)
+        ours, theirs = {
+            "allreduce": (
+                lambda: hvd.allreduce(value, name=f"x{size}", op=hvd.Sum),
+                lambda: world.Allreduce(value, result, MPI.SUM),
+            ),
+            "allgather": (lambda: hvd.allgather(value, name=f"x{size}"), lambda: world.Allgather(value, result)),
+            "alltoall": (lambda: hvd.alltoall(value, name=f"x{size}"), lambda: world.Alltoall(value, result)),
+            "broadcast": (
+                lambda: hvd.broadcast(value, root_rank=0, name=f"x{size}"),
+                lambda: (result.__setitem__(slice(None), value), world.Bcast(result, root=0)),
+            ),
+        }[kind]
         for call in (ours, theirs):
             mean(call, 2)  # connections, the response cache
         for _ in range(turns):
@@ -51,16 +61,19 @@ if world.rank == 0:
 """
 
 
-def ideal(hosts: int, size: int, rate_mbit: float, delay_us: float) -> float:
-    """Seconds: the delays of recursive doubling, and the bytes that a ring sends over each host's link."""
-    return (hosts - 1).bit_length() * delay_us * 1e-6 + 2 * (hosts - 1) / hosts * size / (rate_mbit * 1e6 / 8)
+def ideal(kind: str, hosts: int, ranks: int, size: int, rate_mbit: float, delay_us: float) -> float:
+    """Seconds: the delays of recursive doubling, or one where all may send at once; and the bytes of each host's link."""
+    shares = {"allreduce": 2 / hosts, "allgather": ranks, "alltoall": ranks / hosts, "broadcast": 1 / (hosts - 1)}
+    delays = (hosts - 1).bit_length() if kind in ("allreduce", "broadcast") else 1
+    return delays * delay_us * 1e-6 + (hosts - 1) * shares[kind] * size / (rate_mbit * 1e6 / 8)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m support.measure_links", description=__doc__.splitlines()[0])
     layouts = "2x1,4x1,8x1,2x2"
     parser.add_argument("--hosts", default=layouts, metavar="HxR,...", help="hosts and ranks on each; default: %(default)s")
-    parser.add_argument("--sizes", default="4,65536,4194304", metavar="BYTES,...", help="of the tensor; default: %(default)s")
+    parser.add_argument("--kind", default="allreduce", choices=("allreduce", "allgather", "alltoall", "broadcast"))
+    parser.add_argument("--sizes", default="4,65536,4194304", metavar="BYTES,...", help="of a tensor; default: %(default)s")
     parser.add_argument("--algorithms", default="auto", metavar="NAME,...", help="of hvdlite, one after the other")
     parser.add_argument("--turns", type=int, default=3, help="of each figure; default: %(default)s")
     parser.add_argument("--rate-mbit", type=float, default=100, help="of each host's link; default: %(default)s")
@@ -73,14 +86,14 @@ def main() -> None:
     for layout in words.hosts.split(","):
         hosts, ranks = map(int, layout.split("x"))
         with emulated_hosts(hosts, rate_mbit=words.rate_mbit, delay_us=words.delay_us) as network:
-            job = network.run(ranks, PROGRAM, args=[json.dumps([sizes, words.turns, algorithms])], timeout=600.0)
+            job = network.run(ranks, PROGRAM, args=[json.dumps([words.kind, sizes, words.turns, algorithms])], timeout=600.0)
         if job.returncode != 0:
             sys.exit(job.report())
         times = {name: statistics.median(values) for name, values in json.loads(job.stdout[0]).items()}
         for size, _ in sizes:
             theirs = times[f"Open MPI {size}"]
             cells = [f"{1e3 * time:.2f} | {time / theirs:.2f}" for time in (times[f"{name} {size}"] for name in algorithms)]
-            wire = ideal(hosts, size, words.rate_mbit, words.delay_us)
+            wire = ideal(words.kind, hosts, ranks, size, words.rate_mbit, words.delay_us)
             print(f"| {layout} | {size} | {1e3 * wire:.2f} | {1e3 * theirs:.2f} | " + " | ".join(cells) + " |", flush=True)
 
 

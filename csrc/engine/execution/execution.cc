@@ -3,7 +3,8 @@
 #include <numeric>
 #include <utility>
 
-#include "collectives/allreduce_inline.h"
+#include "collectives/prepared.h"
+#include "engine/execution/host/run_prepared.h"
 #include "engine/negotiation/ledger.h"
 #include "engine/negotiation/replicated_ledger.h"
 #include "transport/host_window.h"
@@ -109,23 +110,23 @@ bool Execution::share_memory(SetId set) const {
 bool Execution::may_prepare(const SharingSet& set, const Request& request) const {
   const bool shares = share_ledger(set);
   // The hierarchical algorithm adds up each host first, so its bits are others.
-  if (selection_.deterministic && set.shared.hosts) return false;
+  if (selection_.deterministic && set.shared.hosts && base::reduces(request.kind)) return false;
   const std::size_t most =
       shares ? set.shared.channel->prepared_bytes() : ReplicatedLedger::inline_bytes(set.size());
-  return request.kind == OpKind::kAllreduce && !request.absent && !request.on_gpu() &&
-         !request.weighted && request.arena == 0 && request.bytes() <= most &&
-         collectives::prepares_allreduce(request.bytes(), reduction_of(request, 1), shares,
-                                         selection_);
+  return !request.absent && !request.on_gpu() && !request.weighted && request.arena == 0 &&
+         request.bytes() > 0 && request.bytes() <= most &&
+         collectives::may_prepare(request.kind, reduction_of(request, 1), shares, selection_);
 }
 
-bool Execution::prepare(SetId set, const Entry& entry) {
+std::optional<std::span<const std::byte>> Execution::prepare(SetId set, const Entry& entry) {
   const SharingSet& known = *sets_.find(set)->second.host;
   const Request& request = *entry.request;
-  if (!may_prepare(known, request)) return false;
-  if (share_ledger(known)) {
-    collectives::prepare_inline(*known.shared.channel, entry.input, request.bytes());
-  }
-  return true;
+  if (!may_prepare(known, request)) return std::nullopt;
+  std::span<const std::byte> input(static_cast<const std::byte*>(entry.input), request.bytes());
+  // Nobody needs the input of a broadcast's receivers.
+  if (request.kind == OpKind::kBroadcast && request.root != transport_.rank()) input = {};
+  if (share_ledger(known)) collectives::prepare(*known.shared.channel, input);
+  return input;
 }
 
 void Execution::execute_prepared(SetId set, Entry& entry,
@@ -136,17 +137,18 @@ void Execution::execute_prepared(SetId set, Entry& entry,
   const int members = known.size();
   const bool moves = request.bytes() > kTinyBytes || !payloads.empty();
   if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
-  const collectives::AllreducePart part = {entry.input, entry.output,
-                                           static_cast<std::size_t>(request.elements())};
-  const collectives::Reduction reduction = reduction_of(request, members);
-  if (share_ledger(known)) {
-    collectives::reduce_prepared(*known.shared.channel, part, reduction, selection_.tuning.isa);
-  } else {
-    collectives::reduce_payloads(payloads, part, reduction, selection_.tuning.isa);
-  }
+  const bool shares = share_ledger(known);
+  const collectives::PreparedInputs inputs =
+      shares ? collectives::PreparedInputs(*known.shared.channel)
+             : collectives::PreparedInputs(payloads);
+  run_prepared(inputs, known, entry, *shared_.outputs, selection_.tuning.isa);
+  if (shares) known.shared.channel->count_prepared();
   entry.completion->contributors = members;
   // An operation that moved nothing counts as one with a single member: no link had to carry it.
-  shared_.usage.moves(request.kind, request.bytes(), moves ? static_cast<std::size_t>(members) : 1);
+  const std::size_t all =
+      request.kind == OpKind::kAllgather ? static_cast<std::size_t>(members) : 1;
+  shared_.usage.moves(request.kind, request.bytes() * all,
+                      moves ? static_cast<std::size_t>(members) : 1);
   ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;
   shared_.finish({&entry, 1}, base::Status{});

@@ -8,15 +8,17 @@
 // waits for another. A process set has a lane for host memory and, after its first GPU operation, one for GPU memory
 // (device_lane.h).
 //
-// Small allreduces are prepared (collectives/allreduce_inline.h): before the members have agreed, each puts its payload where
-// the others will look for it, or into the message that announces it. If all have done so, the operation needs no further
-// exchange: it runs beside the lanes and ends as soon as it is agreed.
+// Small operations are prepared (collectives/prepared.h): before the members have agreed, each puts its input where the others
+// will look for it, or into the message that announces it. If all have done so, the operation needs no further exchange: it
+// runs beside the lanes and ends as soon as it is agreed.
 #pragma once
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -44,8 +46,8 @@ class Execution {
   bool share_memory(SetId set) const;
 
   // --- operations ---
-  // True if this rank's payload now lies where the other members will look for it, or may travel with the announcement.
-  bool prepare(SetId set, const Entry& entry);
+  // As Effects::prepare. If the members share memory, this rank's input then lies where the others will look for it.
+  std::optional<std::span<const std::byte>> prepare(SetId set, const Entry& entry);
   // Called when all members have prepared the operation. payloads: as Effects::execute_prepared.
   void execute_prepared(SetId set, Entry& entry,
                         const std::vector<std::vector<std::byte>>& payloads);

@@ -49,6 +49,13 @@ std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   return output;
 }
 
+void* Extents::place(const Entry& entry, OutputCache& outputs) const {
+  if (entry.output != nullptr && are_even()) return entry.output;
+  auto made = output(*entry.request);
+  made->block = outputs.get(out_bytes());
+  return (entry.completion->output = std::move(made))->block.data();
+}
+
 std::vector<std::size_t> Extents::scaled(const std::vector<std::int64_t>& rows,
                                          std::size_t factor) {
   std::vector<std::size_t> result;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/model/entry.h"
+#include "engine/model/output_cache.h"
 
 namespace hvdlite::engine {
 
@@ -41,6 +42,9 @@ struct Extents {
   }
   // The result of this rank's entry, without memory yet.
   std::unique_ptr<EngineOutput> output(const Request& request) const;
+  // Memory for the result of this rank's entry: the caller's, if it has given some and all parts are equal; otherwise from
+  // `outputs`.
+  void* place(const Entry& entry, OutputCache& outputs) const;
 
  private:
   static std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size_t factor);

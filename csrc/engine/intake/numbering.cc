@@ -28,7 +28,7 @@ Numbering::Name Numbering::name(SetId set, OpKind kind, std::uint64_t ahead) {
   const NextNumbers& counters = sets_[set.epoch];
   Name name;
   name.append(base::name_of(kind));
-  name.append(".noname.");
+  name.append(kUnnamed);
   if (counters.joins > 0) {
     name.append(counters.joins);
     name.append(".");

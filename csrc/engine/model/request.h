@@ -109,6 +109,8 @@ using RequestPtr = std::shared_ptr<const Request>;
 
 // The name of every join.
 inline constexpr const char* kJoinName = "join";
+// In the names of unnamed operations, before the number (Numbering).
+inline constexpr std::string_view kUnnamed = ".noname.";
 
 // A request as a caller states it. It borrows text and lists for the length of the call, and its set has no epoch yet.
 struct RequestView {

@@ -37,6 +37,9 @@ void LocalUnits::add_to(base::Hasher& hasher) const {
     add_entries(hasher, waiting_[i]);
   }
   add_table(hasher, announced_, add_entries);
+  std::uint64_t uneven = 0;
+  for (const std::uint64_t name : uneven_) uneven += name;  // in any order
+  hasher.add(uneven);
 }
 
 void ResponseCache::add_to(base::Hasher& hasher) const {

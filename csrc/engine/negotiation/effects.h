@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,11 +33,12 @@ class Effects {
   // All members execute this FusedOp now. entries[i] is this rank's part in fused.parts[i]; an entry without a request means that
   // this rank has joined.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
-  // Called just before the entry is announced, if this rank has announced nothing else in that set. May this rank prepare the
-  // operation now, to save time after the agreement? If all members have prepared it, execute_prepared() follows, otherwise
-  // execute().
-  virtual bool prepare(SetId set, const Entry& entry) = 0;
-  // payloads: the input of each member, by index; empty if the members share memory and prepare() has put the inputs there.
+  // Called just before the entry is announced, if this rank has announced nothing else in that set. Prepares the operation, to
+  // save time after the agreement, and returns this rank's input as far as other members need it; or nothing, if the operation
+  // cannot be prepared. If all members have prepared it, execute_prepared() follows, otherwise execute().
+  virtual std::optional<std::span<const std::byte>> prepare(SetId set, const Entry& entry) = 0;
+  // payloads: what prepare() returned on each member, by index; empty if the members share memory and prepare() has put the
+  // inputs there.
   virtual void execute_prepared(SetId set, Entry& entry,
                                 const std::vector<std::vector<std::byte>>& payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.

@@ -10,6 +10,7 @@
 #include "engine/negotiation/fusion_planner.h"
 #include "engine/negotiation/negotiation.h"
 #include "engine/negotiation/set_negotiation.h"
+#include "engine/negotiation/validate.h"
 
 namespace hvdlite::engine {
 
@@ -22,10 +23,25 @@ namespace {
 // How often to read the log and try again if the log grows in between.
 constexpr int kRounds = 4;
 
-// Kinds of operations that are fully described by equal requests.
-bool covers(OpKind kind) {
-  return kind == OpKind::kAllreduce || kind == OpKind::kBroadcast ||
-         kind == OpKind::kReducescatter || kind == OpKind::kBarrier;
+// Larger allgathers and alltoalls go by message: the coordinator checks that the members' rows together are a possible size.
+constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
+constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
+// All are forgotten when they are as many.
+constexpr std::size_t kMostUneven = 1024;
+
+// Do equal requests describe the operation fully?
+bool covers(const Request& request) {
+  if (rows_may_differ(request.kind)) {
+    return request.shape[0] <= kMostRows && request.bytes() <= kMostBytesOfRows;
+  }
+  return moves_data(request.kind) || request.kind == OpKind::kBarrier;
+}
+
+// The name, or what the names of all unnamed operations of a kind have in common.
+std::uint64_t lasting_name(const Request& request) {
+  const std::size_t unnamed = request.name.find(kUnnamed);
+  if (unnamed == std::string::npos) return request.name_hash;
+  return hash_of_name(request.set, std::string_view(request.name).substr(0, unnamed));
 }
 
 std::uint64_t content_of(const std::vector<Entry>& group) {
@@ -63,7 +79,8 @@ void LocalUnits::wait(const Agreement::Unit& unit, std::vector<Entry> entries) {
 
 bool LocalUnits::admit(Entry& entry) {
   const Request& request = *entry.request;
-  if (!covers(request.kind)) return false;
+  if (!covers(request)) return false;
+  if (!uneven_.empty() && uneven_.contains(lasting_name(request))) return false;
   if (!request.in_group()) {
     wait({request.name_hash, request.content_hash, request.absent}, {});
     waiting_.back().push_back(std::move(entry));
@@ -88,16 +105,25 @@ bool LocalUnits::admit(Entry& entry) {
   return true;
 }
 
+void LocalUnits::remember_rows(const Response& response, int members) {
+  const Request& request = *response.request;
+  if (!rows_may_differ(request.kind) || request.in_group() || !response.error.ok()) return;
+  if (response.sizes == sizes_of_equal(request, members)) {
+    uneven_.erase(lasting_name(request));
+    return;
+  }
+  if (uneven_.size() >= kMostUneven) uneven_.clear();
+  uneven_.insert(lasting_name(request));
+}
+
 const Entry* LocalUnits::only_one() const {
   const bool alone = waiting_.size() == 1 && announced_.empty();
   return alone && waiting_.front().size() == 1 ? &waiting_.front().front() : nullptr;
 }
 
-void LocalUnits::mark_prepared(bool prepared) {
-  const Entry& entry = waiting_.front().front();
-  units_.front().prepared = prepared;
-  units_.front().payload = {static_cast<const std::byte*>(entry.input),
-                            prepared ? entry.request->bytes() : 0};
+void LocalUnits::mark_prepared(std::optional<std::span<const std::byte>> payload) {
+  units_.front().prepared = payload.has_value();
+  units_.front().payload = payload.value_or(std::span<const std::byte>());
 }
 
 std::vector<Entry> LocalUnits::take(std::uint64_t key) {
@@ -225,7 +251,7 @@ void SetNegotiation::abandon() {
 
 bool SetNegotiation::announce_waiting() {
   const Entry* one = local_units_.only_one();
-  local_units_.mark_prepared(one != nullptr && all_.effects_.prepare(set_.id, *one));
+  local_units_.mark_prepared(one != nullptr ? all_.effects_.prepare(set_.id, *one) : std::nullopt);
   all_.effects_.before_announcing();
   std::vector<Entry> by_message;
   const bool announced = after_reading([&] {
@@ -338,10 +364,14 @@ void SetNegotiation::fuse_and_execute(std::vector<AgreedOperation> agreed,
                                       std::vector<Entry> entries) {
   all_.counters_.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
   all_.effects_.reached(entries, Effects::Stage::kAgreed);
-  if (agreed.size() == 1) return execute({std::move(agreed), {}}, std::move(entries));
+  if (agreed.size() == 1) {
+    auto sizes = sizes_of_equal(*agreed.front().request, set_.size());
+    return execute({std::move(agreed), std::move(sizes)}, std::move(entries));
+  }
   for (const std::vector<std::uint32_t>& places :
        plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size())) {
     FusedOp fused;
+    fused.sizes = sizes_of_equal(*agreed[places.front()].request, set_.size());
     std::vector<Entry> mine;
     fused.parts.reserve(places.size());
     mine.reserve(places.size());

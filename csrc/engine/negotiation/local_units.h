@@ -3,14 +3,16 @@
 // Throws: what the agreement throws; no entry is lost then.
 //
 // A unit is one operation, or a group of operations. A group is announced when this rank has submitted all of it. Some operations
-// need the coordinator and are no units: those whose extents differ between ranks (allgather, alltoall), and those that change
-// sets or end a join.
+// need the coordinator and are no units: those that change sets or end a join, and an allgather or alltoall whose rows differed
+// between ranks when ranks last asked for its name.
 #pragma once
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/hash.h"
@@ -27,6 +29,8 @@ class LocalUnits {
   // Takes an entry of this rank, and announces it when its unit is complete. Returns false, and does not take the entry, if the
   // entry must go by message: the agreement does not cover it, or other entries of its group went by message.
   bool admit(Entry& entry);
+  // The coordinator has decided this. All members learn it, so they agree in which names go by message at once.
+  void remember_rows(const Response& response, int members);
   bool has_waiting() const { return !waiting_.empty(); }
   bool has_announced() const { return !announced_.empty(); }
   bool has_entries() const { return !(waiting_.empty() && announced_.empty() && groups_.empty()); }
@@ -49,8 +53,8 @@ class LocalUnits {
                            Announced announced);
   // The waiting entry, if it is the only one and this rank has announced nothing else; null otherwise.
   const Entry* only_one() const;
-  // Says whether the only waiting unit is prepared.
-  void mark_prepared(bool prepared);
+  // The first waiting unit is prepared, with this payload; or it is not.
+  void mark_prepared(std::optional<std::span<const std::byte>> payload);
 
   // Takes the entries that this rank has announced under a key; none if it has announced nothing.
   std::vector<Entry> take(std::uint64_t key);
@@ -78,6 +82,9 @@ class LocalUnits {
   std::vector<Agreement::Unit> units_;
   std::vector<std::vector<Entry>> waiting_;
   std::unordered_map<std::uint64_t, std::vector<Entry>> announced_;  // by key
+  // Names of allgathers and alltoalls whose rows differed between ranks when a rank last asked. In the agreement, such requests
+  // cost an announcement that is diverted. Unnamed operations of a kind count as one name.
+  std::unordered_set<std::uint64_t> uneven_;
 };
 
 template <typename Announced>

@@ -128,7 +128,10 @@ void SetNegotiation::follow(const ResponseList& list) {
     const ResponsePtr& response = responses.emplace_back(remember(decision));
     const bool failed = !response->error.ok();
     agreed.push_back({response->request, response->contributors, failed, response->divisor});
-    if (port_) await_decisions(local_units_.withdraw(*response->request, failed));
+    if (port_) {
+      await_decisions(local_units_.withdraw(*response->request, failed));
+      local_units_.remember_rows(*response, set_.size());
+    }
     if (!failed) check_mine(*response);
   }
   for (const std::vector<std::uint32_t>& places :

@@ -151,6 +151,8 @@ std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tun
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kRecv:
       break;
   }
   throw Error(ErrorCode::kInvalidArgument,
@@ -425,6 +427,8 @@ std::vector<std::string> algorithms(int kind) {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kRecv:
       break;
   }
   throw Error(ErrorCode::kInvalidArgument,

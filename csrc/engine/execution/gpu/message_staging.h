@@ -22,8 +22,8 @@ namespace hvdlite::engine {
 // The page-locked memory of one message. Empty: the tensor is in host memory.
 struct StagedMemory {
   device::Buffer host;
-  device::EventPtr arrived;  // of a send: after it the copy to page-locked memory is complete
-  bool is_copying = false;   // a copy has begun that no event ends, because the driver has failed
+  device::EventPtr arrived = {};  // of a send: after it the copy to page-locked memory is complete
+  bool is_copying = false;  // a copy has begun that no event ends, because the driver has failed
 };
 
 class MessageStaging {

@@ -157,10 +157,7 @@ void* HostOperation::allocate_output(const Extents& extents) {
     buffer_ = context_.pool.get(extents.out_bytes());
     return buffer_->data();
   }
-  if (entries()[0].output != nullptr && extents.are_even()) return entries()[0].output;
-  auto output = extents.output(*entries()[0].request);
-  output->block = context_.outputs.get(extents.out_bytes());
-  return (entries()[0].completion->output = std::move(output))->block.data();
+  return extents.place(entries()[0], context_.outputs);
 }
 
 void HostOperation::start_allgather() {

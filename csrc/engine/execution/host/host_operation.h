@@ -49,8 +49,7 @@ class HostOperation final : public Operation {
   void start_alltoall();
   void start_reducescatter();
   void unpack();
-  // Memory for the result of entry 0: the caller's, if it has given some and all parts are equal. Scratch memory if this rank
-  // has joined.
+  // Memory for the result of entry 0; scratch memory if this rank has joined.
   void* allocate_output(const Extents& extents);
 
   collectives::Comm comm_;

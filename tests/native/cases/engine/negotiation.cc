@@ -72,6 +72,42 @@ TEST(a_group_is_one_unit_in_the_order_of_its_places) {
   EXPECT(messages(job) == 0);
 }
 
+TEST(rows_that_are_equal_need_no_message_and_rows_that_were_not_go_by_message_at_once) {
+  Job job(kOneHost);
+  job.run();
+  const auto ask = [&](std::int64_t of_0, std::int64_t of_1) {
+    job[0].ask(allgather("x", of_0));
+    job[1].ask(allgather("x", of_1));
+    const int before = messages(job);
+    job.run();
+    return messages(job) - before;
+  };
+  EXPECT(ask(4, 4) == 0);
+  const int diverted = ask(4, 5), at_once = ask(6, 5);
+  EXPECT(diverted > 0 && at_once > 0);
+  EXPECT(job[1].counters.agreed_in_memory == 1);
+  EXPECT(ask(3, 3) > 0);  // the last rows differed
+  EXPECT(ask(3, 3) == 0);
+  expect_all_did(job, {"x(4,4)", "x(4,5)", "x(6,5)", "x(3,3)", "x(3,3)"});
+}
+
+TEST(unnamed_operations_of_a_kind_are_one_name_for_rows_that_differ) {
+  Job job(kOneHost);
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) {
+    for (const char* name : {"allgather.noname.0", "allgather.noname.1"}) {
+      job[rank].ask(allgather(name, 4 + rank));
+      job.run();
+    }
+  }
+  job[0].ask(allgather("allgather.noname.2", 4));
+  job.run();
+  EXPECT(job[0].negotiation().find(0)->has_pending());
+  int announced = 0;
+  job[0].negotiation().find(0)->for_each_announced_in_memory([&](const Entry&) { ++announced; });
+  EXPECT(announced == 0);
+}
+
 TEST(a_barrier_is_over_when_all_have_come_to_it) {
   Job job(kOneHost);
   job.run();

@@ -13,8 +13,7 @@ namespace {
 
 struct Plan {
   std::vector<int> hosts;
-  // What each rank asks for, in its order: a letter for a tensor (a capital: with another content), + to join, > and < to add and
-  // remove a set of all ranks, and . to leave.
+  // What each rank asks for, in its order: letters as Rank::ask_for takes them (a capital: with another content), and . to leave.
   std::vector<std::string> programs;
   int verdicts = 0;         // that may come, on all that is asked for
   int dies = -1;            // the rank that may die, between its steps or in one
@@ -170,16 +169,10 @@ class Walk {
       for (const char each : {name, '+', '>', '<'}) {
         if (asking.asked.contains(each) && !asking.asked[each]->is_done()) return;
       }
-      asking.asked[name] = ask(rank, name, other);
+      rank.prepares = name == 'a';
+      asking.asked[name] = rank.ask_for(name, other);
     }
     ++asking.next;
-  }
-  static CompletionPtr ask(Rank& rank, char name, bool other) {
-    rank.prepares = name == 'a';
-    if (name == '+') return rank.join();
-    if (name == '<') return rank.remove_set(1);
-    if (name == '>') return rank.add_set(rank.all());
-    return rank.ask(std::string(1, name), other ? 5 : 4);
   }
 
   const Plan& plan_;
@@ -260,6 +253,9 @@ TEST(two_verdicts_at_any_time) { expect_states({kOneHost, {"ab", "ba"}, /*verdic
 TEST(a_mismatch_and_its_name_again) { expect_states({kOneHost, {"Aab", "aab"}}, 220); }
 TEST(a_mismatch_beside_other_names) { expect_states({kOneHost, {"bAc", "cab"}}, 720); }
 TEST(a_mismatch_and_a_verdict) { expect_states({kOneHost, {"bA", "ab"}, /*verdicts=*/1}, 4760); }
+TEST(rows_that_differ_and_then_do_not) { expect_states({kOneHost, {"Gg", "gg"}}, 80); }
+TEST(rows_that_differ_beside_other_names) { expect_states({kOneHost, {"aGg", "gag"}}, 720); }
+TEST(rows_that_differ_and_a_join) { expect_states({kOneHost, {"G+", "ga+"}}, 5880); }
 TEST(a_join) { expect_states({kOneHost, {"+b", "a+b"}}, 640); }
 TEST(a_join_behind_a_name) { expect_states({kOneHost, {"a+b", "ca+b"}}, 3010); }
 TEST(a_join_and_a_mismatch) { expect_states({kOneHost, {"A+", "ba+"}}, 3740); }
@@ -287,6 +283,8 @@ TEST(copies_in_opposite_orders) { expect_states(copies({"ab", "ba"}), 290); }
 TEST(copies_and_the_same_names_again) { expect_states(copies({"aba", "baa"}), 680); }
 TEST(copies_and_a_mismatch) { expect_states(copies({"Aa", "aa"}), 260); }
 TEST(copies_and_a_mismatch_beside_other_names) { expect_states(copies({"bA", "ab"}), 2700); }
+TEST(copies_and_rows_that_differ) { expect_states(copies({"Gg", "gg"}), 650); }
+TEST(copies_and_rows_that_differ_beside_other_names) { expect_states(copies({"aG", "ga"}), 2830); }
 TEST(copies_and_a_verdict) { expect_states(copies({"a", "b"}, /*verdicts=*/1), 8200); }
 TEST(copies_and_a_join) { expect_states(copies({"+", "a+"}), 17600); }
 TEST(copies_and_a_join_behind_a_name) { expect_states(copies({"a+", "a+"}), 193000); }

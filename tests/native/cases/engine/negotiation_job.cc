@@ -27,6 +27,10 @@ std::string text_of(const FusedOp& fused, const std::vector<Entry>& entries, int
     text += (i > 0 ? "+" : "") + std::string(entries[i].request ? "" : "-") +
             fused.parts[i].request->name;
   }
+  for (std::size_t i = 0; i < fused.sizes.size(); ++i) {
+    text += (i == 0 ? "(" : ",") + std::to_string(fused.sizes[i]);
+  }
+  if (!fused.sizes.empty()) text += ")";
   const int contributors = fused.parts.front().contributors;
   return contributors == members ? text : text + "/" + std::to_string(contributors);
 }
@@ -38,6 +42,12 @@ Request allreduce(const std::string& name, std::int64_t count, SetId set) {
   request.set = set;
   request.name = name;
   request.shape = {count};
+  return request;
+}
+
+Request allgather(const std::string& name, std::int64_t rows) {
+  Request request = allreduce(name, rows);
+  request.kind = OpKind::kAllgather;
   return request;
 }
 
@@ -64,6 +74,14 @@ CompletionPtr Rank::ask(Request request) {
 
 CompletionPtr Rank::ask(const std::string& name, std::int64_t count, SetId set) {
   return ask(allreduce(name, count, set));
+}
+
+CompletionPtr Rank::ask_for(char letter, bool other) {
+  const std::int64_t rows = other ? 5 : 4;
+  if (letter == '+') return join();
+  if (letter == '>') return add_set(all());
+  if (letter == '<') return remove_set(1);
+  return letter == 'g' ? ask(allgather("g", rows)) : ask(std::string(1, letter), rows);
 }
 
 CompletionPtr Rank::ask_group(const std::string& group, const std::vector<std::string>& names) {
@@ -124,6 +142,11 @@ void Rank::send(int rank, const Message& message) {
 void Rank::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
   did.push_back(text_of(fused, entries, negotiation_->find(set.id)->set().size()));
   finish(entries, {});
+}
+
+std::optional<std::span<const std::byte>> Rank::prepare(SetId, const Entry& entry) {
+  if (!prepares) return std::nullopt;
+  return std::span(static_cast<const std::byte*>(entry.input), entry.request->bytes());
 }
 
 void Rank::execute_prepared(SetId, Entry& entry,

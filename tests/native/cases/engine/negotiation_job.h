@@ -30,6 +30,9 @@ class Rank final : public Effects {
   // --- what its callers do ---
   CompletionPtr ask(Request request);
   CompletionPtr ask(const std::string& name, std::int64_t count = 4, SetId set = {0, 1});
+  // Asks for what a letter stands for: + for a join, > and < for a set of all ranks that comes and goes, g for an allgather, any
+  // other for an allreduce of that name. other: with other rows, or another shape.
+  CompletionPtr ask_for(char letter, bool other);
   CompletionPtr ask_group(const std::string& group, const std::vector<std::string>& names);
   CompletionPtr join();
   CompletionPtr add_set(const std::vector<std::int64_t>& members);
@@ -56,7 +59,7 @@ class Rank final : public Effects {
   void send(int rank, const Message& message) override;
   void ring(int) override { ++rung; }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override;
-  bool prepare(SetId, const Entry&) override { return prepares; }
+  std::optional<std::span<const std::byte>> prepare(SetId, const Entry& entry) override;
   void execute_prepared(SetId set, Entry& entry,
                         const std::vector<std::vector<std::byte>>& payloads) override;
   void finish(std::span<const Entry> entries, const base::Status& status) override;
@@ -117,5 +120,6 @@ class Job {
 };
 
 Request allreduce(const std::string& name, std::int64_t count = 4, SetId set = {0, 1});
+Request allgather(const std::string& name, std::int64_t rows);
 
 }  // namespace hvdlite::engine::negotiation_test

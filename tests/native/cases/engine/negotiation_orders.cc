@@ -8,8 +8,8 @@
 namespace hvdlite::engine::negotiation_test {
 namespace {
 
-// Letters ask for a tensor (capitals with another content), + joins, > and < add and remove a set of all. Each rank asks for them
-// in its order, for one name when the last of that name has ended.
+// Each rank asks for the letters of its program (Rank::ask_for; capitals with another content) in its order, for one name when the
+// last of that name has ended.
 class Programs {
  public:
   Programs(Job& job, std::vector<std::string> programs, std::uint64_t seed)
@@ -64,16 +64,9 @@ class Programs {
     };
     if (under_way(name) || under_way('+') || under_way('>') || under_way('<')) return false;
     ++asking.next;
-    asking.asked[name] = ask(job_[static_cast<int>(rank)], name, other);
+    asking.asked[name] = job_[static_cast<int>(rank)].ask_for(name, other);
     return true;
   }
-  static CompletionPtr ask(Rank& rank, char name, bool other) {
-    if (name == '+') return rank.join();
-    if (name == '<') return rank.remove_set(1);
-    if (name == '>') return rank.add_set({0, 1});
-    return rank.ask(std::string(1, name), other ? 5 : 4);
-  }
-
   Job& job_;
   std::vector<std::string> programs_;
   std::mt19937_64 draw_;
@@ -124,6 +117,14 @@ TEST(in_many_orders_a_mismatch_fails_alike_and_diverts_no_longer_than_it_must) {
     expect_agreement_in_many_orders(ways, {"bAa", "abA"});
   }
   for (const Ways& ways : kThreeRanks) expect_agreement_in_many_orders(ways, {"aab", "aAb", "baa"});
+}
+
+TEST(in_many_orders_rows_differ_and_then_do_not) {
+  for (const Ways& ways : kTwoRanks) {
+    expect_agreement_in_many_orders(ways, {"Ggag", "gagg"});
+    expect_agreement_in_many_orders(ways, {"gG+ag", "ggb+ga"});
+  }
+  for (const Ways& ways : kThreeRanks) expect_agreement_in_many_orders(ways, {"gag", "Gga", "gga"});
 }
 
 TEST(in_many_orders_ranks_join_and_go_on) {

@@ -1,0 +1,133 @@
+// What moves where, three ranks that share memory:
+//
+//                  rank 0                    rank 1                    rank 2
+//   prepare        a0 -> own place           a1 -> own place           a2 -> own place
+//   (agreement)
+//   result         from a0, a1, a2           from a0, a1, a2           from a0, a1, a2
+//
+// In shared memory, prepared inputs are numbered: input n is the one that a rank writes when it has taken part in n prepared
+// operations. Each member has two places for inputs, and input n lies in place n & 1.
+// - n means the same on all ranks: every rank runs the prepared operations in the order in which they were agreed, and the
+//   input that a member put under n belongs to its next announcement: a member prepares only when it has nothing else
+//   announced. (An operation that is withdrawn before it is agreed leaves n as it is. The place is written again later, and no
+//   member has read it.)
+// - No member overwrites an input that others still read. The member that writes input n has made the result of operation n-1.
+//   That operation was agreed after all members had announced it. Each of them had by then written its own input n-1, so it
+//   had made the result of operation n-2, which used place n & 1 before. A member whose input is not needed (a broadcast's
+//   receiver) writes nothing, and counts all the same.
+// - A member sees all inputs: each owner wrote its input before it announced the operation, and no member reads "complete"
+//   before all have announced. Announcing and reading are steps of one agreement (engine/negotiation/agreement.h), whose steps
+//   have the same order for all members.
+//
+// Cost for p ranks and S bytes of input: each rank loads and stores (p + 3) S bytes at most, and does not wait, because the
+// agreement has waited already. Bytes sent: none in shared memory; otherwise each rank sends its input to all others.
+//
+// In place: a rank's input is copied before any result is made; no other rank touches the output.
+//
+// All ranks get the same bits because all fold the same inputs in the same order, that of the ranks, wherever an element lies:
+// layout-independent, the bits of allreduce_shm and allreduce_direct.
+//
+// Source: contributions that travel with their flags are common practice for small messages of ranks of one host, such as Open
+// MPI's shared-memory collectives; putting them before the ranks have agreed is hvdlite's own.
+#include "collectives/prepared.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "base/error.h"
+#include "collectives/shared_channel.h"
+
+namespace hvdlite::collectives {
+
+namespace {
+
+void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+// The sum of the first `count` values.
+std::size_t sum(const std::vector<std::size_t>& values, std::size_t count) {
+  return std::accumulate(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count),
+                         std::size_t{0});
+}
+
+// Reduces `count` elements from element `first` of all inputs, which have `all` elements.
+void fold(const PreparedInputs& inputs, std::size_t first, std::size_t count, std::size_t all,
+          void* output, const Reduction& reduction, kernels::Isa isa) {
+  const std::size_t element = base::size_of(reduction.dtype);
+  std::array<const void*, PreparedInputs::kMostMembers> places = {};
+  for (int member = 0; member < inputs.members(); ++member) {
+    places[static_cast<std::size_t>(member)] = inputs.of(member, all * element) + first * element;
+  }
+  kernels::reduce_kernels(reduction.dtype, reduction.op, isa)
+      .fold(&output, 1, places.data(), inputs.members(), count, reduction.prescale,
+            reduction.postscale, reduction.divisor);
+}
+
+}  // namespace
+
+void prepare(SharedChannel& channel, std::span<const std::byte> input) {
+  HVD_CHECK(input.size() <= channel.prepared_bytes());
+  copy(channel.prepared(channel.index(), channel.prepared_count()), input.data(), input.size());
+}
+
+PreparedInputs::PreparedInputs(const SharedChannel& channel) : members_(channel.size()) {
+  HVD_CHECK(members_ <= kMostMembers);
+  for (int member = 0; member < members_; ++member) {
+    inputs_[static_cast<std::size_t>(member)] = {channel.prepared(member, channel.prepared_count()),
+                                                 channel.prepared_bytes()};
+  }
+}
+
+PreparedInputs::PreparedInputs(const std::vector<std::vector<std::byte>>& payloads)
+    : members_(static_cast<int>(payloads.size())) {
+  HVD_CHECK(members_ <= kMostMembers);
+  for (std::size_t member = 0; member < payloads.size(); ++member) {
+    inputs_[member] = payloads[member];
+  }
+}
+
+const std::byte* PreparedInputs::of(int member, std::size_t bytes) const {
+  const auto& input = inputs_[static_cast<std::size_t>(member)];
+  HVD_CHECK(input.size() >= bytes);
+  return input.data();
+}
+
+void allreduce_prepared(const PreparedInputs& inputs, const AllreducePart& part,
+                        const Reduction& reduction, kernels::Isa isa) {
+  fold(inputs, 0, part.count, part.count, part.output, reduction, isa);
+}
+
+void reducescatter_prepared(const PreparedInputs& inputs, int rank, const ReducescatterArgs& args,
+                            kernels::Isa isa) {
+  const auto me = static_cast<std::size_t>(rank);
+  if (args.counts[me] == 0) return;
+  fold(inputs, sum(args.counts, me), args.counts[me], sum(args.counts, args.counts.size()),
+       args.output, args.reduction, isa);
+}
+
+void allgatherv_prepared(const PreparedInputs& inputs, const AllgathervArgs& args) {
+  auto* output = static_cast<std::byte*>(args.output);
+  for (std::size_t member = 0; member < args.bytes.size(); ++member) {
+    const std::size_t bytes = args.bytes[member];
+    copy(output, inputs.of(static_cast<int>(member), bytes), bytes);
+    output += bytes;
+  }
+}
+
+void broadcast_prepared(const PreparedInputs& inputs, const BroadcastArgs& args) {
+  copy(static_cast<std::byte*>(args.data), inputs.of(args.root, args.bytes), args.bytes);
+}
+
+void alltoallv_prepared(const PreparedInputs& inputs, int rank, const AlltoallvArgs& args) {
+  const std::size_t all = sum(args.send_bytes, args.send_bytes.size());
+  const std::size_t mine = sum(args.send_bytes, static_cast<std::size_t>(rank));
+  auto* output = static_cast<std::byte*>(args.output);
+  for (std::size_t member = 0; member < args.recv_bytes.size(); ++member) {
+    const std::size_t bytes = args.recv_bytes[member];
+    copy(output, inputs.of(static_cast<int>(member), all) + mine, bytes);
+    output += bytes;
+  }
+}
+
+}  // namespace hvdlite::collectives

@@ -1,0 +1,65 @@
+#include "engine/execution/host/run_prepared.h"
+
+#include "engine/execution/extents.h"
+#include "engine/execution/operation.h"
+#include "engine/negotiation/validate.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+
+namespace {
+
+void run_allreduce(const collectives::PreparedInputs& inputs, const Entry& entry,
+                   kernels::Isa isa) {
+  const Request& request = *entry.request;
+  collectives::allreduce_prepared(
+      inputs, {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
+      reduction_of(request, inputs.members()), isa);
+}
+
+void run_broadcast(const collectives::PreparedInputs& inputs, const ProcessSet& set,
+                   const Entry& entry) {
+  const Request& request = *entry.request;
+  collectives::broadcast_prepared(inputs,
+                                  {entry.output, request.bytes(), set.index_of(request.root)});
+}
+
+// The kinds with rows: the result has other extents than the input.
+void run_with_rows(const collectives::PreparedInputs& inputs, const ProcessSet& set,
+                   const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
+  const Request& request = *entry.request;
+  const int members = inputs.members();
+  const Extents extents({{{entry.request, members}}, sizes_of_equal(request, members)}, set.index,
+                        members);
+  void* const output = extents.place(entry, outputs);
+  if (request.kind == OpKind::kAllgather) {
+    collectives::allgatherv_prepared(inputs, {nullptr, output, extents.bytes(extents.rows)});
+  } else if (request.kind == OpKind::kAlltoall) {
+    collectives::alltoallv_prepared(
+        inputs, set.index,
+        {nullptr, output, extents.bytes(extents.sent), extents.bytes(extents.rows)});
+  } else {
+    HVD_CHECK(request.kind == OpKind::kReducescatter);
+    collectives::reducescatter_prepared(
+        inputs, set.index,
+        {nullptr, output, extents.elements(extents.rows), reduction_of(request, members)}, isa);
+  }
+}
+
+}  // namespace
+
+void run_prepared(const collectives::PreparedInputs& inputs, const ProcessSet& set,
+                  const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
+  HVD_CHECK(inputs.members() == set.size());
+  switch (entry.request->kind) {
+    case OpKind::kAllreduce:
+      return run_allreduce(inputs, entry, isa);
+    case OpKind::kBroadcast:
+      return run_broadcast(inputs, set, entry);
+    default:
+      return run_with_rows(inputs, set, entry, outputs, isa);
+  }
+}
+
+}  // namespace hvdlite::engine

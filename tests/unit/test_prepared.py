@@ -1,0 +1,164 @@
+"""Prepared operations, whose payloads come with their announcements: up to which size, and what their results are."""
+
+import numpy as np
+import pytest
+from support.thread_ranks import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    AVERAGE,
+    BROADCAST,
+    MAX,
+    PRODUCT,
+    REDUCESCATTER,
+    SUM,
+    run_ranks,
+)
+
+from hvdlite.dtypes import DType, numpy_dtype
+
+SHARED_BY_ALL = 64 << 10  # bytes, over the ranks of the host
+LARGEST = 32 << 10
+LONG = 40_000  # elements of any dtype that are too many to be prepared
+
+
+def limit_of(size):
+    return min(SHARED_BY_ALL // size // 64 * 64, LARGEST)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_they_are_prepared_up_to_a_limit(size):
+    def body(rank):
+        count, results = [], []
+        for extra in (0, 1, 0):
+            before = rank.engine.counters()["riding_ops"]
+            results.append(rank.allreduce("x", np.full(limit_of(size) // 4 + extra, rank.rank + 1, np.float32)))
+            count.append(rank.engine.counters()["riding_ops"] - before)
+        return count, results
+
+    for count, results in run_ranks(size, body):
+        assert count == [1, 0, 1]
+        assert all((result == size * (size + 1) // 2).all() for result in results)
+
+
+@pytest.mark.parametrize(("algorithm", "prepared"), [("inline", True), ("shm", False), ("ring", False)])
+def test_an_algorithm_that_is_forced_decides_whether_they_are(algorithm, prepared):
+    """Inline serves every size: what is too large to be prepared, it exchanges when all have agreed."""
+
+    def body(rank):
+        small = rank.allreduce("small", np.full(16, rank.rank + 1, np.float32))
+        count = rank.engine.counters()["riding_ops"]
+        large = rank.allreduce("large", np.arange(LONG, dtype=np.float32) * (rank.rank + 1))
+        return count, rank.engine.counters()["riding_ops"], small, large
+
+    for count, count_later, small, large in run_ranks(3, body, config={"allreduce_algorithm": algorithm}):
+        assert count == count_later == int(prepared)
+        assert (small == 6).all()
+        assert (large == np.arange(LONG) * 6).all()
+
+
+def test_what_not_all_have_prepared_is_exchanged_when_all_have_agreed():
+    """A rank with something else under way prepares nothing."""
+
+    def body(rank):
+        other = np.ones(4, np.float32)
+        if rank.rank == 1:
+            handle = rank.start(ALLREDUCE, "other", other, other)
+        result = rank.allreduce("x", np.full(8, rank.rank + 1, np.float32))
+        count = rank.engine.counters()["riding_ops"]
+        if rank.rank == 0:
+            handle = rank.start(ALLREDUCE, "other", other, other)
+        handle.result()
+        return count, result, other
+
+    found = run_ranks(2, body)
+    assert found[0][0] == 0  # rank 0 had nothing else before
+    for _, result, other in found:
+        assert (result == 3).all()
+        assert (other == 2).all()
+
+
+def test_only_what_is_alone_is_prepared():
+    def body(rank):
+        arrays = [np.full(8, rank.rank + 1.0) for _ in range(2)]
+        outputs = [np.empty_like(array) for array in arrays]
+        handles = [rank.start(ALLREDUCE, f"x{i}", arrays[i], outputs[i], wake=False) for i in range(2)]
+        for handle in handles:
+            handle.result()
+        return rank.engine.counters()["riding_ops"], outputs
+
+    for count, outputs in run_ranks(2, body, config={"cycle_time": 10_000.0}):
+        assert count == 0
+        assert all((output == 3).all() for output in outputs)
+
+
+@pytest.mark.parametrize("prescale", [1.0, 0.3])
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        *((name, op) for name in ("FLOAT16", "FLOAT32", "FLOAT64", "INT8", "INT64") for op in (AVERAGE, SUM, MAX, PRODUCT)),
+        ("COMPLEX64", AVERAGE),
+        ("COMPLEX64", SUM),
+    ],
+)
+def test_their_bits_are_those_of_the_other_way(name, op, prescale):
+    dtype = numpy_dtype(DType[name])
+
+    def body(rank):
+        values = np.random.default_rng(rank.rank).normal(0, 3, LONG).astype(dtype)
+        some = np.ascontiguousarray(values[:1000])
+        prepared = rank.allreduce("some", some, op=op, prescale=prescale, postscale=prescale)
+        moved = rank.allreduce("all", values, op=op, prescale=prescale, postscale=prescale)
+        return prepared.tobytes(), moved[:1000].tobytes()
+
+    found = run_ranks(3, body)
+    for prepared, moved in found:
+        assert prepared == moved == found[0][0]
+
+
+def inputs_and_results(kind, size, rows):
+    """Of each rank: the input, which holds the rank's number, and what the operation makes of all inputs."""
+    inputs = [np.arange(rows * size, dtype=np.int32).reshape(rows * size, 1) * 100 + rank for rank in range(size)]
+    if kind == ALLGATHER:
+        return inputs, [np.concatenate(inputs)] * size
+    if kind == BROADCAST:
+        return inputs, [inputs[size - 1]] * size
+    if kind == ALLTOALL:
+        return inputs, [np.concatenate([each[rank * rows : (rank + 1) * rows] for each in inputs]) for rank in range(size)]
+    return inputs, [sum(inputs)[rank * rows : (rank + 1) * rows] for rank in range(size)]
+
+
+@pytest.mark.parametrize("shared_memory", ["auto", "off"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", [ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER])
+def test_operations_of_every_kind_that_moves_data_are_prepared(kind, size, shared_memory):
+    """Small ones are, large ones are not; both agree without the coordinator."""
+
+    def body(rank):
+        for rows, count in ((2, 1), (LONG, 0)):
+            inputs, results = inputs_and_results(kind, size, rows)
+            mine, before = inputs[rank.rank], rank.engine.counters()
+            output = np.empty_like(mine) if kind == BROADCAST else None
+            options = {ALLTOALL: {"splits": [rows] * size}, BROADCAST: {"root": size - 1}}.get(kind, {})
+            result = rank.start(kind, f"x{rows}", mine, output, **options).result()
+            got = rank.take(result, np.int32) if output is None else output
+            after = rank.engine.counters()
+            assert np.array_equal(got, results[rank.rank])
+            assert after["agreed_in_memory"] - before["agreed_in_memory"] == 1
+            assert after["riding_ops"] - before["riding_ops"] == count
+            assert after["cache_misses"] == before["cache_misses"]
+
+    run_ranks(size, body, config={"shared_memory": shared_memory, "ledger_copies": 16})
+
+
+def test_rows_that_differ_go_by_the_coordinator():
+    def body(rank):
+        for step, rows in enumerate((rank.rank + 1, 2, 2)):
+            before = rank.engine.counters()["agreed_in_memory"]
+            got = rank.allgather("x", np.full((rows, 1), rank.rank, np.int16))
+            counts = [1, 2, 3] if step == 0 else [2, 2, 2]
+            assert got.ravel().tolist() == [r for r in range(3) for _ in range(counts[r])]
+            # The rows before decide which way is taken first.
+            assert rank.engine.counters()["agreed_in_memory"] - before == (1 if step == 2 else 0)
+
+    run_ranks(3, body)
