@@ -5,9 +5,7 @@ from typing import Any
 
 from hvdlite.compression import Compression
 from hvdlite.keras.library import keras
-from hvdlite.keras.optimizer import wrap
-from hvdlite.process_sets import global_process_set
-from hvdlite.requests import Average
+from hvdlite.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
 
@@ -43,17 +41,5 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
-        wrap(
-            optimizer,
-            name=None,
-            compression=compression,
-            sparse_as_dense=False,
-            gradient_predivide_factor=1.0,
-            op=Average,
-            backward_passes_per_step=1,
-            average_aggregated_gradients=False,
-            groups=None,
-            process_set=global_process_set,
-            scale_local_gradients=True,
-        )
+        DistributedOptimizer(optimizer, compression=compression, auto_scale_loss=False)
     return model

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 else:
     _Optimizer = object
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed", "wrap"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed"]
 
 # Of the optimizers by the ranks of their process set, all of which make them in the same order; others may not make them.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
@@ -133,7 +133,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     """
     del device_dense, device_sparse
-    return wrap(
+    return _wrap(
         arguments.scaled(optimizer) if auto_scale_loss else optimizer,
         name=name,
         compression=compression,
@@ -217,7 +217,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     return wrapped
 
 
-def wrap(
+def _wrap(
     optimizer: Any,
     *,
     name: str | None,
@@ -230,9 +230,9 @@ def wrap(
     groups: int | Sequence[Iterable[Any]] | None,
     process_set: ProcessSet,
     scale_local_gradients: bool,
-    start_check: str | None = None,
-    shard: bool = False,
-    weighted: bool = False,
+    start_check: str | None,
+    shard: bool,
+    weighted: bool,
 ) -> Any:
     """`DistributedOptimizer` without a look at the policy; arguments and errors are those."""
     arguments.check_optimizer(optimizer)
@@ -273,7 +273,7 @@ def wrap(
     reducer = Reducer(settings, backend, optimizer)
     follow_batches()
     reducer.wrap_alike = functools.partial(
-        wrap,
+        _wrap,
         name=name,
         compression=compression,
         sparse_as_dense=sparse_as_dense,

@@ -15,7 +15,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
-__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend"]
+__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend", "partition"]
 
 _BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -198,6 +198,24 @@ class KerasBackend(Protocol):
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """The error of hvdlite behind one of the framework, if it means that a rank is lost (`hvdlite.elastic.LossIn`)."""
+
+
+def partition(groups: Sequence[Sequence[int]] | None, present: Sequence[int]) -> list[list[int]]:
+    """Divides the indices of the gradients that are present into groups.
+
+    Args:
+        groups: lists of indices, as for `KerasBackend.reduce_gradients`; None: all gradients are in one group.
+        present: the indices of the gradients that are reduced, in order.
+
+    Returns:
+        The groups that are not empty. An index in no list is a group of its own.
+
+    """
+    if groups is None:
+        return [list(present)] if present else []
+    chosen = [[place for place in members if place in present] for members in groups]
+    grouped = {place for members in chosen for place in members}
+    return [members for members in chosen if members] + [[place] for place in present if place not in grouped]
 
 
 @cache

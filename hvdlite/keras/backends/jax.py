@@ -13,7 +13,7 @@ from hvdlite import ops, xla
 from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
-from hvdlite.keras.backends import Reduction, WeightTotal
+from hvdlite.keras.backends import Reduction, WeightTotal, partition
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
@@ -59,7 +59,7 @@ class JaxKerasBackend:
         reduced = list(gradients)
         described: list[TensorGroup] = []
         sent: list[tuple[int, Any, Any]] = []  # place, what is sent, and what decompression needs
-        for places in _partition(groups, [gradient is not None for gradient in gradients]):
+        for places in partition(groups, [place for place, gradient in enumerate(gradients) if gradient is not None]):
             members = [(place, *compressor.compress(_dense(gradients[place], names[place]))) for place in places]
             described.append(
                 TensorGroup(
@@ -171,16 +171,6 @@ class JaxKerasBackend:
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """As `KerasBackend.reducescatter`; not in a compiled program."""
         return _apply(value, name, lambda array: ops.reducescatter(array, name, op=op))
-
-
-def _partition(groups: Sequence[Sequence[int]] | None, present: Sequence[bool]) -> list[list[int]]:
-    """The places of gradients that are present, in groups, of which those in no list are alone; one group without lists."""
-    everything = [place for place, is_there in enumerate(present) if is_there]
-    if groups is None:
-        return [everything] if everything else []
-    chosen = [[place for place in members if present[place]] for members in groups]
-    grouped = {place for members in chosen for place in members}
-    return [members for members in chosen if members] + [[place] for place in everything if place not in grouped]
 
 
 def _dense(gradient: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from hvdlite import ops
 from hvdlite.errors import HorovodInternalError
-from hvdlite.keras.backends import Reduction
+from hvdlite.keras.backends import Reduction, partition
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
 from hvdlite.process_sets import ProcessSet
@@ -69,7 +69,7 @@ class TorchKerasBackend:
         handle = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
         sent = [_sent(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
         reduced: list[Any] = [None] * len(sent)
-        for members in _partition(groups, len(sent)):
+        for members in partition(groups, range(len(sent))):
             outputs = ops.grouped_allreduce(
                 [sent[place] for place in members],
                 name=names[members[0]],
@@ -184,14 +184,6 @@ class TorchKerasBackend:
 def _sent(gradient: Any, variable: Any) -> torch.Tensor:
     """The gradient where the engine reaches it; zeros of the variable's shape and dtype for None."""
     return reachable(torch.zeros_like(variable.value) if gradient is None else gradient.detach())
-
-
-def _partition(groups: Sequence[Sequence[int]] | None, count: int) -> list[Sequence[int]]:
-    """The places 0 to count - 1 in groups, of which those in no list are alone; all in one if there are no lists."""
-    if groups is None:
-        return [range(count)]
-    grouped = {place for members in groups for place in members}
-    return [*groups, *([place] for place in range(count) if place not in grouped)]
 
 
 def make_backend() -> TorchKerasBackend:
