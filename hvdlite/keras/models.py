@@ -1,4 +1,4 @@
-"""Loads a saved model to go on training it on all ranks."""
+"""Loads a saved model, so that training can continue on all ranks."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,22 +19,22 @@ def load_model(
 ) -> Any:
     """Loads a model and wraps its optimizer, as `DistributedOptimizer` does. The optimizer keeps its state.
 
-    Any saved model will do, of this or of one process. Call it on all ranks. A rank that loads a model alone has to broadcast
-    it; `BroadcastGlobalVariablesCallback` does.
+    The model may have been saved with or without hvdlite. Call this function on all ranks. If only one rank loads a model,
+    its values must be broadcast, for example by `BroadcastGlobalVariablesCallback`.
 
     Args:
         filepath: as for ``keras.models.load_model``.
-        custom_optimizers: classes of optimizers of your own.
+        custom_optimizers: your own classes of optimizers.
         custom_objects: as for ``keras.models.load_model``.
         compression: as for `DistributedOptimizer`.
-        legacy_opts: accepted for compatibility with Horovod; not used: Keras knows which kind of optimizer it has saved.
+        legacy_opts: accepted for compatibility with Horovod; not used, because Keras knows the class of a saved optimizer.
 
     Returns:
-        The model. If it was saved with an optimizer, that is wrapped.
+        The model. If it was saved with an optimizer, the optimizer is wrapped.
 
     Raises:
         InvalidArgumentError, NotInitializedError, UnsupportedError: as for `DistributedOptimizer`.
-        Whatever Keras raises for a file that it cannot load.
+        Errors of Keras, if it cannot load the file.
     """
     del legacy_opts
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}
