@@ -1,13 +1,13 @@
-"""Least squares with more rows than one GPU holds: each rank has some of them, in the memory of its GPU, by CuPy.
+"""Solves a least-squares problem with more rows than fit on one GPU: each rank has some rows, in GPU memory with CuPy.
 
     mpirun -n 2 python cupy_allreduce.py
     mpirun -n 4 python cupy_allreduce.py --rows 4000000
     mpirun -n 2 python cupy_allreduce.py --host            the same program on NumPy arrays, without a GPU
 
-You should see where each rank computes, and at the end a largest error below 0.001 after a few iterations.
+You should see the device of each rank, and at the end a largest error below 0.001 after a few iterations.
 
-The method of conjugate gradients needs the matrix only for products, and a product over all rows is the sum of the ranks'
-products: one allreduce of a vector in each iteration. The vector stays on the GPU.
+The method of conjugate gradients (Hestenes and Stiefel, 1952) uses the matrix only in products. A product over all rows is the
+sum of the ranks' products, so each iteration needs one allreduce of a vector. The vector stays on the GPU.
 """
 
 import common
@@ -17,18 +17,18 @@ import hvdlite as hvd
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     parser = common.make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="equations of each rank")
     parser.add_argument("--columns", type=int, default=64, help="unknowns")
-    parser.add_argument("--iterations", type=int, default=30, help="of the method, at most")
-    parser.add_argument("--noise", type=float, default=0.01, help="in the right-hand side")
+    parser.add_argument("--iterations", type=int, default=30, help="largest number of iterations")
+    parser.add_argument("--noise", type=float, default=0.01, help="standard deviation of the noise in the right-hand side")
     parser.add_argument("--host", action="store_true", help="use NumPy on the CPU")
     return parser.parse_args(argv)
 
 
 def array_module(arguments):
-    """CuPy with this rank's GPU as the current one, or NumPy; None and why if that is not possible."""
+    """CuPy or NumPy, and a text about the device. CuPy uses this rank's GPU. If neither is possible: None and the reason."""
     if arguments.host:
         return np, "NumPy on the CPU"
     try:
@@ -39,13 +39,13 @@ def array_module(arguments):
         gpus = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return None, f"no GPU: {error}"
-    gpu = hvd.local_rank() % gpus  # one for each rank of this host
+    gpu = hvd.local_rank() % gpus  # another GPU for each rank of this host
     cupy.cuda.Device(gpu).use()
     return cupy, f"GPU {gpu} ({cupy.cuda.runtime.getDeviceProperties(gpu)['name'].decode()})"
 
 
 def solve(product, right, iterations):
-    """The x for which product(x) is `right`, by conjugate gradients; and the iterations it took."""
+    """Solves product(x) = right by conjugate gradients. Returns x and the number of iterations."""
     x = 0 * right
     residual = right.copy()
     direction = residual.copy()
@@ -63,25 +63,25 @@ def solve(product, right, iterations):
 
 
 def main(argv=None):
-    """Solves the problem, and returns how far the solution is from the one that the rows were made with; None without a GPU."""
+    """Solves the problem. Returns the largest difference from the true solution; None without a GPU."""
     arguments = parse_arguments(argv)
     hvd.init()
     xp, where = array_module(arguments)
     missing = [text for text in hvd.allgather_object(None if xp else where) if text]
     if missing:
         if hvd.rank() == 0:
-            print(f"this example needs CuPy and an NVIDIA GPU on each rank ({missing[0]}); --host runs it without them")
+            print(f"this example needs CuPy and an NVIDIA GPU on each rank ({missing[0]}); use --host to run it without them")
         return None
     print(f"rank {hvd.rank()} of {hvd.size()}: {arguments.rows} rows on {where}", flush=True)
 
     truth = xp.asarray(np.random.default_rng(0).standard_normal(arguments.columns))  # the same on all ranks
-    chance = np.random.default_rng(1 + hvd.rank())  # other rows on each
+    chance = np.random.default_rng(1 + hvd.rank())  # other rows on each rank
     rows = xp.asarray(chance.standard_normal((arguments.rows, arguments.columns)))
     noise = xp.asarray(arguments.noise * chance.standard_normal(arguments.rows))
     right = hvd.allreduce(rows.T @ (rows @ truth + noise), op=hvd.Sum)
 
     def product(vector):
-        """The sum over all rows, wherever they are."""
+        """The product over the rows of all ranks."""
         return hvd.allreduce(rows.T @ (rows @ vector), op=hvd.Sum)
 
     x, iterations = solve(product, right, arguments.iterations)

@@ -1,13 +1,13 @@
 """Trains a small network to read handwritten digits in compiled steps of JAX, on as many processes as mpirun starts.
 
     python jax_digits.py                                one process
-    mpirun -n 2 python jax_digits.py                    two: same script, they share out the images of each step
+    mpirun -n 2 python jax_digits.py                    two processes: the same script, and each gets a part of each batch
 
 You should see one line for each epoch, and a test accuracy above 95 % at the end. On a terminal a bar shows the progress of
 an epoch.
 
-On CPUs. Needs jax and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it). HVD marks what hvdlite adds to a
-program for one process.
+The program runs on CPUs. It needs jax and scikit-learn (which contains the 1797 images of 8 x 8 pixels). Comments with HVD mark
+the places that hvdlite adds to a program for one process.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def make_params(sizes, seed):
 
 
 def scores(params, images):
-    """Ten for each image."""
+    """Ten scores for each image."""
     for weights, biases in params[:-1]:
         images = jax.nn.relu(images @ weights + biases)
     weights, biases = params[-1]
@@ -48,7 +48,7 @@ def loss_of(params, images, labels):
 def train_step(params, momentum, lr, images, labels):
     """One step of SGD. Returns the new state and the loss over the batches of all ranks."""
     loss, gradients = jax.value_and_grad(loss_of)(params, images, labels)
-    # HVD 3: averages over the ranks, all in one call, inside the compiled step. What lies in one program needs a name.
+    # HVD 3: average over the ranks, all in one call inside the compiled step. A collective in a compiled program needs a name.
     leaves, tree = jax.tree.flatten(gradients)
     loss, *leaves = grouped_allreduce([loss, *leaves], name="step")
     momentum = jax.tree.map(lambda old, new: 0.9 * old + new, momentum, jax.tree.unflatten(tree, leaves))
@@ -73,7 +73,7 @@ def main(argv=None):
 
     accuracy, loss = 0.0, math.nan
     for epoch in range(arguments.epochs):
-        # HVD 4: the ranks share out the images of each step; all take the same number of steps.
+        # HVD 4: each rank takes a part of the images of each step. All ranks make the same number of steps.
         shuffled = np.random.default_rng(1 + epoch).permutation(len(train[1]))
         together = arguments.batch_size * hvd.size()
         steps = len(shuffled) // together
@@ -82,7 +82,7 @@ def main(argv=None):
             mine = shuffled[step * together : (step + 1) * together][hvd.rank() :: hvd.size()]
             params, momentum, loss = train_step(params, momentum, arguments.lr * hvd.size(), *(part[mine] for part in train))
             progress((step + 1) / steps, loss)
-        # HVD 5: metrics are sums over the ranks. Outside of compiled programs hvd.allreduce takes arrays as they are.
+        # HVD 5: metrics are computed from sums over the ranks. Outside of compiled programs use hvd.allreduce.
         images, labels = (part[hvd.rank() :: hvd.size()] for part in test)
         right = int((scores(params, images).argmax(1) == labels).sum())
         right, seen = hvd.allreduce(np.array([right, len(labels)]), name="right", op=hvd.Sum).tolist()

@@ -1,17 +1,17 @@
 """Trains a small convolutional network with Keras's compile and fit, on as many processes as mpirun starts.
 
     python keras_digits.py                              one process
-    mpirun -n 2 python keras_digits.py                  two: same script, each reads half of the images
+    mpirun -n 2 python keras_digits.py                  two processes: the same script, and each reads half of the images
     mpirun -n 2 python keras_digits.py --checkpoint digits --logs logs
     mpirun -n 2 python keras_digits.py --checkpoint digits --resume --epochs 20
     KERAS_BACKEND=torch mpirun -n 2 python keras_digits.py
 
-You should see one line for each epoch, with the loss and the accuracies of all ranks together, a test accuracy above 97 % at
-the end, and that the weights are bit-identical on all ranks. On a terminal Keras shows its own bar.
+You should see one line for each epoch, with the loss and the accuracies over all ranks. The last lines have a test accuracy
+above 97 %, and say that all ranks have the same weights, bit by bit. On a terminal Keras shows its own bar.
 
-Every process ("rank") runs this whole file, on whichever backend Keras runs. What hvdlite adds to an ordinary training
-script is marked with HVD; there are seven such places. Needs Keras and scikit-learn (which brings the 1797 images of
-8 x 8 pixels with it); for --logs also TensorFlow and TensorBoard.
+Every process ("rank") runs this whole file. It works on each backend of Keras. Comments with HVD mark the seven places that
+hvdlite adds to an ordinary training script. The program needs Keras and scikit-learn (which contains the 1797 images of
+8 x 8 pixels), and for --logs also TensorFlow and TensorBoard.
 """
 
 import math
@@ -29,13 +29,13 @@ from hvdlite import allgather_object
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     return common.parse_digits(common.make_parser(__doc__), argv, "FOLDER", warmup=int, logs=True)
 
 
 def load_images():
-    """This rank's share of the training images and of the test images, with their labels; an image is 8 x 8 x 1."""
-    # HVD 2: each rank takes every n-th image. All take equally many, as each batch is one step of all ranks together.
+    """This rank's part of the training images and of the test images, with labels. An image has the shape 8 x 8 x 1."""
+    # HVD 2: with n ranks each takes every n-th image. All take the same number, because each step needs a batch of every rank.
     return [
         tuple(
             part[: len(part) // hvd.size() * hvd.size()][hvd.rank() :: hvd.size()] for part in (images[..., np.newaxis], labels)
@@ -45,7 +45,7 @@ def load_images():
 
 
 def make_network():
-    """Images of 8 x 8 x 1 in, ten scores out."""
+    """A network from images of 8 x 8 x 1 to ten scores."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -60,9 +60,9 @@ def make_network():
 
 
 def make_model(arguments):
-    """A compiled network."""
+    """A compiled model."""
     model = make_network()
-    # HVD 3: n ranks make a batch n times as large, which bears a learning rate n times as large.
+    # HVD 3: n ranks together have a batch n times as large, for which the learning rate can be n times as large.
     optimizer = keras.optimizers.SGD(arguments.lr * hvd.size(), momentum=0.9, weight_decay=5e-4, global_clipnorm=5.0)
     # HVD 4: fit() now averages the gradients over the ranks, before they are clipped and applied.
     optimizer = hvd.DistributedOptimizer(optimizer, compression=getattr(hvd.Compression, arguments.compression))
@@ -72,7 +72,7 @@ def make_model(arguments):
 
 
 def last_saved(folder):
-    """The last file in the folder and the epochs it has seen."""
+    """The last file in the folder, and the number of epochs of its training."""
     files = sorted(Path(folder).glob("epoch-*.keras"))
     if not files:
         raise SystemExit(f"nothing to resume from: no epoch-*.keras in {folder}")
@@ -80,7 +80,7 @@ def last_saved(folder):
 
 
 class SaveEachEpoch(keras.callbacks.Callback):
-    """Saves the whole model; a file has its name only once it is complete."""
+    """Saves the whole model after each epoch. A file gets its name only when it is complete."""
 
     def __init__(self, folder):
         super().__init__()
@@ -88,29 +88,29 @@ class SaveEachEpoch(keras.callbacks.Callback):
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Keras calls it."""
+        """Saves the model. Keras calls this method."""
         unfinished = self.folder / "unfinished.keras"
         self.model.save(unfinished)
         os.replace(unfinished, self.folder / f"epoch-{epoch + 1:03}.keras")
 
 
 class SayEachEpoch(keras.callbacks.Callback):
-    """One line for each epoch."""
+    """Prints a line after each epoch."""
 
     def on_epoch_end(self, epoch, logs=None):
-        """Keras calls it."""
+        """Prints the line. Keras calls this method."""
         training, test = logs["accuracy"], logs["val_accuracy"]
         print(f"epoch {epoch + 1}: loss {logs['loss']:.4f}, training {training:.2%}, test {test:.2%}", flush=True)
 
 
 def make_callbacks(arguments):
-    """Those that all ranks need first, then those of rank 0."""
+    """The callbacks: first those that all ranks need, then those of rank 0."""
     warmup, rate = min(arguments.warmup_epochs, arguments.epochs), arguments.lr * hvd.size()
     rest = max(1, arguments.epochs - warmup)
     callbacks = [
-        # HVD 5: all ranks start from what rank 0 has, be it new or loaded.
+        # HVD 5: all ranks start from the state of rank 0, which is new or loaded.
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        # HVD 6: each rank has seen its own images only; from here on the metrics are those of all.
+        # HVD 6: each rank has seen only its own images. After this callback the metrics are averages over all ranks.
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.LearningRateScheduleCallback(
             rate, lambda epoch: 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / rest)), start_epoch=warmup
@@ -118,7 +118,7 @@ def make_callbacks(arguments):
     ]
     if warmup:
         callbacks.append(hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=warmup))
-    if hvd.rank() == 0:  # one rank writes; all have the same weights and metrics
+    if hvd.rank() == 0:  # one rank writes, because all have the same weights and metrics
         callbacks.append(SayEachEpoch())
         if arguments.logs:
             callbacks.append(keras.callbacks.TensorBoard(arguments.logs))
@@ -128,7 +128,7 @@ def make_callbacks(arguments):
 
 
 def use_one_gpu():
-    """One for each rank of this node, where there are any. JAX takes its GPU from CUDA_VISIBLE_DEVICES alone."""
+    """Gives this rank one of the host's GPUs, if there are any. For JAX set CUDA_VISIBLE_DEVICES instead."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -146,7 +146,7 @@ def main(argv=None):
     """Trains, and returns the accuracy on the test images."""
     arguments = parse_arguments(argv)
 
-    # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
+    # HVD 1: join the other ranks. rank() is the number of this process, size() is the number of processes.
     hvd.init()
     say = common.speaker(hvd.rank())
     use_one_gpu()
@@ -176,7 +176,7 @@ def main(argv=None):
     accuracy = float(hvd.allreduce(model.evaluate(*test_set, verbose=0)[1], name="accuracy"))
     say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
 
-    # HVD 7: not needed for training, but good to see.
+    # HVD 7: not needed for training. It shows that the ranks have the same weights.
     say(common.describe_weights(model.get_weights(), allgather_object))
     return accuracy
 

@@ -1,16 +1,16 @@
-"""Trains a small convolutional network in a loop of TensorFlow's, on as many processes as mpirun starts.
+"""Trains a small convolutional network in a loop of its own with TensorFlow, on as many processes as mpirun starts.
 
     python tf2_digits.py                              one process
-    mpirun -n 2 python tf2_digits.py                  two: same script, each reads half of the images
+    mpirun -n 2 python tf2_digits.py                  two processes: the same script, and each reads half of the images
     mpirun -n 2 python tf2_digits.py --checkpoint digits --logs logs
     mpirun -n 2 python tf2_digits.py --checkpoint digits --resume --epochs 20
 
-You should see one line for each epoch, with the loss and the accuracies of all ranks together, a test accuracy above 97 % at
-the end, and that the weights are bit-identical on all ranks. On a terminal a bar shows the progress of an epoch.
+You should see one line for each epoch, with the loss and the accuracies over all ranks. The last lines have a test accuracy
+above 97 %, and say that all ranks have the same weights, bit by bit. On a terminal a bar shows the progress of an epoch.
 
-Every process ("rank") runs this whole file. What hvdlite adds to an ordinary training script is marked with HVD; there
-are seven such places. Needs TensorFlow and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it), and TensorBoard
-for --logs. For training with fit() see keras_digits.py.
+Every process ("rank") runs this whole file. Comments with HVD mark the seven places that hvdlite adds to an ordinary training
+script. The program needs TensorFlow and scikit-learn (which contains the 1797 images of 8 x 8 pixels), and TensorBoard for
+--logs. For training with fit() see keras_digits.py.
 """
 
 import contextlib
@@ -26,25 +26,25 @@ import hvdlite.tensorflow as hvd
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     return common.parse_digits(common.make_parser(__doc__), argv, "FOLDER", logs=True)
 
 
 def load_images():
-    """Training and test images with their labels, the same on all ranks; an image is 8 x 8 x 1."""
+    """Training and test images with labels, the same on all ranks. An image has the shape 8 x 8 x 1."""
     return [(images[..., np.newaxis], labels) for images, labels in common.digits()]
 
 
 def share_of(labels, seed, epoch):
-    """The places of this rank's images in an epoch."""
-    # HVD 2: each rank takes every n-th image of an order that is the same on all ranks, and another one in each epoch.
-    # All take equally many, as each batch is one step of all ranks together.
+    """The indices of this rank's images in an epoch."""
+    # HVD 2: with n ranks each takes every n-th image. The order of the images is the same on all ranks, and differs between
+    # epochs. All ranks take the same number of images, because each step needs a batch of every rank.
     order = np.random.default_rng((seed, epoch)).permutation(len(labels))
     return order[: len(order) // hvd.size() * hvd.size()][hvd.rank() :: hvd.size()]
 
 
 def make_network():
-    """Images of 8 x 8 x 1 in, ten scores out."""
+    """A network from images of 8 x 8 x 1 to ten scores."""
     layers = tf.keras.layers
     return tf.keras.Sequential(
         [
@@ -60,7 +60,7 @@ def make_network():
 
 
 class WarmupThenCosine(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate at each step. With n ranks it is n times that of one: start gently."""
+    """The learning rate at each step: it rises from the rate for one rank to that for all ranks, and falls as a cosine."""
 
     def __init__(self, rate, steps_per_epoch, warmup_epochs, epochs):
         self.rate = rate
@@ -68,7 +68,7 @@ class WarmupThenCosine(tf.keras.optimizers.schedules.LearningRateSchedule):
         self.rest = max(1, epochs * steps_per_epoch - self.warmup)
 
     def __call__(self, step):
-        """Keras calls it with the number of steps made."""
+        """Keras calls it with the number of steps that are done."""
         step = tf.cast(step, tf.float32)
         rising = (1 + step * (hvd.size() - 1) / self.warmup) / hvd.size()
         falling = 0.5 * (1 + tf.cos(math.pi * tf.minimum(1.0, (step - self.warmup) / self.rest)))
@@ -76,13 +76,13 @@ class WarmupThenCosine(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 
 def over_all_ranks(*sums):
-    """Adds up numbers over the ranks."""
-    # HVD 6: each rank has seen its own images only; a sum over ranks makes the metric that of all images.
+    """Adds up numbers over all ranks."""
+    # HVD 6: each rank has seen only its own images. The sums over the ranks give the metrics over all images.
     return hvd.allreduce(tf.constant(sums, tf.float64), name="metrics", op=hvd.Sum).numpy().tolist()
 
 
 def make_train_step(model, optimizer, compression):
-    """The compiled function that trains on a batch; it gives the loss and the number of right answers."""
+    """The compiled function that trains on a batch. It returns the loss and the number of correct answers."""
 
     @tf.function(reduce_retracing=True)
     def train_step(images, labels):
@@ -90,7 +90,7 @@ def make_train_step(model, optimizer, compression):
             scores = model(images, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
             loss = tf.reduce_mean(losses)
-        # HVD 4: the gradients of this tape are the average over all ranks, so clip them as ever.
+        # HVD 4: this tape gives the gradients averaged over all ranks, so they can be clipped as usual.
         tape = hvd.DistributedGradientTape(tape, compression=compression)
         gradients = tape.gradient(loss, model.trainable_variables)
         gradients, _ = tf.clip_by_global_norm(gradients, 5.0)
@@ -101,7 +101,7 @@ def make_train_step(model, optimizer, compression):
 
 
 def train_one_epoch(train_step, batches, progress):
-    """Returns loss and accuracy over the images of all ranks."""
+    """Trains for one epoch. Returns the loss and the accuracy over the images of all ranks."""
     loss_sum, right, seen = 0.0, 0, 0
     for step, (images, labels) in enumerate(batches, start=1):
         loss, right_here = train_step(images, labels)
@@ -114,19 +114,19 @@ def train_one_epoch(train_step, batches, progress):
 
 
 def evaluate(model, images, labels):
-    """The accuracy on the test images, which the ranks share out among themselves."""
-    images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]  # each takes every n-th image
+    """The accuracy on the test images. Each rank tests a part of them."""
+    images, labels = images[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]  # each rank takes every n-th image
     right = int(tf.math.count_nonzero(tf.argmax(model(images, training=False), 1) == labels))
     right, seen = over_all_ranks(right, len(labels))
     return right / seen
 
 
 def use_one_gpu():
-    """One for each rank of this node, where there are any; and a fair share of its cores."""
+    """Gives this rank one of the host's GPUs, if there are any, and its share of the host's cores."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
-    with contextlib.suppress(RuntimeError):  # TensorFlow is at work in this process already
+    with contextlib.suppress(RuntimeError):  # TensorFlow has started its threads in this process already
         tf.config.threading.set_intra_op_parallelism_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
 
 
@@ -134,7 +134,7 @@ def main(argv=None):
     """Trains, and returns the accuracy on the test images."""
     arguments = parse_arguments(argv)
 
-    # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
+    # HVD 1: join the other ranks. rank() is the number of this process, size() is the number of processes.
     hvd.init()
     say = common.speaker(hvd.rank())
     use_one_gpu()
@@ -144,7 +144,7 @@ def main(argv=None):
     (images, labels), test_set = load_images()
     steps = math.ceil(len(labels) // hvd.size() / arguments.batch_size)
     model = make_network()
-    # HVD 3: n ranks make a batch n times as large, which bears a learning rate n times as large.
+    # HVD 3: n ranks together have a batch n times as large, for which the learning rate can be n times as large.
     schedule = WarmupThenCosine(arguments.lr * hvd.size(), steps, arguments.warmup_epochs, arguments.epochs)
     optimizer = tf.keras.optimizers.SGD(schedule, momentum=0.9, weight_decay=5e-4)
     optimizer.build(model.trainable_variables)
@@ -153,7 +153,7 @@ def main(argv=None):
     first_epoch = tf.Variable(0)
     state = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=first_epoch)
     writer = tf.summary.create_noop_writer()
-    if hvd.rank() == 0:  # one rank reads and writes files; all have the same weights
+    if hvd.rank() == 0:  # one rank reads and writes files, because all have the same weights
         manager = tf.train.CheckpointManager(state, arguments.checkpoint, max_to_keep=2) if arguments.checkpoint else None
         if arguments.resume:
             last = manager.latest_checkpoint
@@ -162,7 +162,7 @@ def main(argv=None):
             state.restore(last).assert_consumed()
         if arguments.logs:
             writer = tf.summary.create_file_writer(arguments.logs)
-    # HVD 5: all ranks start from what rank 0 has, be it new or loaded.
+    # HVD 5: all ranks start from the state of rank 0, which is new or loaded.
     hvd.broadcast_variables([*model.variables, *optimizer.variables, first_epoch], root_rank=0)
 
     started = time.perf_counter()
@@ -184,7 +184,7 @@ def main(argv=None):
     writer.flush()
     say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
 
-    # HVD 7: not needed for training, but good to see.
+    # HVD 7: not needed for training. It shows that the ranks have the same weights.
     say(common.describe_weights(model.get_weights(), hvd.allgather_object))
     return accuracy
 

@@ -1,15 +1,15 @@
 """Trains a small convolutional network to read handwritten digits, on as many processes as mpirun starts.
 
     python torch_digits.py                              one process
-    mpirun -n 2 python torch_digits.py                  two: same script, each reads half of the images
+    mpirun -n 2 python torch_digits.py                  two processes: the same script, and each reads half of the images
     mpirun -n 2 python torch_digits.py --checkpoint digits.pt
     mpirun -n 2 python torch_digits.py --checkpoint digits.pt --resume --epochs 20
 
-You should see one line for each epoch, with the loss and the accuracies of all ranks together, a test accuracy above 97 % at
-the end, and that the weights are bit-identical on all ranks. On a terminal a bar shows the progress of an epoch.
+You should see one line for each epoch, with the loss and the accuracies over all ranks. The last lines have a test accuracy
+above 97 %, and say that all ranks have the same weights, bit by bit. On a terminal a bar shows the progress of an epoch.
 
-Every process ("rank") runs this whole file. What hvdlite adds to an ordinary training script is marked with HVD; there
-are seven such places. Needs torch and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it).
+Every process ("rank") runs this whole file. Comments with HVD mark the seven places that hvdlite adds to an ordinary training
+script. The program needs torch and scikit-learn (which contains the 1797 images of 8 x 8 pixels).
 """
 
 import math
@@ -26,19 +26,19 @@ import hvdlite.torch as hvd
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     parser = common.make_parser(__doc__)
-    parser.add_argument("--workers", type=int, default=1, help="processes that load images, for each rank")
+    parser.add_argument("--workers", type=int, default=1, help="processes of each rank that load images")
     return common.parse_digits(parser, argv, "FILE")
 
 
 def load_images():
-    """Training and test set, the same on all ranks; an image is 1 x 8 x 8."""
+    """Training and test set, the same on all ranks. An image has the shape 1 x 8 x 8."""
     return [TensorDataset(torch.tensor(images).unsqueeze(1), torch.tensor(labels)) for images, labels in common.digits()]
 
 
 def make_network():
-    """Images of 1 x 8 x 8 in, ten scores out."""
+    """A network from images of 1 x 8 x 8 to ten scores."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
@@ -53,13 +53,13 @@ def make_network():
 
 
 def over_all_ranks(*sums):
-    """Adds up numbers over the ranks."""
-    # HVD 6: each rank has seen its own images only; a sum over ranks makes the metric that of all images.
+    """Adds up numbers over all ranks."""
+    # HVD 6: each rank has seen only its own images. The sums over the ranks give the metrics over all images.
     return hvd.allreduce(torch.tensor(sums, dtype=torch.float64), name="metrics", op=hvd.Sum).tolist()
 
 
 def train_one_epoch(model, loader, optimizer, scheduler, device, progress):
-    """Returns loss and accuracy over the images of all ranks."""
+    """Trains for one epoch. Returns the loss and the accuracy over the images of all ranks."""
     model.train()
     loss_sum, right, seen = 0.0, 0, 0
     for step, (images, labels) in enumerate(loader, start=1):
@@ -67,7 +67,7 @@ def train_one_epoch(model, loader, optimizer, scheduler, device, progress):
         optimizer.zero_grad()
         scores = model(images)
         loss = nn.functional.cross_entropy(scores, labels)
-        loss.backward()  # from here on the gradients are the average over all ranks, so clip them as ever
+        loss.backward()  # now the gradients are averages over all ranks, so they can be clipped as usual
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         scheduler.step()
@@ -81,7 +81,7 @@ def train_one_epoch(model, loader, optimizer, scheduler, device, progress):
 
 @torch.no_grad()
 def evaluate(model, test_set, device):
-    """The accuracy on the test images, which the ranks share out among themselves."""
+    """The accuracy on the test images. Each rank tests a part of them."""
     model.eval()
     images, labels = test_set[hvd.rank() :: hvd.size()]  # each rank takes every n-th image
     right = (model(images.to(device)).argmax(1).cpu() == labels).sum().item()
@@ -90,7 +90,7 @@ def evaluate(model, test_set, device):
 
 
 def warmup_then_cosine(steps_per_epoch, warmup_epochs, epochs):
-    """The factor of the learning rate at each step. With n ranks it is n times that of one: start gently."""
+    """The factor of the learning rate at each step: it rises from 1 / ranks to 1, and falls as a cosine."""
     warmup, total = max(1, round(warmup_epochs * steps_per_epoch)), max(1, epochs * steps_per_epoch)
 
     def factor(step):
@@ -102,7 +102,7 @@ def warmup_then_cosine(steps_per_epoch, warmup_epochs, epochs):
 
 
 def save(path, **state):
-    """Replaces the file only once the new one is complete."""
+    """Writes a new file, and replaces the old one when the new one is complete."""
     torch.save(state, path + ".part")
     os.replace(path + ".part", path)
 
@@ -111,18 +111,18 @@ def main(argv=None):
     """Trains, and returns the accuracy on the test images."""
     arguments = parse_arguments(argv)
 
-    # HVD 1: join the other ranks. rank() is this process's number, size() how many there are.
+    # HVD 1: join the other ranks. rank() is the number of this process, size() is the number of processes.
     hvd.init()
     say = common.speaker(hvd.rank())
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())  # one GPU for each rank of this node
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())  # one GPU for each rank of this host
     say(f"{hvd.size()} rank(s), {arguments.batch_size} images each in a batch, {device.type}")
 
     train_set, test_set = load_images()
-    # HVD 2: each rank draws its own share of the images, a different one in each epoch.
+    # HVD 2: each rank gets its own part of the images, and another part in each epoch.
     sampler = DistributedSampler(train_set, num_replicas=hvd.size(), rank=hvd.rank(), seed=arguments.seed)
     loader = DataLoader(
         train_set,
@@ -133,7 +133,7 @@ def main(argv=None):
     )
 
     model = make_network().to(device)
-    # HVD 3: n ranks make a batch n times as large, which bears a learning rate n times as large.
+    # HVD 3: n ranks together have a batch n times as large, for which the learning rate can be n times as large.
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr * hvd.size(), momentum=0.9, weight_decay=5e-4)
     factor = warmup_then_cosine(len(loader), arguments.warmup_epochs, arguments.epochs)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -147,7 +147,7 @@ def main(argv=None):
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first_epoch = saved["epoch"]
-    # HVD 5: all ranks start from what rank 0 has, be it new or loaded.
+    # HVD 5: all ranks start from the state of rank 0, which is new or loaded.
     first_epoch = hvd.broadcast_object(first_epoch, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -161,11 +161,11 @@ def main(argv=None):
         loss, train_accuracy = train_one_epoch(model, loader, optimizer, scheduler, device, progress)
         accuracy = evaluate(model, test_set, device)
         say(f"epoch {epoch + 1}: loss {loss:.4f}, training {train_accuracy:.2%}, test {accuracy:.2%}")
-        if arguments.checkpoint and hvd.rank() == 0:  # one rank writes the file; all have the same weights
+        if arguments.checkpoint and hvd.rank() == 0:  # one rank writes, because all have the same weights
             save(arguments.checkpoint, epoch=epoch + 1, model=model.state_dict(), optimizer=optimizer.state_dict())
     say(f"test accuracy {accuracy:.2%} after {time.perf_counter() - started:.1f} s")
 
-    # HVD 7: not needed for training, but good to see.
+    # HVD 7: not needed for training. It shows that the ranks have the same weights.
     say(common.describe_weights((param.detach().cpu().numpy() for param in model.parameters()), hvd.allgather_object))
     return accuracy
 

@@ -1,12 +1,12 @@
-"""Trains a network to read handwritten digits, and goes on when ranks die. Kill some while it trains.
+"""Trains a network to read handwritten digits, and continues when ranks die. Kill some ranks while it trains.
 
-    hvdlite run -n 4 --elastic python torch_elastic.py                      it prints the process ids: kill -9 one of them
+    hvdlite run -n 4 --elastic python torch_elastic.py                      it prints the process ids; kill -9 one of them
     hvdlite run -n 4 --elastic python torch_elastic.py --kill 2:40 0:90     ranks kill themselves after these steps
     hvdlite run -n 2 --elastic python torch_elastic.py --checkpoint digits.pt
 
-You should see that the others go on within a fraction of a second, that no step is lost, and that the accuracy is that of a run
-without deaths: the batch of 64 images is dealt out to the ranks that there are, whatever their number. Needs Open MPI 5 or
-newer, torch and scikit-learn (which brings the 1797 images of 8 x 8 pixels with it).
+You should see that the other ranks continue within a fraction of a second, that no step is lost, and that the accuracy is that
+of a run without deaths: the ranks that are left share each batch of 64 images. The program needs Open MPI 5 or newer, torch,
+and scikit-learn (which contains the 1797 images of 8 x 8 pixels).
 """
 
 import os
@@ -22,19 +22,23 @@ import hvdlite.torch as hvd
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     parser = common.make_parser(__doc__)
     parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=64, help="images in a batch of all ranks together")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
-    parser.add_argument("--step-seconds", type=float, default=0.05, help="a step takes at least so long: time to kill ranks")
-    parser.add_argument("--kill", nargs="*", default=[], metavar="RANK:STEP", help="this rank kills itself in this step")
-    parser.add_argument("--checkpoint", default="", metavar="FILE", help="saved every 20 steps; training goes on from it")
+    parser.add_argument(
+        "--step-seconds", type=float, default=0.05, help="least time of a step, so that you have time to kill ranks"
+    )
+    parser.add_argument("--kill", nargs="*", default=[], metavar="RANK:STEP", help="rank RANK kills itself in step STEP")
+    parser.add_argument(
+        "--checkpoint", default="", metavar="FILE", help="file that is saved every 20 steps, and from which training continues"
+    )
     return parser.parse_args(argv)
 
 
 def load_images():
-    """Training and test set, the same on all ranks; an image is 1 x 8 x 8."""
+    """Training and test set, the same on all ranks. An image has the shape 1 x 8 x 8."""
     return [TensorDataset(torch.tensor(images).unsqueeze(1), torch.tensor(labels)) for images, labels in common.digits()]
 
 
@@ -42,7 +46,7 @@ def main(argv=None):
     """Trains, and returns the accuracy on the test images."""
     arguments = parse_arguments(argv)
     hvd.init()
-    first_rank = hvd.rank()  # hvd.rank() changes when ranks before this one die
+    first_rank = hvd.rank()  # hvd.rank() changes when ranks with smaller numbers die
     deaths = {int(step) for rank, _, step in (each.partition(":") for each in arguments.kill) if int(rank) == first_rank}
     print(f"rank {first_rank} is process {os.getpid()}", flush=True)
     torch.manual_seed(1)
@@ -61,7 +65,7 @@ def main(argv=None):
         save_every=20 if arguments.checkpoint else 0,
     )
     if job.position and hvd.rank() == 0:
-        print(f"going on after step {job.position}, from {arguments.checkpoint}")
+        print(f"continuing after step {job.position}, from {arguments.checkpoint}")
     job.register_reset_callbacks(
         [lambda: print(f"rank {first_rank} is now rank {hvd.rank()} of {hvd.size()}, after step {job.position}", flush=True)]
     )
@@ -78,7 +82,7 @@ def main(argv=None):
             if job.ends_epoch:
                 scheduler.step()
         if not step.applied and hvd.rank() == 0:
-            print(f"step {job.position + 1} comes again, with {hvd.size()} ranks")
+            print(f"step {job.position + 1} is repeated with {hvd.size()} ranks")
         elif job.position % 22 == 0 and hvd.rank() == 0:
             print(f"step {job.position}, {hvd.size()} ranks: loss {loss:.3f} on this rank", flush=True)
         time.sleep(max(0.0, began + arguments.step_seconds - time.perf_counter()))

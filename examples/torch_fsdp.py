@@ -1,12 +1,12 @@
-"""A small transformer learns English from Python's own help texts, its parameters sharded over the ranks (torch's FSDP2).
+"""Trains a small transformer on Python's help texts; the ranks share its parameters (torch's FSDP2).
 
     mpirun -n 2 python torch_fsdp.py
 
-You should see what part of the parameters a rank holds, and a loss that falls from about 4 to about 1.4 in 300 steps.
+You should see how many of the parameters are on rank 0, and a loss that falls from about 4 to about 1.4 in 300 steps.
 
-hvdlite is the backend of torch.distributed here: torch's `fully_shard` gathers a layer's parameters before they are used and
-adds up its gradients, by hvdlite's collectives. With --compare, rank 0 also trains the same model alone on the whole batch, and
-each line has both losses: they are equal but for rounding.
+Here hvdlite is the backend of torch.distributed. torch's `fully_shard` gathers the parameters of a layer before they are used,
+and reduces its gradients, with hvdlite's collectives. With --compare, rank 0 also trains the same model alone on the whole
+batch, and each line has both losses. They differ only by rounding.
 """
 
 import common
@@ -19,21 +19,21 @@ import hvdlite.torch.distributed
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     parser = common.make_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=300, help="of training")
+    parser.add_argument("--steps", type=int, default=300, help="steps of training")
     parser.add_argument("--batch-size", type=int, default=16, help="passages in a batch of each rank")
-    parser.add_argument("--length", type=int, default=64, help="letters of a passage")
-    parser.add_argument("--width", type=int, default=128, help="of the model")
-    parser.add_argument("--layers", type=int, default=4, help="of the model")
+    parser.add_argument("--length", type=int, default=64, help="letters in a passage")
+    parser.add_argument("--width", type=int, default=128, help="size of the vectors in the model")
+    parser.add_argument("--layers", type=int, default=4, help="transformer layers of the model")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate")
     parser.add_argument("--report-every", type=int, default=50, help="steps between reports")
-    parser.add_argument("--compare", action="store_true", help="also train on the whole batch in one process")
+    parser.add_argument("--compare", action="store_true", help="also train on the whole batch on rank 0 alone")
     return parser.parse_args(argv)
 
 
 def passages(text, step, options, ranks):
-    """The whole batch of one step, the same on all ranks: letters, and what follows each."""
+    """The whole batch of one step, the same on all ranks: letters, and for each letter the one that follows."""
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - options.length - 1, (options.batch_size * ranks,), generator=generator)
     found = torch.stack([text[start : start + options.length + 1] for start in starts])
@@ -41,7 +41,7 @@ def passages(text, step, options, ranks):
 
 
 class Transformer(nn.Module):
-    """A decoder: each letter is guessed from those before it."""
+    """A decoder: it predicts each letter from the letters before it."""
 
     def __init__(self, options):
         super().__init__()
@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         self.guess = nn.Linear(options.width, len(common.LETTERS))
 
     def forward(self, letters):
-        """Scores of the letters that may follow, a row for each place of each passage."""
+        """Letters of shape [batch, length] to scores for the next letter, of shape [batch * length, letters]."""
         mask = nn.Transformer.generate_square_subsequent_mask(letters.shape[1])
         x = self.letters(letters) + self.places.weight[: letters.shape[1]]
         for layer in self.layers:
@@ -64,7 +64,7 @@ class Transformer(nn.Module):
 
 
 def step_of(model, optimizer, letters, following):
-    """One step of training; its loss."""
+    """Makes one step of training. Returns its loss."""
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(letters), following.flatten())
     loss.backward()
@@ -74,9 +74,9 @@ def step_of(model, optimizer, letters, following):
 
 
 def main(argv=None):
-    """Trains; returns the last loss, averaged over the ranks, and that of one process where --compare asks for it."""
+    """Trains. Returns the last loss, averaged over the ranks, and with --compare that of one process (otherwise None)."""
     options = parse_arguments(argv)
-    dist.init_process_group(hvdlite.torch.distributed.BACKEND)  # under mpirun it needs no addresses and no variables
+    dist.init_process_group(hvdlite.torch.distributed.BACKEND)  # under mpirun it needs no address and no environment variables
     rank, ranks = dist.get_rank(), dist.get_world_size()
     text = torch.tensor(common.help_texts())
     model = Transformer(options)
@@ -88,7 +88,8 @@ def main(argv=None):
     twin_optimizer = torch.optim.AdamW(twin.parameters(), lr=options.lr) if twin else None
     if rank == 0:
         held = sum(param.to_local().numel() for param in model.parameters())
-        print(f"{len(text):,} letters; {held:,} of {sum(param.numel() for param in model.parameters()):,} parameters are here")
+        every = sum(param.numel() for param in model.parameters())
+        print(f"{len(text):,} letters; {held:,} of {every:,} parameters are on rank 0")
 
     loss = alone = None
     for step in range(1, options.steps + 1):

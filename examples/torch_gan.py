@@ -1,13 +1,13 @@
-"""Two optimizers in one loop: a generative adversarial network learns to draw points on a ring.
+"""Trains with two optimizers in one loop: a generative adversarial network learns to draw points on a ring.
 
     mpirun -n 2 python torch_gan.py
 
-You should see that the drawn points come nearer to the ring: from a distance of 1.9 to less than 0.5.
+You should see that the distance of the drawn points from the ring falls from 1.9 to less than 0.5.
 
-The discriminator learns to tell real points from drawn ones, the generator to deceive it. Each has an optimizer of its own, and
-each is wrapped; the ranks see different points and noise. The generator's backward pass goes through the discriminator
-and leaves gradients there that nobody wants: they are not exchanged, because the discriminator's parameters are frozen
-meanwhile.
+The discriminator learns to distinguish real points from drawn points, and the generator learns to draw points that the
+discriminator takes for real (Goodfellow et al., NeurIPS 2014). Each network has its own optimizer, and both optimizers are
+wrapped. The ranks have different points and noise. The generator's backward pass goes through the discriminator. The
+discriminator's parameters are frozen during that pass, so they get no gradients, and none are reduced.
 """
 
 import common
@@ -20,30 +20,30 @@ NOISE = 4
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     parser = common.make_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=600, help="of training")
+    parser.add_argument("--steps", type=int, default=600, help="steps of training")
     parser.add_argument("--batch-size", type=int, default=64, help="points in a batch of each rank")
-    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of both")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate of both networks")
     parser.add_argument("--report-every", type=int, default=100, help="steps between reports")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, points and noise")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, points and noise")
     return parser.parse_args(argv)
 
 
 def network(inputs, outputs):
-    """A small perceptron."""
+    """A small multilayer perceptron."""
     return nn.Sequential(nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, outputs))
 
 
 def ring(count, generator):
-    """Real points: near the circle of radius 2."""
+    """Real points, near the circle of radius 2."""
     angle = 6.2832 * torch.rand(count, generator=generator)
     circle = torch.stack([torch.cos(angle), torch.sin(angle)], 1)
     return circle * (2 + 0.05 * torch.randn(count, 1, generator=generator))
 
 
 def wrapped(model, name, lr):
-    """An optimizer that averages over the ranks; all of them begin with rank 0's weights."""
+    """An optimizer that averages gradients over the ranks. All ranks get the weights of rank 0."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.5, 0.99))
     named = [(f"{name}.{parameter}", value) for parameter, value in model.named_parameters()]
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named)
@@ -53,7 +53,7 @@ def wrapped(model, name, lr):
 
 
 def main(argv=None):
-    """Trains, and returns how far the drawn points are from the ring, on average over all ranks."""
+    """Trains. Returns the mean distance of the drawn points from the ring over all ranks."""
     arguments = parse_arguments(argv)
     hvd.init()
     torch.set_num_threads(1)
@@ -76,14 +76,14 @@ def main(argv=None):
 
     off = distance()
     for step in range(1, arguments.steps + 1):
-        # The discriminator's step: the drawn points are data, nothing flows back to the generator.
+        # The discriminator's step: the drawn points are data, and the generator gets no gradients.
         discriminator_optimizer.zero_grad()
         real, drawn = discriminator(ring(arguments.batch_size, chance)), discriminator(draw().detach())
         loss = is_real(real, torch.ones_like(real)) + is_real(drawn, torch.zeros_like(drawn))
         loss.backward()
         discriminator_optimizer.step()
 
-        # The generator's step: through the discriminator, which learns nothing from it.
+        # The generator's step: the backward pass goes through the discriminator, which is frozen.
         discriminator.requires_grad_(False)
         generator_optimizer.zero_grad()
         drawn = discriminator(draw())

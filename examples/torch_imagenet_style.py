@@ -1,14 +1,15 @@
-"""Trains a convolutional network the way ImageNet is trained with Horovod, on images that are made on the spot.
+"""Trains a convolutional network as Horovod's example for ImageNet does, on images that the program makes.
 
     mpirun -n 2 python torch_imagenet_style.py
-    mpirun -n 2 python torch_imagenet_style.py --checkpoint-format 'checkpoint-{epoch}.pt'    # run it again: it goes on
+    mpirun -n 2 python torch_imagenet_style.py --checkpoint-format 'checkpoint-{epoch}.pt'    # run it again: it continues
     mpirun -n 2 python torch_imagenet_style.py --batches-per-allreduce 2 --fp16-allreduce
 
 You should see one line for each epoch; the validation accuracy rises from 12 % to above 90 %. On a terminal a bar shows the
 progress of an epoch.
 
-The form is that of Horovod's pytorch_imagenet_resnet50.py: linear scaling and warm-up of the learning rate, gradients
-accumulated over several batches, one checkpoint an epoch written by rank 0, from which a new run goes on by itself.
+The program has the form of Horovod's pytorch_imagenet_resnet50.py: the learning rate is scaled by the number of ranks and
+warmed up, gradients of several batches are accumulated, and rank 0 writes a checkpoint after each epoch, from which a new run
+continues.
 """
 
 import os
@@ -25,31 +26,33 @@ CLASSES = 8
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     parser = common.make_parser(__doc__)
     parser.add_argument("--train-images", type=int, default=2048, help="images to train on")
     parser.add_argument("--val-images", type=int, default=512, help="images to validate on")
-    parser.add_argument("--batch-size", type=int, default=32, help="images of one forward pass of each rank")
+    parser.add_argument("--batch-size", type=int, default=32, help="images in one forward pass of each rank")
     parser.add_argument(
         "--batches-per-allreduce",
         type=int,
         default=1,
-        help="batches whose gradients are added up on the rank before the ranks exchange them; it multiplies the batch size",
+        help="batches whose gradients a rank adds up before the ranks average them; it multiplies the batch size",
     )
-    parser.add_argument("--val-batch-size", type=int, default=64, help="images of one validation batch of each rank")
+    parser.add_argument("--val-batch-size", type=int, default=64, help="images in one validation batch of each rank")
     parser.add_argument("--epochs", type=int, default=6, help="passes over the training images")
     parser.add_argument("--base-lr", type=float, default=0.0125, help="learning rate for one batch of one rank")
-    parser.add_argument("--warmup-epochs", type=float, default=2, help="epochs in which the rate rises to that of all ranks")
+    parser.add_argument(
+        "--warmup-epochs", type=float, default=2, help="epochs in which the learning rate rises to that for all ranks"
+    )
     parser.add_argument("--momentum", type=float, default=0.9, help="SGD momentum")
     parser.add_argument("--wd", type=float, default=5e-5, help="weight decay")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as 16-bit floats")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as 16-bit floats")
     parser.add_argument("--checkpoint-format", metavar="FILE", help="name of the checkpoints, such as checkpoint-{epoch}.pt")
-    parser.add_argument("--seed", type=int, default=42, help="of weights and order")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the initial weights and of the order of the images")
     return parser.parse_args(argv)
 
 
 class Stripes(Dataset):
-    """Noisy stripes; the class is their direction. Every image is made when it is asked for, as a file would be read."""
+    """Noisy stripes. The class of an image is the direction of its stripes. Each image is made when the loader asks for it."""
 
     def __init__(self, count, first):
         self.count, self.first = count, first
@@ -74,19 +77,19 @@ class Metric:
         self.name, self.sum, self.count = name, torch.tensor(0.0, dtype=torch.float64), 0
 
     def update(self, value, images):
-        """Adds the mean over a batch of this rank."""
+        """Adds `value`, the mean over a batch of this rank with this number of images."""
         self.sum = self.sum + value.detach().double() * images
         self.count += images
 
     def over_all_ranks(self):
-        """The mean over what all ranks have added."""
+        """The mean over all images that all ranks have added. Collective."""
         both = torch.stack([self.sum, torch.full_like(self.sum, self.count)])
         total, count = hvd.allreduce(both, name=self.name, op=hvd.Sum).tolist()
         return total / count
 
 
 def make_network():
-    """Images of 3 x 16 x 16 in, scores out."""
+    """A network from images of 3 x 16 x 16 to a score for each class."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 5, stride=2, padding=2),
         nn.ReLU(),
@@ -99,7 +102,7 @@ def make_network():
 
 
 def lr_factor(epoch, arguments):
-    """What the learning rate of one batch is multiplied with: rising to all ranks' batches, and falling twice later."""
+    """The factor of the learning rate. It rises to the number of batches in a step, and falls by 10 twice later."""
     batches = hvd.size() * arguments.batches_per_allreduce
     if epoch < arguments.warmup_epochs:
         return 1.0 + epoch * (batches - 1) / arguments.warmup_epochs
@@ -107,12 +110,12 @@ def lr_factor(epoch, arguments):
 
 
 def accuracy(scores, labels):
-    """The share of right answers."""
+    """The share of correct answers."""
     return (scores.argmax(1) == labels).double().mean()
 
 
 def train(epoch, model, optimizer, loader, arguments, device, progress):
-    """One epoch; its loss and accuracy over all ranks."""
+    """Trains for one epoch. Returns the loss and the accuracy over all ranks."""
     model.train()
     loss, right = Metric("train loss"), Metric("train accuracy")
     for step, (images, labels) in enumerate(loader):
@@ -120,7 +123,8 @@ def train(epoch, model, optimizer, loader, arguments, device, progress):
         for group in optimizer.param_groups:
             group["lr"] = arguments.base_lr * lr_factor(epoch + step / len(loader), arguments)
         optimizer.zero_grad()
-        # The loader's batch is several of the network's: their gradients add up, and the last backward exchanges them.
+        # A batch of the loader is several batches of the network. Their gradients add up, and the last backward averages them
+        # over the ranks.
         parts = list(zip(images.split(arguments.batch_size), labels.split(arguments.batch_size), strict=True))
         for place, (part, truth) in enumerate(parts):
             scores = model(part)
@@ -140,7 +144,7 @@ def train(epoch, model, optimizer, loader, arguments, device, progress):
 
 @torch.no_grad()
 def validate(model, loader, device):
-    """Loss and accuracy over the validation images of all ranks."""
+    """Returns the loss and the accuracy over the validation images of all ranks."""
     model.eval()
     loss, right = Metric("val loss"), Metric("val accuracy")
     for images, labels in loader:
@@ -152,14 +156,14 @@ def validate(model, loader, device):
 
 
 def last_checkpoint(arguments):
-    """The number of epochs behind the newest checkpoint, as rank 0 finds it; 0 if there is none."""
+    """The number of epochs of the newest checkpoint that rank 0 finds; 0 if there is none."""
     epochs = range(arguments.epochs, 0, -1) if arguments.checkpoint_format else ()
     found = next((epoch for epoch in epochs if os.path.exists(arguments.checkpoint_format.format(epoch=epoch))), 0)
-    return hvd.broadcast_object(found, root_rank=0, name="resume_from_epoch")  # other ranks may not see the files
+    return hvd.broadcast_object(found, root_rank=0, name="resume_from_epoch")  # other ranks may not have access to the files
 
 
 def save_checkpoint(epoch, model, optimizer, arguments):
-    """Rank 0 writes; the file appears under its name only when it is complete."""
+    """Rank 0 writes the file. It gets its name only when it is complete."""
     if arguments.checkpoint_format and hvd.rank() == 0:
         path = arguments.checkpoint_format.format(epoch=epoch)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path + ".part")
@@ -167,7 +171,7 @@ def save_checkpoint(epoch, model, optimizer, arguments):
 
 
 def make_loader(dataset, batch_size, seed, shuffle):
-    """Deals the images out to the ranks."""
+    """A loader of this rank's part of the images, and its sampler."""
     sampler = DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank(), shuffle=shuffle, seed=seed)
     return DataLoader(dataset, batch_size=batch_size, sampler=sampler), sampler
 

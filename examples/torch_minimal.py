@@ -7,7 +7,7 @@ import hvdlite.torch as hvd
 
 hvd.init()
 
-# All ranks make the same data; the sampler deals it out.
+# All ranks make the same data. The sampler gives each rank a part of it.
 x = torch.randn(4096, 20, generator=torch.Generator().manual_seed(0))
 y = (x[:, :4].sum(1) > 0).long()
 dataset = TensorDataset(x, y)
@@ -24,7 +24,7 @@ for epoch in range(5):
     for inputs, targets in loader:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-        loss.backward()  # when it returns, every .grad is the average of all ranks'
+        loss.backward()  # when it returns, every .grad is the average over all ranks
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     loss = hvd.allreduce(loss.detach(), name="loss")

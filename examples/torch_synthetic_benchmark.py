@@ -1,12 +1,12 @@
-"""How many images a second do all ranks train together? Random images, so that nothing but training is measured.
+"""Measures the number of images a second that all ranks train on together. The images are random numbers in memory.
 
     mpirun -n 2 python torch_synthetic_benchmark.py
     mpirun -n 2 python torch_synthetic_benchmark.py --model wide --batch-size 64 --fp16-allreduce
 
 You should see the rate of each measurement, and at the end the rate of all ranks together.
 
-The form is that of Horovod's benchmark of this name; the models are small and defined here. `python -m hvdlite.bench` measures
-more, and beside other frameworks.
+The program has the form of Horovod's benchmark with this name. Its models are small and defined in this file. For more
+measurements, also of other libraries, use `python -m hvdlite.bench`.
 """
 
 import timeit
@@ -19,13 +19,13 @@ import hvdlite.torch as hvd
 
 
 def block(inputs, outputs, stride):
-    """A convolution, normalised."""
+    """A convolution with batch normalization and ReLU."""
     convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
 def convnet(width, depth):
-    """Images of 3 x 32 x 32 in, a thousand scores out; each stage halves the image and doubles the channels."""
+    """A network from images of 3 x 32 x 32 to 1000 scores. Each stage halves the image and doubles the channels."""
     layers = [block(3, width, 1)]
     for stage in range(depth):
         layers.append(block(width << stage, width << (stage + 1), 2))
@@ -41,21 +41,21 @@ MODELS = {
 
 
 def parse_arguments(argv=None):
-    """The command line; --help shows it."""
+    """Reads the command line; --help describes it."""
     parser = common.make_parser(__doc__)
-    parser.add_argument("--model", choices=sorted(MODELS), default="small", help="what to train")
+    parser.add_argument("--model", choices=sorted(MODELS), default="small", help="model to train")
     parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
-    parser.add_argument("--num-warmup-batches", type=int, default=10, help="batches before anything is measured")
+    parser.add_argument("--num-warmup-batches", type=int, default=10, help="batches before the first measurement")
     parser.add_argument("--num-batches-per-iter", type=int, default=10, help="batches in one measurement")
-    parser.add_argument("--num-iters", type=int, default=10, help="measurements")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel as 16-bit floats")
-    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU although there is a GPU")
+    parser.add_argument("--num-iters", type=int, default=10, help="number of measurements")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as 16-bit floats")
+    parser.add_argument("--no-cuda", action="store_true", help="train on the CPU even if there is a GPU")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch in each rank")
     return parser.parse_args(argv)
 
 
 def main(argv=None):
-    """Measures, and returns the images a second of all ranks together."""
+    """Measures. Returns the number of images a second of all ranks together."""
     arguments = parse_arguments(argv)
     hvd.init()
     torch.set_num_threads(arguments.threads)
@@ -84,7 +84,7 @@ def main(argv=None):
         for _ in range(batches):
             train_a_batch()
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # a GPU does its work later
+            torch.cuda.synchronize(device)  # wait until the GPU has done its work
 
     say(f"Model: {arguments.model}, {sum(param.numel() for param in model.parameters()):,} parameters")
     say(f"Batch size: {arguments.batch_size}")
@@ -99,7 +99,7 @@ def main(argv=None):
         rates.append(arguments.batch_size * arguments.num_batches_per_iter / seconds)
         say(f"Iter #{iteration}: {rates[-1]:.1f} img/sec per rank")
 
-    # All ranks measured: the mean of their means, and 1.96 standard deviations of what all of them saw.
+    # The mean of all measurements of all ranks, and 1.96 standard deviations.
     rates = hvd.allgather(torch.tensor(rates, dtype=torch.float64), name="rates")
     mean, spread = rates.mean().item(), 1.96 * rates.std(correction=0).item()
     say(f"Img/sec per rank: {mean:.1f} +-{spread:.1f}")

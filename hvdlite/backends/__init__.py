@@ -1,4 +1,4 @@
-"""Which backend answers for a value: found by its type, looking only at frameworks that are imported already."""
+"""Finds the backend for a value by its type. It considers only frameworks that are imported already."""
 
 import sys
 from typing import Any
@@ -14,14 +14,16 @@ _by_type: dict[type, TensorBackend] = {}
 
 
 def backend_of(value: Any) -> TensorBackend:
-    """The backend for a value: torch's and CuPy's for theirs, another for what else says that it is in CUDA memory, and
-    NumPy's for everything else, which adopts or refuses it.
+    """The backend for a value.
+
+    It is torch's for torch tensors, CuPy's for CuPy arrays, `CudaArrayBackend` for other values with
+    ``__cuda_array_interface__``, and NumPy's for all other values. NumPy's backend refuses values that are no tensors.
     """
     backend = _by_type.get(type(value))
     if backend is None:
         backend = _framework_of(value)
         if backend is None:
-            # Of one type some values may be in CUDA memory and others not.
+            # Not stored by type: some values of the type may be in CUDA memory, and others in host memory.
             if hasattr(value, "__cuda_array_interface__"):
                 return CUDA_ARRAY
             if hasattr(type(value), "__cuda_array_interface__"):

@@ -1,7 +1,7 @@
 """The interface between hvdlite and the tensors of a framework.
 
-`hvdlite.ops` is written once over `TensorBackend`. A backend answers questions about one framework's tensors and does
-nothing else: it knows no engine, no rank and no name.
+`hvdlite.ops` uses `TensorBackend` for the tensors of every framework. A backend only describes, makes and converts tensors of
+one framework: it knows no engine, no rank and no name.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,17 +26,18 @@ __all__ = [
 ]
 
 CPU = -1  # the engine's device number for host memory
-SOME_GPU = -2  # of memory on a GPU that the backend cannot name: the engine finds it by the address
+SOME_GPU = -2  # the backend does not know which GPU has the memory: the engine finds it by the address
 
-# Memory layouts; the engine only checks that all ranks have the same one. Those of `hvdlite.dtypes.elements_of` are row-major.
+# Memory layouts. The engine only checks that all ranks have the same layout. Codes of `hvdlite.dtypes.elements_of` mean
+# row-major.
 ROW_MAJOR = 0
 CHANNELS_LAST = 2
 CHANNELS_LAST_3D = 3
 
-# Outputs of at least this many bytes lie in memory of the engine, which recycles it (OutputCache::kSmallest).
+# Outputs of at least this many bytes are in memory of the engine, which uses it again (OutputCache::kSmallest).
 RECYCLED_FROM = 1 << 20
 
-# Gives writable, uninitialised memory of this many bytes. Arrays over it keep it alive.
+# A function that allocates this many bytes of writable, uninitialized memory. Arrays over the memory keep it alive.
 NewMemory = Callable[[int], memoryview]
 
 
@@ -48,7 +49,7 @@ class GpuMemory(Protocol):
         """The address of the first byte."""
 
 
-# The same in the memory of the GPU that the operation's tensor is on, usable in the order of the tensor's stream.
+# The same for memory on the GPU of the operation's tensor. It may be used in the order of the tensor's stream.
 NewGpuMemory = Callable[[int], GpuMemory]
 
 
@@ -56,13 +57,13 @@ class Exported(NamedTuple):
     """A tensor as the engine sees it.
 
     Attributes:
-        pointer: address of the first element, where dense memory of the layout begins; or the tensor, if it has Python's
-            buffer protocol: the engine finds the address itself, in less time than NumPy takes to tell it.
-        shape: extents as the user sees them, in any layout.
-        dtype: code of the element type (`hvdlite.dtypes.DType`).
+        pointer: address of the first element, or the tensor itself if it has Python's buffer protocol. (The engine finds the
+            address from the buffer in less time than NumPy needs to return it.) The memory is dense in the given layout.
+        shape: the tensor's shape as the user sees it, in any layout.
+        dtype: code of the dtype (`hvdlite.dtypes.DType`).
         device: `CPU`, the number of a GPU, or `SOME_GPU`.
-        layout: `ROW_MAJOR`, another code above, or what stands for a dtype that the engine does not know.
-        owner: the tensor whose memory this is. If it is not the user's tensor it is a private dense copy of it.
+        layout: `ROW_MAJOR`, another layout above, or a code of `elements_of` for a dtype that the engine does not know.
+        owner: the tensor whose memory this is: the user's tensor, or a private dense copy of it.
         stream: on a GPU, the raw handle of the CUDA stream in whose order the memory is ready; 0 is the legacy default stream.
     """
 
@@ -76,20 +77,21 @@ class Exported(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A type whose values native code can describe by itself (`_engine.Engine.allreduce_now`): those of this very type.
+    """Describes a type whose values native code can read by itself (`_engine.Engine.allreduce_now`). Subclasses do not count.
 
     Attributes:
-        new_like: a new one like this one, in memory of the framework's; for less than `RECYCLED_FROM` bytes. None where
-            there is an ``exchange``: native code has the framework adopt its memory, which takes less time.
-        empty_like: as `TensorBackend.empty_like`, for others.
+        new_like: a function that makes a tensor like the given one in memory of the framework, for less than `RECYCLED_FROM`
+            bytes. None if there is an `exchange`: then native code allocates the memory, and the framework wraps it, which
+            takes less time.
+        empty_like: `TensorBackend.empty_like`, for larger tensors.
         recycled_from: `RECYCLED_FROM`.
-        mark_written: as `TensorBackend.mark_written`, and takes a list of a group's as well; None where that does nothing.
-        unless: name of a method that tells whether a value differs from its memory; None if it never does.
-        dtypes: the codes of those with Python's buffer protocol, by their attribute ``dtype``.
-        exchange: of others, the capsule in ``__dlpack_c_exchange_api__``.
-        codes: a table of `hvdlite.dtypes.dlpack_codes` for it; other dtypes are not plain.
-        mode: a dict, a key and its usual value: while there is another object, any value may stand for more than its memory; or
-            None.
+        mark_written: `TensorBackend.mark_written`, which also takes a list of tensors of a group; None if it does nothing.
+        unless: name of a method that returns True if a value differs from its memory; None if values never do.
+        dtypes: for types with Python's buffer protocol, the codes of dtypes by the value's attribute ``dtype``.
+        exchange: for other types, the capsule in ``__dlpack_c_exchange_api__``.
+        codes: for `exchange`, a table of `hvdlite.dtypes.dlpack_codes`. Native code does not handle other dtypes.
+        mode: a dict, a key, and its usual value. While the dict has another value, native code handles no tensors, because they
+            may mean more than their memory. None: there is no such mode.
     """
 
     new_like: Callable[[Any], Any] | None
@@ -104,88 +106,88 @@ class Plain(NamedTuple):
 
 
 def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[int], copy: str) -> None:
-    """Refuses a broadcast or expanded tensor, whose elements share memory and so cannot hold a result.
+    """Refuses a broadcast or expanded tensor: its elements share memory, so it cannot take a result.
 
     Args:
-        tensor: its name in the text, with the article.
-        shape: its extents.
-        strides: of its dimensions, in any unit.
-        copy: the method that makes a tensor with elements of its own.
+        tensor: a noun for the tensor, with its article, for the error text.
+        shape: its shape.
+        strides: the strides of its dimensions, in any unit.
+        copy: name of the method that copies it to separate elements.
 
     Raises:
-        InvalidArgumentError: several of its elements are one.
+        InvalidArgumentError: several elements have the same address.
     """
     if any(step == 0 and extent > 1 for step, extent in zip(strides, shape, strict=True)):
         raise InvalidArgumentError(
             f"an in-place operation cannot write to {tensor} (shape {list(shape)}, strides {list(strides)}: several elements "
-            f"are one); pass .{copy}() of it or use the function without the trailing underscore"
+            f"share memory); pass its .{copy}() or use the function without the trailing underscore"
         )
 
 
 class TensorBackend(Protocol):
-    """The operations on the tensors of one framework that hvdlite needs. All tensors are of that framework's type."""
+    """The operations on the tensors of one framework that hvdlite needs. All tensors have that framework's type."""
 
     @property
     def name(self) -> str:
         """The framework's name, for error texts."""
 
     def adopt(self, value: Any) -> Any:
-        """The tensor that stands for an argument of an operation that does not write to it.
+        """Converts an argument of an operation that does not write to it to a tensor, without a copy if possible.
 
         Raises:
             UnsupportedError: the value is in the memory of a device that hvdlite cannot reach.
-            InvalidArgumentError: the value is nothing like a tensor.
+            InvalidArgumentError: the value cannot be converted to a tensor.
         """
 
     def adopt_writable(self, value: Any) -> Any:
-        """The tensor that stands for an argument of an in-place operation.
+        """Converts an argument of an in-place operation to a tensor with the same memory.
 
         Raises:
-            UnsupportedError: as `adopt`.
+            UnsupportedError: as for `adopt`.
             InvalidArgumentError: the value cannot be written to.
         """
 
     def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
-        """Describes the tensor's memory, or that of a dense private copy.
+        """Describes the memory of the tensor, or of a dense private copy.
 
         Args:
-            tensor: what `adopt` or `adopt_writable` gave.
-            any_layout: may the memory be dense in another order than row-major?
-            any_dtype: may the elements be of a dtype that the engine does not know, since they are only moved?
+            tensor: a result of `adopt` or `adopt_writable`.
+            any_layout: True: the memory may be dense in an order other than row-major.
+            any_dtype: True: the operation only moves the elements, so the engine need not know their dtype.
 
         Raises:
-            InvalidArgumentError: the engine does not know the dtype, and has to; or its elements cannot be moved as bytes.
+            InvalidArgumentError: the engine does not know the dtype, but must; or the elements cannot be moved as bytes.
         """
 
     def plain(self, kind: type) -> Plain | None:
-        """The description by which native code uses values of this type directly; None if it cannot."""
+        """The description of this type for native code; None if native code does not handle it."""
 
     def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:
-        """A new tensor with the shape, dtype and layout of an `Exported.owner`, and its pointer as in `Exported`.
+        """Makes a tensor with the shape, dtype and layout of `owner`. Returns it, and its pointer (`Exported.pointer`).
 
         Args:
-            owner: the tensor.
-            new_memory: a `NewMemory`, for tensors from `RECYCLED_FROM` bytes on; or a `NewGpuMemory`, if the owner is on a
-                GPU, for tensors that no framework's own memory can hold.
+            owner: an `Exported.owner`.
+            new_memory: a `NewMemory`, for tensors of at least `RECYCLED_FROM` bytes. If the owner is on a GPU, a
+                `NewGpuMemory`, for backends without an allocator of their own.
         """
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> Any:
-        """A tensor over memory of the engine, without a copy: shape as given, dtype of the tensor `like`."""
+        """A tensor of this shape over memory of the engine, without a copy. It has the dtype of the tensor `like`."""
 
     def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
-        """A new dense tensor of this shape, with the dtype and on the GPU of the tensor `like`, and its pointer."""
+        """Makes a dense tensor of this shape with the dtype and the GPU of the tensor `like`. Returns it and its pointer."""
 
     def stream_now(self, exported: Exported) -> int:
-        """The CUDA stream in whose order this thread uses a tensor on a GPU now; as `Exported.stream`."""
+        """The CUDA stream in whose order this thread uses the tensor now, in the form of `Exported.stream`."""
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """Tells the framework's allocator that the current stream uses a tensor which was made in another one."""
+        """Tells the framework's allocator that the current stream uses a tensor that was made in another stream."""
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
-        """Writes the private copy that `export` made into the user's tensor."""
+        """Copies the elements of a private copy that `export` made to the user's tensor."""
 
     def mark_written(self, tensor: Any) -> None:
-        """Tells the framework that the engine wrote into the tensor's own memory."""
+        """Tells the framework that the engine has written to the tensor's memory."""
 
     def integers(self, values: Sequence[int]) -> Any:
         """A one-dimensional int32 tensor of these values."""
@@ -197,5 +199,5 @@ class TensorBackend(Protocol):
         """The tensor converted to another dtype.
 
         Raises:
-            UnsupportedError: the framework lacks that dtype.
+            UnsupportedError: the framework cannot convert to that dtype.
         """

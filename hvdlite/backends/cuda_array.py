@@ -1,8 +1,7 @@
-"""Arrays of any library in the memory of a GPU with ``__cuda_array_interface__``, such as Numba's.
+"""Arrays in GPU memory of any library with ``__cuda_array_interface__``, such as Numba.
 
-They are used where they are, and nothing is copied: so they must be C-contiguous. What is not made in place comes as a
-`DeviceArray`, which such libraries can view without a copy (``numba.cuda.as_cuda_array``, ``cupy.asarray``,
-``torch.as_tensor``).
+The engine uses the memory of the arrays without a copy, so they must be C-contiguous. New results are `DeviceArray` objects.
+Such libraries can view them without a copy (``numba.cuda.as_cuda_array``, ``cupy.asarray``, ``torch.as_tensor``).
 """
 
 import math
@@ -21,14 +20,14 @@ __all__ = ["BACKEND", "CudaArrayBackend", "DeviceArray"]
 class DeviceArray:
     """A C-contiguous array in the memory of a GPU. It exports ``__cuda_array_interface__``, version 3.
 
-    Its memory is given back with the last reference to it. The views that other libraries make hold one.
+    Its memory is freed when the last reference to it is gone. Views that other libraries make of it hold a reference.
 
     Attributes:
-        shape: extents.
+        shape: the shape, a tuple of ints.
         dtype: NumPy's dtype of the elements.
         pointer: address of the first element.
         stream: raw handle of the CUDA stream in whose order the array is ready; 0 is the legacy default stream.
-        readonly: must it not be written to?
+        readonly: True: in-place operations refuse the array.
     """
 
     __slots__ = ("_memory", "dtype", "pointer", "readonly", "shape", "stream")
@@ -63,7 +62,7 @@ class DeviceArray:
         return f"<hvdlite.DeviceArray {self.dtype.name} {list(self.shape)} in CUDA memory>"
 
 
-_LEGACY_STREAM = 1  # its number in the interface; in the driver it is 0
+_LEGACY_STREAM = 1  # the number of the legacy default stream in the interface; in the driver it is 0
 
 
 class CudaArrayBackend:
@@ -80,15 +79,17 @@ class CudaArrayBackend:
         shape = tuple(interface["shape"])
         dtype = np.dtype(interface["typestr"])
         if interface.get("mask") is not None:
-            raise InvalidArgumentError(f"this {kind} has a mask, which would be lost: pass an array without one")
+            raise InvalidArgumentError(f"this {kind} has a mask, which would be lost: pass an array without a mask")
         if not dtype.isnative:
-            raise InvalidArgumentError(f"the elements of this {kind} ({interface['typestr']}) have another byte order")
+            raise InvalidArgumentError(
+                f"the elements of this {kind} ({interface['typestr']}) do not have the machine's byte order"
+            )
         _require_contiguous(kind, shape, interface.get("strides"), dtype.itemsize)
         pointer, readonly = interface["data"]
         return DeviceArray(value, pointer or 0, shape, dtype, _stream_of(interface), bool(readonly))
 
     def adopt_writable(self, value: Any) -> DeviceArray:
-        """As `adopt`; a read-only array is refused."""
+        """As `adopt`, but refuses a read-only array."""
         adopted = self.adopt(value)
         if adopted.readonly:
             raise InvalidArgumentError(
@@ -101,7 +102,7 @@ class CudaArrayBackend:
         """None: native code does not describe values on a GPU."""
 
     def export(self, tensor: DeviceArray, any_layout: bool, any_dtype: bool = False) -> Exported:
-        """Describes the array. The interface does not tell which GPU it is on; its address does."""
+        """Describes the array. The interface does not say which GPU has the array; the engine finds it by the address."""
         code, layout = elements_of(tensor.dtype.name, tensor.dtype.itemsize, any_dtype, "CUDA array")
         return Exported(tensor.pointer, tensor.shape, code, SOME_GPU, layout, tensor, tensor.stream)
 
@@ -127,7 +128,7 @@ class CudaArrayBackend:
         """Does nothing: no library records writes."""
 
     def integers(self, values: Sequence[int]) -> Any:
-        """An int32 array of NumPy's, in host memory."""
+        """An int32 array of NumPy, in host memory."""
         return np.array(values, dtype=np.int32)
 
     def dtype_name(self, tensor: DeviceArray) -> str:
@@ -135,10 +136,10 @@ class CudaArrayBackend:
         return str(tensor.dtype.name)
 
     def cast(self, tensor: DeviceArray, dtype_name: str) -> NoReturn:
-        """Raises an error, because no function here can convert dtypes."""
+        """Raises UnsupportedError, because hvdlite has no code that converts dtypes on a GPU."""
         raise UnsupportedError(
             f"hvdlite cannot convert an array in CUDA memory from {tensor.dtype.name} to {dtype_name}: convert it yourself, or "
-            "pass an array of CuPy's or PyTorch's"
+            "pass an array of CuPy or a tensor of PyTorch"
         )
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: DeviceArray) -> NoReturn:
@@ -156,14 +157,16 @@ def _require_contiguous(kind: str, shape: tuple[int, ...], strides: Sequence[int
         if extent > 1 and stride != expected and 0 not in shape:
             raise InvalidArgumentError(
                 f"this {kind} of shape {list(shape)} is not C-contiguous (its strides are {list(strides or ())} bytes): pass a "
-                "contiguous copy, which hvdlite cannot make of it"
+                "contiguous copy, because hvdlite cannot make one"
             )
         expected *= extent
 
 
 def _stream_of(interface: Mapping[str, Any]) -> int:
-    """The stream that the array belongs to, as the driver calls it. None, and versions that know no streams, mean work in the
-    default stream, or none at all: the legacy default stream comes after both.
+    """The driver's handle of the stream in whose order the array is ready.
+
+    If the interface has no stream (it is None, or the version is too old), the array is ready, or its work is in the default
+    stream. The legacy default stream (0) is ordered after both.
     """
     stream = interface.get("stream")
     return 0 if stream in (None, _LEGACY_STREAM) else int(stream)

@@ -1,4 +1,4 @@
-"""CuPy's arrays. Imported only when the user has imported CuPy; it never imports CuPy itself."""
+"""The backend for CuPy arrays. It is imported only after the program has imported CuPy, and never imports CuPy itself."""
 
 import sys
 from collections.abc import Sequence
@@ -14,14 +14,15 @@ __all__ = ["CupyBackend", "make_backend"]
 
 
 class _ExternalStream(int):
-    """A raw handle that keeps CuPy's stream object, and with it the stream, alive: operations outlive the user's `with`."""
+    """A raw handle that keeps CuPy's stream object alive, because an operation may last longer than the user's ``with``."""
 
     owner: Any
 
 
 class CupyBackend:
-    """Answers for cupy.ndarray. C-contiguous arrays are used as they are, others through a copy; results are CuPy's arrays, in
-    memory of its pool.
+    """The backend for cupy.ndarray.
+
+    C-contiguous arrays are used without a copy, and others are copied. Results are arrays in memory of CuPy's pool.
     """
 
     name = "cupy"
@@ -35,7 +36,7 @@ class CupyBackend:
         return value
 
     def adopt_writable(self, value: Any) -> Any:
-        """The array itself; one whose elements share memory (``broadcast_to``) has no room for a result."""
+        """The array itself. It refuses an array whose elements share memory (``broadcast_to``)."""
         require_own_elements("a broadcast array", value.shape, value.strides, "copy")
         return value
 
@@ -43,7 +44,7 @@ class CupyBackend:
         """None: native code does not describe values on a GPU."""
 
     def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
-        """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
+        """Describes the array. `any_layout` has no effect, because the only layout is row-major."""
         code, layout = self._codes.get(tensor.dtype), ROW_MAJOR
         if code is None:
             code, layout = elements_of(tensor.dtype.name, tensor.dtype.itemsize, any_dtype, "CuPy array")
@@ -77,7 +78,7 @@ class CupyBackend:
         return self._stream(exported.device)
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """Does nothing: with CuPy, the program itself orders streams that use an array of another stream."""
+        """Does nothing: a program with CuPy must order its streams itself if a stream uses an array of another stream."""
 
     def mark_written(self, tensor: Any) -> None:
         """Does nothing: CuPy records no writes."""
@@ -102,7 +103,7 @@ class CupyBackend:
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> NoReturn:
         """Is never called: results are on the GPU."""
-        raise InternalError("a result in host memory for an array of CuPy's")
+        raise InternalError("a result in host memory for a CuPy array")
 
 
 def make_backend() -> CupyBackend:
@@ -113,5 +114,5 @@ def make_backend() -> CupyBackend:
     """
     cupy = sys.modules.get("cupy")
     if cupy is None:
-        raise InvalidArgumentError("CuPy has not been imported")
+        raise InvalidArgumentError("CuPy has not been imported: import cupy first")
     return CupyBackend(cupy)

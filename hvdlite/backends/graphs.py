@@ -1,4 +1,4 @@
-"""``torch.compile`` runs hvdlite's code as it is, wherever compiled code comes to it."""
+"""Excludes hvdlite's code from ``torch.compile``: if compiled code calls it, it runs in plain Python."""
 
 import importlib.util
 import sys
@@ -10,16 +10,17 @@ from typing import Any
 
 __all__ = ["keep_out_of_graphs"]
 
-# The module with the list of folders that torch.compile leaves alone; the second name is that of torch before 2.3.
+# The module with the list of packages that torch.compile excludes. The second name is for torch before 2.3.
 _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")
 
 
 def keep_out_of_graphs() -> None:
-    """Has hvdlite end a graph, and what follows it begin another.
+    """Makes a call of hvdlite end a graph; the code after the call begins another graph.
 
-    Collectives are nothing to trace, and what they, ``backward()`` and ``step()`` call would be looked at again, our hooks
-    among it. ``torch.compiler.disable`` around each function would cost time in each call; the list of folders costs none.
-    torch's compiler is not imported for that, which takes as long as torch itself: the list is there when it has been.
+    The compiler cannot trace collectives. Without this it would also trace the functions that collectives, ``backward()`` and
+    ``step()`` call, hvdlite's hooks among them. ``torch.compiler.disable`` around each function would take time in each call;
+    the compiler's list of excluded packages takes none. This function does not import torch's compiler, because that takes as
+    long as importing torch. If the compiler is not loaded, the package is added to the list when it is.
     """
     loaded = [sys.modules[name] for name in _RULES if hasattr(sys.modules.get(name), "add")]
     if loaded:
@@ -29,10 +30,10 @@ def keep_out_of_graphs() -> None:
 
 
 class _AtImport(MetaPathFinder):
-    """Finds the module as the others do, and adds to its list once it is loaded."""
+    """Finds the module of the list as the other finders do, and adds hvdlite to the list after the module is loaded."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Only of that module, once."""
+        """The spec of that module, at its first import. None for all other modules."""
         if fullname not in _RULES:
             return None
         sys.meta_path.remove(self)

@@ -1,4 +1,4 @@
-"""NumPy arrays, and values that NumPy can view without a copy: DLPack and array-interface objects, scalars, lists."""
+"""The backend for NumPy arrays, for objects with DLPack or the array interface in host memory, and for scalars and lists."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -17,24 +17,24 @@ Array = npt.NDArray[Any]
 _DLPACK_HOST_DEVICES = (1, 3, 11)  # CPU, and host memory pinned for CUDA or ROCm
 _DLPACK_CUDA_DEVICES = (2, 13)  # CUDA, and its managed memory
 
-# Dtypes whose elements may be moved as bytes: not text, records and objects.
+# Kinds of dtypes whose elements may be moved as bytes. Text, records and objects may not.
 _NUMBERS = "fcMm"
 _OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a dtype that is not NumPy's own, such as those of ml_dtypes
 
 
 class NumpyBackend:
-    """Answers for NumPy arrays. C-contiguous arrays are used as they are, others through a copy."""
+    """The backend for NumPy arrays. C-contiguous arrays are used without a copy, and others are copied."""
 
     name = "numpy"
 
     def __init__(self) -> None:
-        # Of native byte order; those of other packages are added when they are met. The keys are the very objects that arrays
-        # have: to find one by another that is equal takes longer.
+        # The dtypes of native byte order; `export` adds dtypes of other packages. The keys are the objects that arrays have as
+        # their dtype, because a lookup by an equal object takes longer.
         own = (dtype for dtype in DType if dtype is not DType.BFLOAT16)
         self._codes: dict[np.dtype[Any], int] = {np.empty(0, dtype.label).dtype: int(dtype) for dtype in own}
 
     def adopt(self, value: Any) -> Array:
-        """A view of the value where it has an array's memory; a new array of a scalar or a list."""
+        """A view of the value if it has an array's memory; otherwise, for a scalar or a list, a new array."""
         if type(value) is np.ndarray:
             return value
         if isinstance(value, np.ma.MaskedArray):
@@ -49,16 +49,16 @@ class NumpyBackend:
         if hasattr(value, "__dlpack__"):
             try:
                 return np.from_dlpack(value)
-            except RuntimeError:  # NumPy takes no dtype this way that it does not have itself, such as JAX's bfloat16
+            except RuntimeError:  # for a dtype that NumPy does not have, such as bfloat16 of JAX
                 if not hasattr(value, "__array__"):
                     raise
         try:
             return np.asarray(value)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"a {type(value).__name__} is not a tensor that hvdlite knows: {error}") from error
+            raise InvalidArgumentError(f"hvdlite cannot convert a {type(value).__name__} to a tensor: {error}") from error
 
     def adopt_writable(self, value: Any) -> Array:
-        """The array itself; other objects cannot be written in place."""
+        """The array itself. It refuses other objects and read-only arrays, because it cannot write to them."""
         if type(value) is np.ndarray and value.flags.writeable:
             return value
         if not isinstance(value, np.ndarray):
@@ -75,17 +75,19 @@ class NumpyBackend:
         return self.adopt(value)
 
     def plain(self, kind: type) -> Plain | None:
-        """Arrays have the buffer protocol."""
+        """The description of ``numpy.ndarray``, which has the buffer protocol; None for other types."""
         if kind is not np.ndarray:
             return None
         return Plain(np.empty_like, self.empty_like, RECYCLED_FROM, None, None, self._codes, None, b"", None)
 
     def export(self, tensor: Array, any_layout: bool, any_dtype: bool = False) -> Exported:
-        """Describes the array; `any_layout` makes no difference, the only layout used is row-major."""
+        """Describes the array. `any_layout` has no effect, because the only layout is row-major."""
         code = self._codes.get(tensor.dtype)
         if code is not None:
             flags = tensor.flags
-            if flags.carray or (flags.c_contiguous and flags.aligned):  # the first asks for both and for writable, at once
+            if flags.carray or (
+                flags.c_contiguous and flags.aligned
+            ):  # carray means all three of C-contiguous, aligned and writable, in one call
                 return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)
         dtype = tensor.dtype.newbyteorder("=")
         any_dtype = any_dtype and (dtype.kind in _NUMBERS or dtype.isbuiltin == _OF_A_PACKAGE)
@@ -103,7 +105,7 @@ class NumpyBackend:
         return out, out
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Array) -> Array:
-        """An array over the engine's bytes."""
+        """An array over memory of the engine."""
         if 0 in shape:
             return np.empty(shape, like.dtype)
         return np.frombuffer(data, dtype=like.dtype.newbyteorder("=")).reshape(shape)
@@ -113,7 +115,7 @@ class NumpyBackend:
         tensor[...] = dense
 
     def empty_on_gpu(self, shape: Sequence[int], like: Array, new_memory: NewGpuMemory) -> NoReturn:
-        """There is none."""
+        """Is never called: results are in host memory."""
         raise InternalError("a result on a GPU for a NumPy array")
 
     def stream_now(self, exported: Exported) -> int:
@@ -121,7 +123,7 @@ class NumpyBackend:
         return 0
 
     def use_in_current_stream(self, tensor: Array) -> None:
-        """There is none."""
+        """Does nothing: host memory has no stream."""
 
     def mark_written(self, tensor: Array) -> None:
         """Does nothing: NumPy records no writes."""
@@ -145,10 +147,10 @@ def _refuse_device_memory(value: Any) -> None:
     device = int(value.__dlpack_device__()[0])
     if device not in _DLPACK_HOST_DEVICES:
         kind = type(value)
-        advice = "copy it to host memory first, which hvdlite does not do silently"
+        advice = "copy it to host memory first, because hvdlite does not do so silently"
         if device in _DLPACK_CUDA_DEVICES:
             advice = (
-                "hvdlite takes what is in CUDA memory from PyTorch, CuPy, and objects with __cuda_array_interface__: pass "
+                "in CUDA memory hvdlite supports PyTorch, CuPy, and objects with __cuda_array_interface__: pass "
                 "torch.from_dlpack(x) or cupy.from_dlpack(x), which copy nothing"
             )
         raise UnsupportedError(

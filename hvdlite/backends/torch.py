@@ -1,13 +1,17 @@
-"""torch's tensors on CPUs and NVIDIA GPUs. Imported only when the user has imported torch; it never imports torch itself.
+"""The backend for torch tensors on CPUs and NVIDIA GPUs. It is imported only after torch, and never imports torch itself.
 
-Why a GPU's memory is safe. torch's caching allocator gives a freed block to the next tensor of the stream for which the block
-was first allocated, without waiting for the GPU: all users must be ordered before that stream's next work. An
-operation keeps its tensors until it was synchronised (or the runtime drops it). Then the stream of the submission comes
-after the engine's work, so freeing is safe in its order, which is the stream that outputs and private copies were made in. A
-tensor of the user's that was made in a third stream is as in any code of torch's: using it in the stream of the submission
-took a ``record_stream``, and that covers the engine too, whose work that stream comes after. There is one more case: who
-synchronises in another stream than the submission's uses outputs and copies there, so these get their ``record_stream`` from
-us (`use_in_current_stream`).
+Why memory of a GPU is safe. When a tensor is freed, torch's caching allocator gives its block to the next tensor of the stream
+in which the block was first allocated, and does not wait for the GPU. So all uses of the block must be ordered before the next
+work of that stream. There are three cases:
+
+- Outputs and private copies are made in the stream of the submission. An operation keeps its tensors until it is synchronized
+  (or the runtime drops it). By then the stream of the submission is ordered after the engine's work, so the tensors may be
+  freed.
+- A tensor of the user may have been made in another stream. To use it in the stream of the submission the user needs
+  ``record_stream``, as for any code of torch. This also covers the engine, because the stream of the submission is ordered
+  after the engine's work.
+- A program may synchronize in another stream than that of the submission, and use outputs and copies there. hvdlite then calls
+  ``record_stream`` for them (`use_in_current_stream`).
 """
 
 import sys
@@ -34,8 +38,10 @@ __all__ = ["TorchBackend", "make_backend", "without_memory"]
 
 
 class TorchBackend:
-    """Answers for torch tensors. Contiguous ones are used as they are (channels_last too, where the operation does not
-    care about the order of elements), others through a copy. Autograd is not this layer's: results need no gradient.
+    """The backend for torch tensors.
+
+    Contiguous tensors are used without a copy, and others are copied. (A channels_last tensor is not copied if the operation
+    does not depend on the order of elements.) This class does not use autograd: its results need no gradient.
     """
 
     name = "torch"
@@ -49,7 +55,7 @@ class TorchBackend:
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
         self._stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
         capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        # Complex numbers may be the conjugates of those in memory, and DLPack does not say so.
+        # No complex dtypes: a tensor may be the conjugate of its memory, and DLPack does not say so.
         codes = dlpack_codes(dtype for dtype in DType if not dtype.is_complex)
         self._exchange = None if capsule is None else (capsule, codes)
         self._increment_version = getattr(torch.autograd.graph, "increment_version", None)
@@ -57,7 +63,7 @@ class TorchBackend:
         self._mode = (vars(self._forward_ad), "_current_level", -1)
 
     def adopt(self, value: Any) -> Any:
-        """The tensor without its gradient history, sharing its memory."""
+        """The tensor without its gradient history, with the same memory."""
         if self._forward_ad._current_level >= 0 and self._forward_ad.unpack_dual(value).tangent is not None:
             raise UnsupportedError(
                 "a dual tensor of torch.autograd.forward_ad cannot be sent: collectives have no forward-mode derivative, and "
@@ -65,25 +71,25 @@ class TorchBackend:
             )
         if value.layout is not self._strided:
             raise UnsupportedError(
-                f"a torch tensor of layout {value.layout} cannot be sent as it is; pass .to_dense() of it, or its "
+                f"a torch tensor of layout {value.layout} cannot be sent as it is; pass its .to_dense(), or its "
                 "indices and values"
             )
         if not (value.is_cpu or self._is_on_nvidia(value)):
             raise UnsupportedError(
                 f"this torch tensor is on {value.device}, and hvdlite sends tensors in host memory and on NVIDIA GPUs only; "
-                "pass .cpu() of it, which hvdlite does not do silently"
+                "pass its .cpu(), because hvdlite does not do so silently"
             )
         return value if type(value) is self._tensor and not value.requires_grad else value.detach()
 
     def adopt_writable(self, value: Any) -> Any:
-        """As `adopt`; a tensor whose elements share memory (``expand``) has no room for a result."""
+        """As `adopt`, but refuses a tensor whose elements share memory (``expand``)."""
         adopted = self.adopt(value)
         if not adopted.is_contiguous():
             require_own_elements("an expanded torch tensor", adopted.shape, adopted.stride(), "clone")
         return adopted
 
     def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
-        """Describes the tensor's memory; a tensor that is not dense is copied. Of a quantized one the scale would be lost."""
+        """Describes the tensor's memory. It copies a tensor that is not dense. It refuses a quantized one."""
         code, row_major = self._codes.get(tensor.dtype), ROW_MAJOR
         if code is None:
             any_layout, any_dtype = False, any_dtype and not tensor.is_quantized
@@ -104,10 +110,10 @@ class TorchBackend:
         return Exported(pointer, tensor.shape, code, device, layout, tensor, self._stream_of(device))
 
     def plain(self, kind: type) -> Plain | None:
-        """Tensors, not those of a subclass, where torch tells native code of their memory (from 2.10 on).
+        """The description of ``torch.Tensor`` (not of subclasses), if torch has the exchange API of DLPack (from 2.10 on).
 
-        Only in a negative view is the memory not the value; for complex numbers, which may be conjugated, see ``_exchange``. A
-        torch that has it passes over inference tensors by itself where writes are counted.
+        The memory of a tensor differs from its value only in a negative view, which ``is_neg`` reports. (Conjugated tensors are
+        complex, and `__init__` leaves complex dtypes out.) ``increment_version`` of these versions accepts inference tensors.
         """
         if kind is not self._tensor or self._exchange is None:
             return None
@@ -122,7 +128,7 @@ class TorchBackend:
         return int(self._torch.cuda.current_stream(device).cuda_stream)
 
     def _layout(self, tensor: Any, any_layout: bool) -> int | None:
-        """Of a tensor that is not contiguous; None if it has none of those the engine knows."""
+        """The layout of a tensor that is not contiguous; None if the engine does not know it."""
         torch = self._torch
         if any_layout:
             if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
@@ -132,24 +138,24 @@ class TorchBackend:
         return None
 
     def empty_like(self, owner: Any, new_memory: NewMemory) -> tuple[Any, int]:
-        """A new tensor with the owner's memory format; on a GPU in memory of torch's, which recycles it well."""
+        """A new tensor with the owner's memory format. On a GPU torch's caching allocator allocates it."""
         torch = self._torch
         if owner.nbytes >= RECYCLED_FROM and type(owner) is torch.Tensor and owner.is_cpu:
             storage = torch.frombuffer(new_memory(owner.nbytes), dtype=owner.dtype).untyped_storage()
-            # No view of a flat tensor: autograd treats views differently.
+            # Not a view of a flat tensor, because autograd treats views differently.
             out = torch.empty(0, dtype=owner.dtype, device="cpu").set_(storage, 0, owner.shape, owner.stride())
         else:
             out = torch.empty_like(owner)
         return out, out.data_ptr()
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> Any:
-        """A tensor over the engine's bytes."""
+        """A tensor over memory of the engine."""
         if 0 in shape:
             return self._torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
         return self._torch.frombuffer(data, dtype=like.dtype).reshape(tuple(shape))
 
     def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
-        """A new tensor in memory of torch's, for the current stream."""
+        """A new tensor that torch allocates in the current stream."""
         out = self._torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
         return out, out.data_ptr()
 
@@ -158,16 +164,16 @@ class TorchBackend:
         return self._stream_of(exported.device)
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """Tells torch not to reuse the tensor's memory before the present work of the current stream is done."""
+        """Tells torch to use the tensor's memory again only after the current stream has done its work of now."""
         tensor.record_stream(self._torch.cuda.current_stream(tensor.device))
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
-        """Copies all elements, outside autograd; tensors of inference mode can be written to in that only."""
+        """Copies all elements without autograd. An inference tensor can be written only in inference mode."""
         with self._torch.inference_mode() if tensor.is_inference() else self._torch.no_grad():
             tensor.copy_(dense)
 
     def mark_written(self, tensor: Any) -> None:
-        """Counts the write, so that autograd notices if it had saved the old values."""
+        """Increments the tensor's version, so that autograd detects a write to values that it has saved."""
         if self._increment_version is not None and not tensor.is_inference():
             self._increment_version(tensor)
 
@@ -176,7 +182,7 @@ class TorchBackend:
         return self._torch.tensor(list(values), dtype=self._torch.int32, device="cpu")
 
     def dtype_name(self, tensor: Any) -> str:
-        """The dtype's name without torch in front."""
+        """The dtype's name without ``torch.``, such as ``"float32"``."""
         return str(tensor.dtype).removeprefix("torch.")
 
     def cast(self, tensor: Any, dtype_name: str) -> Any:
@@ -185,11 +191,11 @@ class TorchBackend:
 
 
 def without_memory() -> UnsupportedError:
-    """The error for what ``torch.func`` makes of tensors."""
+    """The error for a tensor without memory, which code inside of ``torch.func`` transformations gets."""
     return UnsupportedError(
-        "this torch tensor has no memory of its own, as inside of torch.func.vmap, jvp, grad and their kin (also vectorized "
-        "jacobians and batched gradients): a collective sends memory. Call it outside of the transformed function, or use "
-        "torch.autograd"
+        "this torch tensor has no memory of its own, as inside of torch.func.vmap, jvp, grad and similar functions (also "
+        "vectorized jacobians and batched gradients): a collective sends memory. Call it outside of the transformed function, "
+        "or use torch.autograd"
     )
 
 
@@ -201,7 +207,7 @@ def make_backend() -> TorchBackend:
     """
     torch = sys.modules.get("torch")
     if torch is None:
-        raise InvalidArgumentError("torch has not been imported")
+        raise InvalidArgumentError("torch has not been imported: import torch first")
     return TorchBackend(torch)
 
 

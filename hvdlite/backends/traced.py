@@ -1,7 +1,7 @@
-"""What compression must know of tensors that may stand in a graph: those of TensorFlow and JAX.
+"""Converts dtypes of tensors that may be part of a graph, for compression: those of TensorFlow and JAX.
 
-Such a tensor may have no memory yet, so there is no `TensorBackend` for it: its door hands it to the engine by operations of
-its framework.
+Such a tensor may have no memory yet, so it has no `TensorBackend`. Its door passes it to the engine by operations of the
+framework.
 """
 
 import sys
@@ -13,10 +13,10 @@ __all__ = ["Converter", "converter_of"]
 
 
 class Converter(Protocol):
-    """Part of `TensorBackend`; see there."""
+    """The methods of `TensorBackend` that compression uses."""
 
     def adopt(self, value: Any) -> Any:
-        """The tensor that stands for a value."""
+        """Converts a value to a tensor."""
 
     def dtype_name(self, tensor: Any) -> str:
         """The dtype's name, such as ``"float32"``."""
@@ -26,7 +26,7 @@ class Converter(Protocol):
 
 
 class _Traced:
-    """Tensors that have their dtypes' names in common."""
+    """The methods that are the same for TensorFlow and JAX."""
 
     def adopt(self, value: Any) -> Any:
         return value
@@ -49,7 +49,7 @@ _TENSORFLOW, _JAX = _TensorFlowConverter(), _JaxConverter()
 
 
 def converter_of(value: Any) -> Converter:
-    """What converts a value: for tensors in graphs their framework, for all others their backend."""
+    """The converter for a value: that of TensorFlow or JAX for their tensors, and otherwise the value's backend."""
     if isinstance(value, getattr(sys.modules.get("tensorflow"), "Tensor", ())):
         return _TENSORFLOW
     if isinstance(value, getattr(sys.modules.get("jax"), "Array", ())):

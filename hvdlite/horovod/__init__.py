@@ -1,17 +1,17 @@
-"""The package ``horovod``, as hvdlite serves it to programs that import Horovod.
+"""The package ``horovod`` for programs that import Horovod: its modules are those of hvdlite.
 
-    python -m hvdlite.horovod train.py --epochs 3       runs a Horovod script as it is
+    python -m hvdlite.horovod train.py --epochs 3       runs a Horovod script without changes
     python -m hvdlite.horovod -m package.train          the same for a module
-    import hvdlite.horovod.install                      first line of a program: from here on horovod means hvdlite
+    import hvdlite.horovod.install                      first line of a program: after it ``import horovod`` imports hvdlite
 
-``horovod`` is this package then, ``horovod.torch`` is `hvdlite.torch`, and so on, each the same module object under both
-names (`hvdlite.horovod.finder` has the rule, docs/shim.md the list). Nothing is imported before a script asks for it.
+Then ``horovod`` is this package, ``horovod.torch`` is `hvdlite.torch`, and so on. Each module is one object with two names
+(`hvdlite.horovod.finder` has the rule, docs/shim.md the list). A module is imported only when the program imports it.
 """
 
 from hvdlite.horovod.runner import run
 
 __all__ = ["__version__", "run"]
 
-# Programs compare it to learn what they may call, and take it apart at its dots: three numbers, those of the Horovod whose
-# interface this is. hvdlite's own version is hvdlite.__version__.
+# The version of Horovod whose interface this is. Programs compare it to learn which functions exist, and some split it at its
+# dots into three numbers. The version of hvdlite is hvdlite.__version__.
 __version__ = "0.28.1"

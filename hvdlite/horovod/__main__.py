@@ -1,7 +1,7 @@
 """``python -m hvdlite.horovod script.py args`` and ``python -m hvdlite.horovod -m module args``.
 
-The program runs as it would under ``python`` alone: as ``__main__``, with its own ``sys.argv`` and ``sys.path``, exit
-status and tracebacks; only that horovod means hvdlite.
+The program runs as under ``python`` alone: as ``__main__``, with its own ``sys.argv`` and ``sys.path``, and with the same exit
+status and tracebacks. The only difference is that ``import horovod`` imports hvdlite.
 """
 
 import builtins
@@ -19,14 +19,14 @@ USAGE = """\
 usage: python -m hvdlite.horovod script.py [arguments]
        python -m hvdlite.horovod -m module [arguments]
 
-Runs a program that imports Horovod, unchanged, with hvdlite in Horovod's place. On several ranks:
+Runs an unchanged program that imports Horovod; it uses hvdlite instead of Horovod. On several ranks:
 
        mpirun -n 2 python -m hvdlite.horovod script.py [arguments]
 """
 
 
 def main() -> None:
-    """Reads the command line, and becomes the program it names."""
+    """Reads the command line, and runs the program that it names in this process."""
     words = sys.argv[1:]
     if words[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
@@ -37,19 +37,19 @@ def main() -> None:
         _refuse(USAGE, status=2)
     from hvdlite.horovod import install
 
-    # In place of the program, which the server would import before it knows horovod.
+    # By default the fork server imports the program first, before the finder of horovod is installed.
     multiprocessing.set_forkserver_preload([install.__name__])
     sys.argv[:] = words
     program = ModuleType("__main__")
     program.__builtins__ = builtins  # type: ignore[attr-defined]
     _hide_our_frames(program)
     code = _load_module(words[0], program) if is_module else _load_file(words[0], program)
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = program  # the second is multiprocessing's name for it
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = program  # multiprocessing uses the second name
     exec(code, vars(program))
 
 
 def _load_file(path: str, program: ModuleType) -> CodeType:
-    """The code of a script, or of the ``__main__.py`` in a folder or an archive; prepares the program's attributes."""
+    """The code of a script, or of the ``__main__.py`` in a folder or an archive; sets the attributes of `program`."""
     full = os.path.join(os.getcwd(), path)
     importer = pkgutil.get_importer(full)
     if importer is not None:
@@ -69,7 +69,7 @@ def _load_file(path: str, program: ModuleType) -> CodeType:
 
 
 def _load_module(name: str, program: ModuleType) -> CodeType:
-    """The code of a module on ``sys.path``, or of the ``__main__`` of a package; prepares the program's attributes."""
+    """The code of a module on ``sys.path``, or of the ``__main__`` of a package; sets the attributes of `program`."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -95,20 +95,23 @@ def _load_spec(spec: ModuleSpec, program: ModuleType) -> CodeType:
 
 
 def _go_first(folder: str) -> None:
-    """Puts the program's folder where ``python -m`` has put the current one, unless Python was told to do neither."""
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path came with Python 3.11
+    """Replaces the current folder, which ``python -m`` has put first in ``sys.path``, by the folder of the program.
+
+    With the options -I and -P Python adds no folder, so nothing is replaced.
+    """
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path exists since Python 3.11
         sys.path[0] = folder
 
 
 def _hide_our_frames(program: ModuleType) -> None:
-    """Lets the traceback of an uncaught exception begin in the program."""
+    """Removes hvdlite's frames from the traceback of an uncaught exception."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         own = trace
         while own is not None and own.tb_frame.f_globals is not vars(program):
             own = own.tb_next
-        if own is not None or isinstance(error, SyntaxError):  # one in the program itself has no frame there
+        if own is not None or isinstance(error, SyntaxError):  # a syntax error of the program has no frame in it
             error.__traceback__ = trace = own
         previous(kind, error, trace)
 

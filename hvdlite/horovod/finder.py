@@ -1,8 +1,8 @@
 """Finds the modules of Horovod in hvdlite.
 
-The rule: ``horovod.torch...`` is ``hvdlite.torch...``, likewise for the other doors, and any other ``horovod...`` is
-``hvdlite.horovod...``. A module is imported once and known under both names, so classes are the same whichever name a
-program (or a pickle) uses. What hvdlite does not have raises `UnsupportedModuleError`.
+The rule: ``horovod.torch...`` is ``hvdlite.torch...``, the same holds for the other doors, and any other ``horovod...`` is
+``hvdlite.horovod...``. A module is imported once and has both names, so a program (or a pickle) gets the same classes by either
+name. Importing a module that hvdlite does not have raises `UnsupportedModuleError`.
 """
 
 import importlib
@@ -20,15 +20,16 @@ DOORS = ("torch", "tensorflow", "keras")
 
 _MPIRUN = "start the training script with mpirun (python -m hvdlite.horovod works under it)"
 _OTHER_DOOR = (
-    "PyTorch (horovod.torch), TensorFlow (horovod.tensorflow), Keras (horovod.keras) and NumPy arrays (hvdlite) are served"
+    "hvdlite supports PyTorch (horovod.torch), TensorFlow (horovod.tensorflow), Keras (horovod.keras) and NumPy (hvdlite)"
 )
 
-# Why a module is not here, and what to use; also for those below it that have no line of their own.
+# For each module that hvdlite does not have: the reason, and what to use instead. A row also stands for submodules without a
+# row.
 REASONS = {
     "_keras": "it is internal to Horovod; use horovod.keras or horovod.tensorflow.keras",
     "mxnet": f"MXNet is not developed any more; {_OTHER_DOOR}",
     "ray": f"hvdlite has no executor for Ray; {_MPIRUN}",
-    "runner": "of it there are run() and a few helpers (docs/shim.md); the command is hvdlite run",
+    "runner": "hvdlite has only its run() and a few helpers (docs/shim.md); use the command hvdlite run",
     "spark": f"hvdlite has no estimators for Spark; {_MPIRUN}",
     "tensorflow.gradient_aggregation": "it is internal to Horovod; pass backward_passes_per_step to DistributedOptimizer",
     "tensorflow.gradient_aggregation_eager": "it is internal to Horovod; pass backward_passes_per_step to DistributedOptimizer",
@@ -38,7 +39,7 @@ REASONS = {
 
 
 class UnsupportedModuleError(UnsupportedError, ModuleNotFoundError):
-    """A module of Horovod that hvdlite does not have; ``except ImportError`` catches it."""
+    """A program has imported a module of Horovod that hvdlite does not have. ``except ImportError`` catches it."""
 
     def __init__(self, text: str, name: str) -> None:
         ModuleNotFoundError.__init__(self, text, name=name)
@@ -50,7 +51,7 @@ def own_name(fullname: str) -> str | None:
     >>> own_name("horovod.torch.mpi_ops"), own_name("horovod.common.util"), own_name("torch")
     ('hvdlite.torch.mpi_ops', 'hvdlite.horovod.common.util', None)
     """
-    # `from horovod import torch` asks for hvdlite.horovod.torch, as the package's own name is hvdlite.horovod.
+    # For `from horovod import torch` Python imports hvdlite.horovod.torch, because the package's name is hvdlite.horovod.
     head, _, tail = fullname.removeprefix("hvdlite.").partition(".")
     if head != "horovod":
         return None
@@ -60,15 +61,15 @@ def own_name(fullname: str) -> str | None:
 
 
 class HorovodFinder(MetaPathFinder):
-    """Goes in front of ``sys.meta_path``, so that hvdlite is found also where Horovod is installed."""
+    """Finds Horovod's modules in hvdlite. It is first in ``sys.meta_path``, before an installed Horovod is found."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of an alias, or None for what is no module of Horovod or lies in hvdlite under this very name.
+        """The spec of an alias. None: `fullname` is no module of Horovod, or hvdlite has a module of exactly this name.
 
         Raises:
-            UnsupportedModuleError: it is a module of Horovod, and hvdlite has no such module.
+            UnsupportedModuleError: `fullname` is a module of Horovod, and hvdlite has no such module.
         """
         own = own_name(fullname)
         if own is None:
@@ -86,7 +87,7 @@ class HorovodFinder(MetaPathFinder):
 
 
 class _AliasLoader(Loader):
-    """Gives a module that hvdlite has under its own name."""
+    """Loads the module that hvdlite has under the name `own`."""
 
     def __init__(self, own: str) -> None:
         self._own = own
@@ -94,7 +95,7 @@ class _AliasLoader(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._own)
-        self._spec = module.__spec__  # importlib is about to put the alias's in its place
+        self._spec = module.__spec__  # importlib replaces it by the spec of the alias; exec_module restores it
         return module
 
     def exec_module(self, module: ModuleType) -> None:

@@ -1,8 +1,7 @@
-"""``import hvdlite.horovod.install``: from here on, in this process, ``import horovod.torch`` gives `hvdlite.torch`, and the
-knob horovod_rules is on.
+"""``import hvdlite.horovod.install``: after it, in this process, ``import horovod.torch`` imports `hvdlite.torch`.
 
-It goes before the first import of Horovod. Processes that multiprocessing starts afresh (data loaders with spawn or
-forkserver), which import the main program again, know it too.
+The knob horovod_rules is then on. A program must import this module before it imports Horovod. New interpreters that
+multiprocessing starts (data loaders with spawn or forkserver) import it, too, before they import the main program again.
 """
 
 import importlib
@@ -21,10 +20,10 @@ __all__: list[str] = []
 
 
 def _install() -> None:
-    """Puts the finder in place.
+    """Adds the finder to ``sys.meta_path``.
 
     Raises:
-        ImportError: Horovod itself has been imported; some of the program would use the one and some the other.
+        ImportError: Horovod itself has been imported. Otherwise the program would use a mixture of both.
     """
     loaded = sys.modules.get("horovod", hvdlite.horovod)
     if loaded is not hvdlite.horovod:
@@ -34,23 +33,23 @@ def _install() -> None:
             name=__name__,
         )
     other = PathFinder.find_spec("horovod")
-    # A folder called horovod without __init__.py, such as a clone of its repository, is no installation.
+    # A folder with the name horovod but without __init__.py, such as a clone of its repository, is no installation.
     if other is not None and other.origin is not None and is_first_process() and multiprocessing.parent_process() is None:
-        logging.getLogger("hvdlite").warning("hvdlite serves horovod here; the one in %s is not used", other.origin)
+        logging.getLogger("hvdlite").warning("import horovod imports hvdlite here; the one in %s is not used", other.origin)
     sys.meta_path.insert(0, HorovodFinder())
     prefer(horovod_rules=True)
     _reach_new_interpreters()
 
 
 class _ImportedOnArrival:
-    """Its pickle is an import of this module."""
+    """An object that imports this module when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return importlib.import_module, (__name__,)
 
 
 def _reach_new_interpreters() -> None:
-    """Lets processes that multiprocessing starts afresh import this module before the main program."""
+    """Makes new interpreters of multiprocessing import this module before the main program."""
     prepare = spawn.get_preparation_data
 
     def prepare_with_finder(name: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size())), loss="mse")
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], verbose=hvd.rank() == 0)
 
-One adapter serves Keras 3 on its three backends, Keras 2, and tf_keras where ``TF_USE_LEGACY_KERAS=1`` makes it ``tf.keras``.
-It imports the framework that Keras runs on, and no other.
+The same module serves Keras 3 on its three backends, Keras 2, and tf_keras if ``TF_USE_LEGACY_KERAS=1`` is set. It imports the
+framework that Keras runs on, and no other framework.
 """
 
 from hvdlite import basics, process_sets, usage

@@ -1,4 +1,4 @@
-"""The arguments of `DistributedOptimizer`: what is wrong with them is said before anything is changed."""
+"""Checks the arguments of `DistributedOptimizer`. All checks run before the optimizer is changed."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -26,13 +26,13 @@ __all__ = [
 
 
 def is_optimizer(value: Any) -> bool:
-    """Is it an optimizer of the Keras that this process trains with?"""
+    """Whether the value is an optimizer of the Keras that this process trains with."""
     kinds = (keras.optimizers.Optimizer,) if KERAS_3 else (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
     return isinstance(value, kinds)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raises InvalidArgumentError unless it is one."""
+    """Raises InvalidArgumentError unless `optimizer` is an optimizer of the Keras that this process trains with."""
     if not is_optimizer(optimizer):
         kind = type(optimizer)
         legacy = keras.__name__ == "keras" and kind.__module__.startswith("tf_keras.")
@@ -43,10 +43,10 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def checked_op(op: int, predivide: float) -> int:
-    """The reduce operator; raises InvalidArgumentError if it is none for gradients, or does not go with the factor."""
+    """The reduce operator. Raises InvalidArgumentError if gradients cannot be reduced with it, or if a factor needs Average."""
     op = resolve_op(op, None)
     if op not in (Average, Sum):
-        raise InvalidArgumentError("op currently only supports Average and Sum (of an optimizer of Keras)")
+        raise InvalidArgumentError("op currently only supports Average and Sum (for an optimizer of Keras)")
     check_predivide(predivide, op)
     return op
 
@@ -55,24 +55,24 @@ def check_weighted_by_loss(weighted: Any, op: int) -> None:
     """Checks the argument `weighted`.
 
     Raises:
-        InvalidArgumentError: it is no bool, or the reduction is no mean.
-        UnsupportedError: this Keras's losses do not tell what they divide by.
+        InvalidArgumentError: `weighted` is no bool, or `op` is not Average.
+        UnsupportedError: this is not Keras 3. Only losses of Keras 3 have a divisor that hvdlite can know.
 
     """
     if not isinstance(weighted, bool):
-        raise InvalidArgumentError(f"weighted must be True or False, got {weighted!r}; numbers go to optimizer.weight")
+        raise InvalidArgumentError(f"weighted must be True or False, got {weighted!r}; set a number as optimizer.weight")
     if not weighted:
         return
     check_weighted(op)
     if not KERAS_3:
         raise UnsupportedError(
-            f"weighted=True needs Keras 3, this is {keras.__name__} {keras.__version__}: leave it out, and set "
-            "optimizer.weight in a training step of your own"
+            f"weighted=True needs Keras 3, this is {keras.__name__} {keras.__version__}: leave weighted out, and set "
+            "optimizer.weight in your own training step"
         )
 
 
 def chosen_groups(num_groups: int, groups: Any) -> Any:
-    """The groups, by whichever name the user gave them."""
+    """The groups that the user gave as `groups`, or under the deprecated name `num_groups`."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
         return num_groups if groups is None else groups
@@ -80,10 +80,10 @@ def chosen_groups(num_groups: int, groups: Any) -> Any:
 
 
 def checked_groups(groups: int | Sequence[Iterable[Any]] | None) -> Groups:
-    """The groups with lists for the iterables.
+    """The groups, with each iterable as a tuple.
 
     Raises:
-        InvalidArgumentError: it is neither a positive integer nor a list of lists, or a variable is in two of them.
+        InvalidArgumentError: `groups` is neither a positive integer nor a list of lists, or a variable is in two lists.
 
     """
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
@@ -98,7 +98,7 @@ def checked_groups(groups: int | Sequence[Iterable[Any]] | None) -> Groups:
 
 
 def checked_layers(local_layers: Any) -> list[Any]:
-    """The layers as a list; raises InvalidArgumentError if something else is among them."""
+    """The layers as a list. Raises InvalidArgumentError if an element is no layer of Keras."""
     layers = [] if local_layers is None else [local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers
     if not isinstance(layers, list | tuple) or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise InvalidArgumentError(f"All local layers must be of keras.layers.Layer type, got {local_layers!r}")
@@ -106,12 +106,15 @@ def checked_layers(local_layers: Any) -> list[Any]:
 
 
 def scales_loss(optimizer: Any) -> bool:
-    """Is it a loss scaler of Keras?"""
+    """Whether the optimizer is a loss scaler of Keras."""
     return isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
 
 
 def scaled(optimizer: Any) -> Any:
-    """The optimizer in a loss scaler, where the policy wants one and it has none: what ``compile()`` would do later."""
+    """The optimizer inside a loss scaler if the policy is ``mixed_float16``, and the optimizer itself otherwise.
+
+    ``compile()`` would do the same later. An optimizer that is a loss scaler already is returned as it is.
+    """
     check_optimizer(optimizer)
     if keras.mixed_precision.global_policy().name != "mixed_float16" or scales_loss(optimizer):
         return optimizer
@@ -119,11 +122,11 @@ def scaled(optimizer: Any) -> Any:
 
 
 def accumulate(optimizer: Any, passes: int) -> None:
-    """Has an optimizer of Keras 3 add up the gradients of several passes before it applies their mean.
+    """Makes an optimizer of Keras 3 add up the gradients of `passes` passes before it applies their mean.
 
     Raises:
-        InvalidArgumentError: it accumulates already and differently, or has its variables already.
-        UnsupportedError: Keras is too old.
+        InvalidArgumentError: the optimizer accumulates another number of passes already, or it is built already.
+        UnsupportedError: this Keras is older than 3.1, and cannot accumulate gradients.
 
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -135,7 +138,7 @@ def accumulate(optimizer: Any, passes: int) -> None:
     if steps == passes:
         return
     if steps or inner.built:
-        have = f"accumulates {steps} passes already" if steps else "is built already, and has no room for accumulated gradients"
+        have = f"accumulates {steps} passes already" if steps else "is built already, without room for accumulated gradients"
         raise InvalidArgumentError(
             f"backward_passes_per_step={passes}: the optimizer {have}; make it with gradient_accumulation_steps={passes}"
         )

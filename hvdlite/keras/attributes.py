@@ -1,4 +1,4 @@
-"""What a model and its layers hold as attributes, found by what it is."""
+"""Finds objects of one kind among the attributes of a model and of its layers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -7,12 +7,15 @@ __all__ = ["held_by"]
 
 
 def held_by(model: Any, wanted: Callable[[Any], bool]) -> dict[str, Any]:
-    """The attributes of a model and of its layers that are wanted, in lists and dicts too, by where they are.
+    """Finds the attributes of a model and of its layers for which `wanted` is true. It also looks into lists and dicts.
 
-    The model's own come first, and of each those with public names. The order is the same on all ranks that hold the same.
+    Returns:
+        The attributes by path, such as ``"layer 2: heads[0]"``. Attributes of the model precede those of its layers, and within
+        each object public names precede the others. So the order is the same on all ranks if their models are the same.
+
     """
     found: dict[str, Any] = {}
-    known: set[int] = set()  # ids of what has been found and looked through
+    known: set[int] = set()  # ids of the objects that have been found or searched
     for place, layer in enumerate(model._flatten_layers()):
         attributes = sorted(vars(layer).items(), key=lambda entry: (entry[0].startswith("_"), entry[0]))
         found.update(_among(attributes, wanted, known, "" if layer is model else f"layer {place}: "))
@@ -22,7 +25,7 @@ def held_by(model: Any, wanted: Callable[[Any], bool]) -> dict[str, Any]:
 def _among(
     entries: Iterable[tuple[str, Any]], wanted: Callable[[Any], bool], known: set[int], path: str
 ) -> Iterator[tuple[str, Any]]:
-    """What is wanted of (name, value), and of the lists and dicts among them."""
+    """Those of the entries (name, value) that are wanted, and those in the lists and dicts among them."""
     for name, value in entries:
         found = wanted(value)
         if id(value) in known or not (found or isinstance(value, dict | list | tuple)):

@@ -47,20 +47,20 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the root's model and optimizers at the start of each ``fit``, so that all ranks train one model.
 
-    It broadcasts the weights, and what is an attribute of the model or of one of its layers (also in a list or a dict): all
-    optimizers with their iterations, slots and averages of weights; on TensorFlow each ``tf.Variable``, on torch buffers of
-    modules. If only one rank has slots, for example from a checkpoint, the others make them. It broadcasts neither metrics nor
-    random seeds, so that masks and augmentation differ between ranks.
+    It broadcasts the weights. It also broadcasts attributes of the model and of its layers (also in lists and dicts): all
+    optimizers with their iterations, slots and averages of weights; on TensorFlow each ``tf.Variable``, and on torch the
+    buffers of modules. If only one rank has slots, for example from a checkpoint, the others make them. It broadcasts neither
+    metrics nor random seeds, so that masks and augmentation differ between ranks.
 
-    All this happens before the first batch, with what exists by then. On TensorFlow a model that was made without the shape
-    of its input gets its variables from its first batch, and so do legacy optimizers of Keras 2 get their slots; then all is
-    broadcast again after the first batch, as in Horovod: the ranks make the first step (with ``steps_per_execution`` above
-    1: so many steps) from different weights, and then all get the root's.
+    The broadcast happens before the first batch, and includes all variables that exist then. Two kinds of variables do not
+    exist yet on TensorFlow: those of a model that was made without the shape of its input, and slots of legacy optimizers of
+    Keras 2. In these cases all variables are broadcast again after the first batch, as in Horovod. The ranks then make the
+    first step (with ``steps_per_execution`` above 1, the first execution) from different weights, and get the root's after it.
 
     Args:
-        root_rank: the rank that has the right values, from a checkpoint say.
+        root_rank: the rank whose values all ranks get, for example because it has loaded a checkpoint.
         device: accepted for compatibility with Horovod; not used.
-        local_variables: variables that stay this rank's, such as the weights of local layers (`PartialDistributedOptimizer`).
+        local_variables: variables that are not broadcast, such as the weights of local layers (`PartialDistributedOptimizer`).
 
     Raises:
         MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers differ.
@@ -81,7 +81,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._local.append(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts, if all ranks have the same variables."""
+        """Broadcasts if all ranks have the same variables by now. Collective over all ranks."""
         _warn_unless_distributed(self.model)
         self.broadcast_done, self._first_batch = False, True
         self._sent = set()
@@ -95,7 +95,7 @@ class BroadcastGlobalVariablesCallback(Callback):
             self._broadcast(variables)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts, if the first batch has made variables on any rank."""
+        """Broadcasts again if the first batch has made variables on any rank. Collective over all ranks in the first batch."""
         if not self._first_batch:
             return
         self._first_batch = False
@@ -104,7 +104,7 @@ class BroadcastGlobalVariablesCallback(Callback):
             self._broadcast(variables)
 
     def _variables(self) -> list[Any]:
-        """Those of the model and its optimizers that all ranks are to have the same of."""
+        """The variables of the model and its optimizers, without those that stay local."""
         local = {id(variable) for variable in self._local}
         variables = state_variables(self.model, optimizers_of(self.model).values())
         return [each for each in variables if identity_of(each) not in local and id(getattr(each, "value", each)) not in local]
@@ -116,26 +116,26 @@ class BroadcastGlobalVariablesCallback(Callback):
 
 
 class MarkStepCallback(Callback):
-    """Counts batches of training as the steps of `hvdlite.stats`. Local; see `hvdlite.mark_step`."""
+    """Counts batches of training as the steps of `hvdlite.stats`. It does not communicate. See `hvdlite.mark_step`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._batches = BatchCount()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts the epoch's batches from its first."""
+        """Starts to count the batches of the epoch."""
         self._batches.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Marks the end of a step, or of all steps of an execution."""
+        """Marks the end of one step, or of the several steps of an execution."""
         mark_step(self._batches.since_last(batch, self.params))
 
 
 class MetricAverageCallback(Callback):
-    """Averages the metrics of an epoch over all ranks, for the callbacks after it in the list and for the history.
+    """Averages the metrics of an epoch over all ranks. The history and the callbacks that follow in the list get the averages.
 
     Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these make the same decisions on all
-    ranks. All ranks have the same weight in the mean, also if their numbers of samples differ.
+    ranks. All ranks have the same weight in the mean, even if their numbers of samples differ.
 
     Args:
         device: accepted for compatibility with Horovod; not used.
@@ -147,10 +147,10 @@ class MetricAverageCallback(Callback):
         del device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Averages whatever is a number. Collective over all ranks.
+        """Averages each entry of `logs` that is a number, in place. Collective over all ranks.
 
         Raises:
-            MismatchError: the ranks have different metrics, or some of them have validated in this epoch and others have not.
+            MismatchError: the ranks have different metrics, or only some ranks have validated in this epoch.
 
         """
         mine = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
@@ -160,7 +160,7 @@ class MetricAverageCallback(Callback):
             raise MismatchError(
                 f"MetricAverageCallback in epoch {epoch}: the ranks' logs hold different metrics: {differing}; compile the "
                 "same metrics and validate in the same epochs on every rank, and put callbacks that only some ranks have "
-                "behind MetricAverageCallback"
+                "after MetricAverageCallback"
             )
         for name in mine:
             logs[name] = float(np.mean([theirs[name] for theirs in everyone]))
@@ -169,21 +169,22 @@ class MetricAverageCallback(Callback):
 class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from `start_epoch` on, until `end_epoch`.
 
-    With ``steps_per_execution`` above 1 the batches of an execution have the rate of its first batch. An epoch ends with the
-    rate of its last batch in any case.
+    With ``steps_per_execution`` above 1 all batches of an execution have the rate of its first batch. At the end of an epoch
+    the rate is always that of its last batch.
 
     Args:
-        initial_lr: the rate that is multiplied.
-        multiplier: a function of the epoch; or a number, then the rate is multiplied by it in each epoch after `start_epoch`.
+        initial_lr: the learning rate that is multiplied.
+        multiplier: a function from the epoch to a factor, or a number f. A number stands for the function
+            ``f ** (epoch - start_epoch)``.
         start_epoch: the first epoch in which the rate is set.
-        end_epoch: the first in which it is not set any more; None: there is none.
-        staircase: set it at the beginning of each epoch, rather than in each batch with a fraction of the epoch.
-        momentum_correction: scale what an optimizer with momentum has accumulated like the rate, see Goyal et al. 2017,
-            section 2.1.
-        steps_per_epoch: where Keras does not know how many there are.
+        end_epoch: the first epoch in which the rate is not set any more; None: the rate is set until training ends.
+        staircase: True: the rate is set at the beginning of each epoch. False: it is set before each batch, and `multiplier`
+            gets a fraction of an epoch.
+        momentum_correction: multiply the accumulated momentum by the same factor as the rate (Goyal et al. 2017, section 2.1).
+        steps_per_epoch: number of batches in an epoch. It is needed if `staircase` is False and Keras does not know the number.
 
     Raises:
-        InvalidArgumentError: `initial_lr` is None. Later: the steps are not known.
+        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is not known.
 
     """
 
@@ -215,7 +216,7 @@ class LearningRateScheduleCallback(Callback):
             self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds out how many steps an epoch has."""
+        """Asks Keras for the number of batches in an epoch if it is needed. Raises InvalidArgumentError if Keras has none."""
         if not self.staircase and not self._given_steps:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -225,7 +226,7 @@ class LearningRateScheduleCallback(Callback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remembers the epoch."""
+        """Keeps the number of the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -256,8 +257,8 @@ class LearningRateScheduleCallback(Callback):
         before, after = self._rate(), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = after
         if self.momentum_correction and before and after != before:
-            # The step is momentum * slot + rate * gradient. Horovod multiplies the momentum of this one batch, which a
-            # compiled step does not notice; to multiply the slot comes to the same.
+            # A step adds momentum * slot + rate * gradient. Horovod multiplies the momentum for this one batch, but a compiled
+            # step does not see that change. Multiplying the slot has the same effect.
             for slot in _momentum_slots(optimizer):
                 slot.assign(slot * (after / before))
 
@@ -266,14 +267,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from ``initial_lr / size()`` to `initial_lr`, batch by batch.
 
     Args:
-        initial_lr: the rate at the end, which has been multiplied by the number of ranks.
-        warmup_epochs: how long it takes.
+        initial_lr: the learning rate at the end of the warmup, usually the rate of one process multiplied by `size()`.
+        warmup_epochs: number of epochs of the warmup.
         momentum_correction: as for `LearningRateScheduleCallback`.
         steps_per_epoch: as for `LearningRateScheduleCallback`.
-        verbose: if above 0, rank 0 prints when it is done.
+        verbose: if it is above 0, rank 0 prints a line at the end of the warmup.
 
     Raises:
-        InvalidArgumentError: `initial_lr` is None. Later: the steps are not known.
+        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is not known.
 
     """
 
@@ -286,7 +287,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            epoch += 1.0 / (self.steps_per_epoch or 1)  # so that the epoch's last batch has a round number
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # so that the last batch of an epoch gets a whole number
             return (epoch * (basics.size() - 1) / warmup_epochs + 1) / basics.size()
 
         super().__init__(
@@ -300,7 +301,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Logs the rate, and says when it has been reached."""
+        """Logs the rate, and prints a line at the end of the warmup if `verbose` is above 0."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and basics.rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
@@ -309,7 +310,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(_ModelCheckpoint):
     """Keras's ModelCheckpoint with ``save_best_only=True``, on rank 0 only: the other ranks write nothing.
 
-    Put `MetricAverageCallback` before it, so that the best epoch is that of all ranks.
+    Put `MetricAverageCallback` before it, so that the best epoch is chosen by the metrics of all ranks.
 
     Args:
         monitor: as for Keras's ModelCheckpoint, like the arguments below.
@@ -317,11 +318,11 @@ class BestModelCheckpoint(_ModelCheckpoint):
         mode: as for Keras's ModelCheckpoint.
         save_freq: as for Keras's ModelCheckpoint.
         save_weights_only: as for Keras's ModelCheckpoint.
-        filepath: where; it may also be set later as an attribute, as Horovod's estimators do.
+        filepath: path of the file to write. It may also be set later as an attribute, as Horovod's estimators do.
 
     Raises:
-        InvalidArgumentError: when training begins on rank 0 without a filepath.
-        UnsupportedError: when training begins with an optimizer with ``shard=True``, unless `save_weights_only`.
+        InvalidArgumentError: (when ``fit`` begins, on rank 0) `filepath` is not set.
+        UnsupportedError: (when ``fit`` begins) the optimizer has ``shard=True``, and `save_weights_only` is False.
 
     """
 
@@ -335,7 +336,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
         save_weights_only: bool = False,
         filepath: Any = None,
     ) -> None:
-        suffix = ".weights.h5" if save_weights_only else ".keras"  # Keras 3 looks at it
+        suffix = ".weights.h5" if save_weights_only else ".keras"  # Keras 3 checks it
         super().__init__(
             filepath=f"unset{suffix}" if filepath is None else filepath,
             monitor=monitor,
@@ -349,18 +350,18 @@ class BestModelCheckpoint(_ModelCheckpoint):
             self.filepath = None
 
     def set_model(self, model: Any) -> None:
-        """Checks that rank 0 has all that is to be saved."""
+        """Raises UnsupportedError if rank 0 does not have the whole state that is to be saved."""
         if not self.save_weights_only and shards_of(model.optimizer) is not None:
             raise UnsupportedError(
-                "BestModelCheckpoint saves on rank 0 alone, and the state of an optimizer with shard=True is gathered from all "
-                "ranks: pass save_weights_only=True, or call model.save() on all ranks"
+                "BestModelCheckpoint saves on rank 0 alone, but all ranks must take part to save an optimizer with shard=True: "
+                "pass save_weights_only=True, or call model.save() on all ranks"
             )
         super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Checks that there is a place to write to."""
+        """Raises InvalidArgumentError on rank 0 if `filepath` is not set."""
         if basics.rank() == 0 and self.filepath is None:
-            raise InvalidArgumentError("BestModelCheckpoint has no place to write to: set its filepath before fit()")
+            raise InvalidArgumentError("BestModelCheckpoint has no filepath: set its filepath before fit()")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves on rank 0."""
@@ -374,7 +375,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
 
 def _momentum_slots(optimizer: Any) -> list[Any]:
-    """What an optimizer with momentum has accumulated, in units of the learning rate."""
+    """The accumulated momentum of an optimizer, one variable for each of the model. Its values include the learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(inner, "momentum", None):
         return []
@@ -382,11 +383,11 @@ def _momentum_slots(optimizer: Any) -> list[Any]:
 
 
 def _warn_unless_distributed(model: Any) -> None:
-    """Training that nothing keeps together is the likeliest mistake, and shows nowhere else."""
+    """Warns if the optimizer is not wrapped. Then each rank trains its own model, and no error would show it."""
     stock = type(model).train_step is keras.Model.train_step
     if basics.size() > 1 and stock and not is_distributed(model.optimizer):
         warnings.warn(
             "this model is trained on several ranks, but its optimizer does not reduce gradients: the ranks' weights will "
-            "part. Compile it with hvdlite.keras.DistributedOptimizer(optimizer)",
+            "differ. Compile it with hvdlite.keras.DistributedOptimizer(optimizer)",
             stacklevel=3,
         )

@@ -18,38 +18,37 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 
 __all__ = ["ConsistencyCheckCallback", "check_consistency"]
 
-_REMEDY = "hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) gives all ranks what one has"
+_REMEDY = "hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) gives all ranks the values of rank 0"
 
 
 def check_consistency(
     *objects: Any, every: int | None = None, buffers: bool = False, process_set: ProcessSet | None = None
 ) -> ConsistencyChecker | None:
-    """Checks that all ranks hold the same values, bit by bit. Collective over the process set; not for traced
-    functions.
+    """Checks that all ranks hold the same values, bit by bit. Collective over the process set. It cannot be called in a traced
+    function.
 
-    Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. On GPUs variables are copied to the host,
-    one at a time.
+    NaN and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to the host, one at a
+    time.
 
     Args:
-        objects: what to compare:
+        objects: the objects to compare. Each is one of these:
 
-            - models and layers: their weights, frozen ones too. Other variables that no gradient changes, such as the moving
-              averages of batch normalization, only with `buffers`. Random seeds are each rank's own.
-            - optimizers, wrapped or not: all their variables (iterations, learning rate, slots). Left out is what each rank has
-              by itself: slots with ``shard=True``, and sums of gradients that are not reduced yet. Variables that one rank
-              alone trains (`PartialDistributedOptimizer`, ``register_local_var``) are left out of models, and their optimizer's
-              variables altogether.
-            - variables, tensors, arrays, numbers, and dicts, lists and tuples of all these.
+            - a model or a layer: its weights are compared, frozen ones too. Other variables that no gradient changes, such as
+              the moving averages of batch normalization, are compared only with `buffers`. Random seeds are never compared.
+            - an optimizer, wrapped or not: all its variables are compared (iterations, learning rate, slots). Variables that
+              differ between ranks by design are left out: slots with ``shard=True``, and sums of gradients that are not reduced
+              yet. If a rank trains some variables alone (`PartialDistributedOptimizer`, ``register_local_var``), these are left
+              out of models, and all variables of their optimizer are left out.
+            - a variable, tensor, array or number, or a dict, list or tuple of all these.
 
-            Variables are paired by their order, as names differ where a rank has made more models.
-        every: None to compare now. A number of steps to get a checker, whose ``step()`` you call after each step of a loop of
-            your own.
-        buffers: compare the variables that no gradient changes, too?
-        process_set: the ranks that are compared; None: those of the first wrapped optimizer among `objects`, or else all. A
-            rank outside of it takes no part: nothing happens there.
+            Variables are paired by their order, because their names differ if a rank has made more models than others.
+        every: None to compare now; or a number of steps to get a checker. In your own loop call its ``step()`` after each step.
+        buffers: True: also compare the variables that no gradient changes.
+        process_set: the ranks that are compared. None: the process set of the first wrapped optimizer among `objects`, or all
+            ranks if there is none. On a rank outside of the set nothing happens.
 
     Returns:
-        None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`.
+        None; with `every` a `hvdlite.consistency.ConsistencyChecker`.
 
     Raises:
         MismatchError, InvalidArgumentError, HorovodInternalError: as for `hvdlite.check_consistency`.
@@ -65,19 +64,20 @@ def check_consistency(
 
 
 class ConsistencyCheckCallback(Callback):
-    """Checks in ``fit``, after each so many steps, that all ranks have the same model and optimizers; see `check_consistency`.
+    """Checks in ``fit``, after every `every` steps, that all ranks have the same model and optimizers; see `check_consistency`.
 
-    Compared are the model's weights and the optimizers among the attributes of the model and its layers. A step is one update
-    of the model, as the optimizer's ``iterations`` counts them: batches whose gradients are only accumulated do not count. With
-    ``steps_per_execution`` the ranks compare after the execution in which the step is.
+    It compares the model's weights, and the optimizers among the attributes of the model and its layers. A step is one update
+    of the model, as counted by the optimizer's ``iterations``: batches whose gradients are only accumulated do not count. With
+    ``steps_per_execution`` above 1 the ranks compare after the execution that contains the step.
 
     Args:
-        every: in steps.
-        buffers: compare the variables that no gradient changes, too?
-        process_set: the ranks that are compared; None: those of the model's optimizer if it is wrapped, or else all.
+        every: number of steps from one comparison to the next.
+        buffers: True: also compare the variables that no gradient changes.
+        process_set: the ranks that are compared. None: the process set of the model's optimizer if that is wrapped, or else all
+            ranks.
 
     Raises:
-        InvalidArgumentError: (when ``fit`` begins) `every` is no whole number above 0.
+        InvalidArgumentError: (when ``fit`` begins) `every` is no integer above 0.
         MismatchError: (in ``fit``) the ranks differ.
 
     """
@@ -89,11 +89,11 @@ class ConsistencyCheckCallback(Callback):
         self._process_set = process_set
         self._checker: ConsistencyChecker | None = None
         self._count = BatchCount()
-        self._batches = 0  # since the step was read last
-        self._enough = 0  # so many batches are needed at least before the next comparison
+        self._batches = 0  # number of batches since the optimizer's iterations were read last
+        self._enough = 0  # the next comparison comes after at least this number of batches
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Makes a checker, which goes on from the optimizer's steps. Collective over the process set."""
+        """Makes a checker that starts at the optimizer's number of steps. Collective over the process set."""
         optimizers = optimizers_of(self.model).values()
         self._checker = check_consistency(
             self.model, *optimizers, every=self.every, buffers=self._buffers, process_set=self._process_set
@@ -103,11 +103,11 @@ class ConsistencyCheckCallback(Callback):
         self._enough = self._remaining()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts the epoch's batches from its first."""
+        """Starts to count the batches of the epoch."""
         self._count.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compares, if it is time. Collective over the process set then."""
+        """Compares if `every` steps have ended since the last comparison. The comparison is collective over the process set."""
         self._batches += self._count.since_last(batch, self.params)
         if self._batches < self._enough:
             return
@@ -120,12 +120,12 @@ class ConsistencyCheckCallback(Callback):
         return self.every - self._checker.steps % self.every
 
     def _steps(self) -> int:
-        optimizer = self.model.optimizer  # where Keras 3 runs on JAX, self.model gives the variables their values
+        optimizer = self.model.optimizer  # on JAX, reading self.model stores the current values in the variables
         return int(read(getattr(optimizer, "inner_optimizer", optimizer).iterations))
 
 
 class _KerasLeaves:
-    """Finds the leaves of what Keras trains."""
+    """Finds the leaves (arrays to compare) of models, layers, optimizers, variables and tensors."""
 
     def __init__(self, objects: Sequence[Any], buffers: bool) -> None:
         self._buffers = buffers

@@ -1,7 +1,7 @@
-"""``horovod.keras.elastic``: the state of a training with ``fit``, committed, restored, synchronised. See docs/elastic.md."""
+"""``horovod.keras.elastic``: commits, restores and synchronizes the state of a training with ``fit``. See docs/elastic.md."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,43 +13,37 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras.arguments import is_optimizer
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.batches import BatchCount
-from hvdlite.keras.library import keras
+from hvdlite.keras.library import Callback, keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.sharding import shards_of
 from hvdlite.keras.variables import broadcast_variables, identity_of, read, variables_of
 from hvdlite.objects import broadcast_object
 
-if TYPE_CHECKING:
-
-    class _ElasticCallback:
-        """What is used of Keras's callbacks."""
-
-        params: dict[str, Any]
-
-else:
-    _ElasticCallback = keras.callbacks.Callback
-
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """As `hvdlite.elastic.run`; errors of the backend that mean a lost rank are raised as HorovodInternalError first."""
+    """As `hvdlite.elastic.run`.
+
+    An error of the backend that means that a rank is lost counts as HorovodInternalError.
+    """
     return elastic.run(func, current_backend().loss_in)
 
 
 class KerasState(ObjectState):
-    """Keeps a model, its optimizers, and Python objects, which are its attributes.
+    """Keeps a model, its optimizers, and other objects. All of them are attributes of the state.
 
-    Other models, layers, optimizers, metrics and variables stay the objects they are, wherever attributes refer to them; their
-    variables are saved, restored and sent.
+    An attribute may also be another model, layer, optimizer, metric or variable. Such an object is not replaced: its variables
+    are saved, restored and broadcast in place.
 
     Args:
-        model: built, so that all its variables exist. All optimizers among its attributes and its layers' are kept.
-        optimizer: kept in the place of the one that the model was compiled with.
+        model: a built model: all its variables exist. All optimizers among its attributes and its layers' are kept.
+        optimizer: an optimizer to keep instead of the one with which the model was compiled.
         **kwargs: names and first values of other attributes, such as ``epoch=0, batch=0``.
 
     Raises:
-        InvalidArgumentError: the model is not built, has no optimizer, or a name is one of the state's own methods.
+        InvalidArgumentError: the model is not built or has no optimizer, or a name is that of a method of the state.
+        UnsupportedError: an optimizer has ``shard=True``.
 
     """
 
@@ -63,7 +57,7 @@ class KerasState(ObjectState):
             raise InvalidArgumentError("KerasState needs an optimizer: compile the model with one, or pass it")
         if any(shards_of(each) is not None for each in (optimizer, *optimizers_of(model).values())):
             raise UnsupportedError(
-                "KerasState cannot keep an optimizer with shard=True, of whose state each rank has a part: leave shard out"
+                "KerasState cannot keep an optimizer with shard=True: each rank has only a part of its state. Leave shard out"
             )
         build_optimizer(model, optimizer)
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
@@ -78,11 +72,11 @@ class KerasState(ObjectState):
 
 
 class _KerasVariablesHandler(StateHandler):
-    """Of what has variables, or is one; of a model together with its optimizers.
+    """Saves, restores and broadcasts a variable, or an object with variables. With a model it does so with its optimizers.
 
     Args:
         value: the object.
-        optimizer: kept in the place of the one that a model was compiled with.
+        optimizer: an optimizer to keep instead of the one with which a model was compiled.
 
     """
 
@@ -100,10 +94,10 @@ class _KerasVariablesHandler(StateHandler):
             value = self._saved.get(identity_of(variable))
             if value is None and identity_of(variable) not in slots:
                 raise InvalidArgumentError(
-                    f"{type(self.value).__name__} of an elastic state has a variable that it had not when it was saved: build "
-                    "it before"
+                    f"{type(self.value).__name__} of an elastic state has a variable that it did not have when it was saved: "
+                    "build it before"
                 )
-            # The first step makes slots, whose value before it is zero.
+            # The first step made this slot. Before that step its value counts as zero.
             variable.assign(np.zeros_like(read(variable)) if value is None else value)
 
     def sync(self) -> None:
@@ -129,12 +123,12 @@ class _KerasVariablesHandler(StateHandler):
             return [self.value]
         if self._is_model:
             return state_variables(self.value, self._optimizers().values())
-        # Random seeds, which are no weights, stay each rank's.
+        # Random seeds are no weights. Each rank keeps its own.
         return list(self.value.weights if hasattr(self.value, "weights") else variables_of(self.value))
 
 
 class _KeptWithModel(StateHandler):
-    """Of an optimizer whose variables the model's handler keeps."""
+    """Does nothing for an optimizer, because the handler of the model keeps its variables."""
 
     def save(self) -> None:
         pass
@@ -146,12 +140,13 @@ class _KeptWithModel(StateHandler):
         pass
 
 
-class CommitStateCallback(_ElasticCallback):
-    """Commits a state after so many batches, and at the end of each epoch.
+class CommitStateCallback(Callback):
+    """Commits a state after every `batches_per_commit` batches, and at the end of each epoch.
 
     Args:
         state: the state.
-        batches_per_commit: how many; with ``steps_per_execution`` above 1 at the end of the execution in which they end.
+        batches_per_commit: number of batches from one commit to the next. With ``steps_per_execution`` above 1 the commit comes
+            at the end of the execution.
 
     """
 
@@ -163,30 +158,30 @@ class CommitStateCallback(_ElasticCallback):
         self._batches = BatchCount()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts anew, so that all ranks count alike."""
+        """Starts to count at 0, so that all ranks commit after the same batches."""
         self.batches_remaining = self.batches_per_commit
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts the epoch's batches from its first."""
+        """Starts to count the batches of the epoch."""
         self._batches.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commits when it is time."""
+        """Commits if `batches_per_commit` batches have ended since the last commit."""
         self.batches_remaining -= self._batches.since_last(batch, self.params)
         if self.batches_remaining <= 0:
             self.state.commit()
             self.batches_remaining = self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commits."""
+        """Commits the state."""
         self.state.commit()
 
 
-class UpdateBatchStateCallback(_ElasticCallback):
-    """Keeps ``state.batch`` at the last batch that was trained on; between epochs it is 0.
+class UpdateBatchStateCallback(Callback):
+    """Sets ``state.batch`` to the number of the last batch. At the end of an epoch it sets 0.
 
     Args:
-        state: has an attribute `batch`.
+        state: a state with an attribute `batch`.
 
     """
 
@@ -196,30 +191,30 @@ class UpdateBatchStateCallback(_ElasticCallback):
         self.steps_per_epoch: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forgets how many steps an epoch had."""
+        """Forgets the number of batches of an epoch, because the data may have changed."""
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tells the other callbacks how many steps are left, in an epoch that goes on."""
+        """Tells the other callbacks how many batches are left if training resumes in the middle of an epoch."""
         if self.params.get("steps"):
             if self.steps_per_epoch is None:
                 self.steps_per_epoch = self.params["steps"]
             self.params["steps"] = self.steps_per_epoch - self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keeps the number of the batch."""
+        """Stores the number of the batch in the state."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begins again."""
+        """Stores 0 in the state."""
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(_ElasticCallback):
-    """Keeps ``state.epoch`` at the number of epochs that are complete, those before ``fit`` was called among them.
+class UpdateEpochStateCallback(Callback):
+    """Sets ``state.epoch`` to the number of complete epochs. Those before the call of ``fit`` are included.
 
     Args:
-        state: has an attribute `epoch`.
+        state: a state with an attribute `epoch`.
 
     """
 
@@ -229,9 +224,9 @@ class UpdateEpochStateCallback(_ElasticCallback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras counts from 0 in each call of ``fit``."""
+        """Reads the number of complete epochs. Keras itself counts from 0 in each call of ``fit``."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts the epoch."""
+        """Stores the number of complete epochs in the state."""
         self.state.epoch = self.initial_epoch + epoch + 1

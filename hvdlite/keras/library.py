@@ -1,4 +1,4 @@
-"""The Keras that this process trains with: ``keras``, or ``tf_keras`` where TensorFlow's ``tf.keras`` is that one."""
+"""The Keras that this process trains with: ``keras``, or ``tf_keras`` if TF_USE_LEGACY_KERAS is set."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,12 @@ except ImportError as error:
     why = " (TF_USE_LEGACY_KERAS asks for tf_keras)" if uses_legacy_keras() else ""
     raise ImportError(f"hvdlite.keras needs Keras, which cannot be imported ({error}){why}: pip install {_NAME}") from error
 if tuple(int(part) for part in keras.__version__.split(".")[:2]) < (2, 13):
-    raise ImportError(
-        f"hvdlite.keras needs Keras 2.13 or newer, and this is {keras.__version__}: upgrade Keras (and TensorFlow)"
-    )
+    raise ImportError(f"hvdlite.keras needs Keras 2.13 or newer, this is {keras.__version__}: upgrade Keras (and TensorFlow)")
 
 if TYPE_CHECKING:
 
     class Callback:
-        """What is used of Keras's callbacks."""
+        """The attributes of Keras's callbacks that hvdlite uses."""
 
         model: Any
         params: dict[str, Any]

@@ -1,9 +1,9 @@
-"""What the losses of Keras 3 divide by, which is how much a rank's gradients count in the mean over all ranks.
+"""Finds the divisors of Keras 3's losses. With ``weighted=True`` a rank's divisor is its weight in the mean over all ranks.
 
-A loss of Keras is a sum over elements, divided by a number that its reduction chooses: with "sum_over_batch_size" (the default,
-also called "mean") by the number of elements that no mask leaves out, whatever `sample_weight` says; with
-"mean_with_sample_weight" by the sum of the sample weights. One process divides the sum over the whole batch by the sum of these
-numbers. So a rank's weight is the number by which its own loss was divided.
+A loss of Keras is a sum over elements that is divided by a number, its divisor. The loss's `reduction` chooses the divisor.
+With "sum_over_batch_size" (the default, also called "mean") it is the number of elements that no mask leaves out, and
+`sample_weight` does not change it. With "mean_with_sample_weight" it is the sum of the sample weights. If one process had the
+whole batch, its divisor would be the sum of all ranks' divisors. So the weight of a rank is the divisor of its own loss.
 """
 
 import functools
@@ -17,11 +17,11 @@ from hvdlite.keras.library import keras
 
 __all__ = ["follow_losses", "weight_of_last_loss"]
 
-_REMEDY = "leave weighted out, and set optimizer.weight before each update in a training step of your own"
+_REMEDY = "leave weighted out, and set optimizer.weight before each update in your own training step"
 
 
 class _LastLoss(threading.local):
-    """The number that the last loss of this thread divided by, or a text that says why there is none."""
+    """The divisor of the last loss of this thread, or a text that says why it has none."""
 
     divisor: Any = None
 
@@ -30,7 +30,7 @@ _last = _LastLoss()
 
 
 def follow_losses() -> None:
-    """From now on each loss of Keras tells what it divides by."""
+    """Makes each loss of Keras store its divisor, from now on. Further calls do nothing."""
     kind = keras.losses.Loss
     plain = kind.__call__
     if hasattr(plain, "_hvdlite"):
@@ -45,7 +45,7 @@ def follow_losses() -> None:
             found.append(call(*args, **kwargs))
             return found[-1]
 
-        self.call = keep  # for this object alone
+        self.call = keep  # an attribute of this object, so that other losses do not change
         try:
             loss = plain(self, y_true, y_pred, sample_weight)
         finally:
@@ -58,13 +58,13 @@ def follow_losses() -> None:
 
 
 def weight_of_last_loss(label: str) -> Any:
-    """The number that the last loss divided by: a number, or a scalar tensor of the backend. It is told once.
+    """Takes the divisor of the last loss: a number, or a scalar tensor of the backend. A second call finds none.
 
     Args:
-        label: of the optimizer, for messages.
+        label: name of the optimizer for error texts.
 
     Raises:
-        InvalidArgumentError: there was no loss of Keras since the last call, or it is not known what it divides by.
+        InvalidArgumentError: no loss of Keras was computed since the last call, or its divisor is not known.
 
     """
     divisor, _last.divisor = _last.divisor, None
@@ -78,30 +78,33 @@ def weight_of_last_loss(label: str) -> Any:
 
 
 def _is_of_another_program(divisor: Any) -> bool:
-    """Does this tensor exist only while another step is traced? `evaluate()`, say, traces a step without an update."""
+    """Whether this tensor belongs to the trace of another program, so that it has no value here.
+
+    For example, `evaluate()` traces a step that computes a loss and makes no update.
+    """
     if isinstance(divisor, (int, str)):
         return False
     try:
         keras.ops.add(divisor, 0)
-    except Exception:  # each backend has its own
+    except Exception:  # each backend raises another type
         return True
     return False
 
 
 def _divisor(loss: Any, values: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """The number that a loss divides by, or a text that says why it is not known.
+    """The divisor of a loss, or a text that says why it is not known.
 
     Args:
-        loss: of keras.losses.
-        values: one for each element, from its `call`.
-        y_pred: the model's output, which may have a mask.
-        sample_weight: as the loss got it.
+        loss: an instance of a class of keras.losses.
+        values: result of the loss's `call`: a tensor with one value for each element.
+        y_pred: the model's output. It may have a mask.
+        sample_weight: the sample weights that the loss got, or None.
 
     """
     if loss.reduction not in ("sum_over_batch_size", "mean", "mean_with_sample_weight"):
         return f"the loss {loss.name!r} has reduction={loss.reduction!r}, which divides by nothing (use op=hvd.Sum with sums)"
     if len(values.shape) == 0:
-        return f"the loss {loss.name!r} gives one number, and not one for each sample"
+        return f"the loss {loss.name!r} gives one number instead of one for each sample"
     count = math.prod(keras.ops.shape(values))
     masks = [mask for mask in map(_mask_of, (y_pred, values)) if mask is not None]
     mask = functools.reduce(keras.ops.multiply, [keras.ops.cast(mask, "float32") for mask in masks]) if masks else None
@@ -118,6 +121,9 @@ def _divisor(loss: Any, values: Any, y_pred: Any, sample_weight: Any) -> Any:
 
 
 def _mask_of(tensor: Any) -> Any:
-    """The mask that Keras has attached to a tensor, or None. Arrays of JAX take no attributes: Keras has a table for them."""
+    """The mask that Keras has attached to a tensor, or None.
+
+    An array of JAX cannot have attributes, so Keras keeps masks in a table, which `get_keras_mask` reads.
+    """
     get_mask = getattr(importlib.import_module("keras.src.backend"), "get_keras_mask", None)
     return getattr(tensor, "_keras_mask", None) if get_mask is None else get_mask(tensor)

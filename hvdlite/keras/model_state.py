@@ -1,7 +1,7 @@
-"""What a model holds that training changes: its weights, and its optimizers in whichever attribute they are.
+"""Finds the state of a model: its weights, and the variables of all its optimizers, whichever attributes these are.
 
-Neither random seeds nor metrics are among it. A rank's seeds make the masks and the augmentation of its own part of the data,
-which are to differ from the other ranks'. Metrics tell of its own part, and begin anew in each epoch.
+Random seeds and metrics are no part of the state. Seeds must differ between ranks, so that masks and augmentation do. Metrics
+describe a rank's own part of the data, and start at 0 in each epoch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ __all__ = ["build_optimizer", "build_optimizers_alike", "is_built", "optimizers_
 
 
 def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
-    """The variables of a model and of optimizers, each once, but slots that one rank alone keeps."""
+    """The variables of a model and of optimizers, each once. Slots that are split over the ranks are left out."""
     variables = [*model.weights, *current_backend().other_variables(model)]
     for optimizer in optimizers:
         shards = shards_of(optimizer)
@@ -31,30 +31,30 @@ def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """The optimizers among the attributes of a model and of its layers, by where they are; that of ``compile()`` is first."""
+    """The optimizers among the attributes of a model and of its layers, by path (`held_by`). That of ``compile()`` is first."""
     return held_by(model, is_optimizer)
 
 
 def is_built(model: Any) -> bool:
-    """Have all variables of the model been made?"""
+    """Whether all variables of the model have been made."""
     return bool(model.built) and all(layer.built for layer in getattr(model, "layers", ()))
 
 
 def build_optimizer(model: Any, optimizer: Any) -> None:
-    """Makes the optimizer's slots for the model, which is built, where they are missing; legacy ones make theirs later."""
+    """Makes the optimizer's slots for a built model, if it has none. Legacy optimizers make their slots in their first step."""
     if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
 
 
 def build_optimizers_alike(model: Any, optimizers: dict[str, Any]) -> None:
-    """Makes the slots that another rank's optimizer has, such as one from a checkpoint. Collective over all ranks.
+    """Makes the slots that only optimizers of other ranks have, for example from a checkpoint. Collective over all ranks.
 
     Args:
-        model: whose weights the optimizers have slots for.
-        optimizers: as `optimizers_of` gives them.
+        model: the model that the optimizers train.
+        optimizers: optimizers by path, from `optimizers_of`.
 
     Raises:
-        MismatchError: the ranks hold other optimizers, or of another kind.
+        MismatchError: the ranks have different optimizers, or optimizers of different classes.
 
     """
     mine = {path: (_kind_of(each), _slots_of(each, model.weights)) for path, each in optimizers.items()}
@@ -73,7 +73,10 @@ def build_optimizers_alike(model: Any, optimizers: dict[str, Any]) -> None:
 
 
 def _kind_of(optimizer: Any) -> str:
-    """What has to be the same on all ranks; those outside of a process set need not wrap for it."""
+    """A text that must be the same on all ranks: the classes, and whether the optimizer is wrapped.
+
+    Only optimizers of set 0 count as wrapped, since ranks outside of another process set need not wrap theirs.
+    """
     inner = getattr(optimizer, "inner_optimizer", None)
     name = optimizer.__class__.__name__ + ("" if inner is None else f" around {inner.__class__.__name__}")
     everywhere = is_distributed(optimizer) and optimizer._hvdlite.settings.reduction.process_set.process_set_id == 0
@@ -81,7 +84,10 @@ def _kind_of(optimizer: Any) -> str:
 
 
 def _slots_of(optimizer: Any, weights: Sequence[Any]) -> list[int] | None:
-    """The places of the weights that the optimizer has slots for, in its order; None where it has none, or for others too."""
+    """The places in `weights` of those for which the optimizer has slots, in the optimizer's order.
+
+    None: it has no slots, or it also has slots for other variables.
+    """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if KERAS_3:
         key_of, keys = id, [id(variable) for variable in optimizer._trainable_variables]

@@ -1,13 +1,11 @@
-"""Loads a saved model to go on training it on all ranks."""
+"""Loads a saved model, so that training can continue on all ranks."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hvdlite.compression import Compression
 from hvdlite.keras.library import keras
-from hvdlite.keras.optimizer import wrap
-from hvdlite.process_sets import global_process_set
-from hvdlite.requests import Average
+from hvdlite.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
 
@@ -21,39 +19,27 @@ def load_model(
 ) -> Any:
     """Loads a model and wraps its optimizer, as `DistributedOptimizer` does. The optimizer keeps its state.
 
-    Any saved model will do, of this or of one process. Call it on all ranks. A rank that loads a model alone has to broadcast
-    it; `BroadcastGlobalVariablesCallback` does.
+    The model may have been saved with or without hvdlite. Call this function on all ranks. If only one rank loads a model,
+    its values must be broadcast, for example by `BroadcastGlobalVariablesCallback`.
 
     Args:
         filepath: as for ``keras.models.load_model``.
-        custom_optimizers: classes of optimizers of your own.
+        custom_optimizers: your own classes of optimizers.
         custom_objects: as for ``keras.models.load_model``.
         compression: as for `DistributedOptimizer`.
-        legacy_opts: accepted for compatibility with Horovod; not used: Keras knows which kind of optimizer it has saved.
+        legacy_opts: accepted for compatibility with Horovod; not used, because Keras knows the class of a saved optimizer.
 
     Returns:
-        The model. If it was saved with an optimizer, that is wrapped.
+        The model. If it was saved with an optimizer, the optimizer is wrapped.
 
     Raises:
         InvalidArgumentError, NotInitializedError, UnsupportedError: as for `DistributedOptimizer`.
-        Whatever Keras raises for a file that it cannot load.
+        Errors of Keras, if it cannot load the file.
     """
     del legacy_opts
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
-        wrap(
-            optimizer,
-            name=None,
-            compression=compression,
-            sparse_as_dense=False,
-            gradient_predivide_factor=1.0,
-            op=Average,
-            backward_passes_per_step=1,
-            average_aggregated_gradients=False,
-            groups=None,
-            process_set=global_process_set,
-            scale_local_gradients=True,
-        )
+        DistributedOptimizer(optimizer, compression=compression, auto_scale_loss=False)
     return model

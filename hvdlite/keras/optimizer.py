@@ -1,8 +1,8 @@
 """`DistributedOptimizer`: makes a Keras optimizer train on the gradients of all ranks.
 
-The optimizer stays the same object. Only its class is replaced by one that reduces the gradients in the method through which
-Keras applies them. So its variables and its iterations survive, and it is saved under its own class. Over 400 lines, because
-the wrapper has a method for each way in which Keras calls an optimizer.
+The optimizer stays the same object. Only its class is replaced, by a subclass that reduces the gradients in the method through
+which Keras applies them. So the optimizer keeps its variables and its iterations, and it is saved under its own class. Over 400
+lines, because the wrapper has a method for each way in which Keras calls an optimizer.
 """
 
 import functools
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     class _Optimizer:
-        """What is used of Keras's optimizers, into subclasses of which the classes below are mixed."""
+        """The attributes of Keras's optimizers that the mixins below use."""
 
         gradient_accumulation_steps: int | None
         iterations: Any
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 else:
     _Optimizer = object
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed", "wrap"]
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed"]
 
-# Of the optimizers by the ranks of their process set, all of which make them in the same order; others may not make them.
+# For each process set, by its ranks: the next serial number of an optimizer. All ranks of the set wrap their optimizers in the
+# same order, so that an optimizer has the same number on all of them. Other ranks may not wrap it.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 _class_of_object: Any = object.__dict__["__class__"]
 
@@ -72,52 +73,53 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     shard: bool = False,
     weighted: bool = False,
 ) -> Any:
-    """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in training steps of your own.
+    """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in your own training steps.
 
-    It reduces the gradients that ``apply`` and ``apply_gradients`` get before Keras uses them, so that clipping, weight decay,
-    averaging of weights and loss scaling see the gradients of all ranks, with the same bits everywhere. Compile the model with
-    what this returns. In particular:
+    The wrapped optimizer reduces the gradients that ``apply`` and ``apply_gradients`` get before Keras uses them. So clipping,
+    weight decay, averaging of weights and loss scaling get the gradients of all ranks, with the same bits on every rank.
+    Compile the model with the returned optimizer. Some details:
 
-    - Under the policy ``mixed_float16`` the optimizer is put into Keras's LossScaleOptimizer *before* it is wrapped, and
-      ``compile()`` leaves it alone then. An overflow on one rank makes all ranks skip the step.
-    - With ``gradient_accumulation_steps`` gradients are added up on each rank and reduced once per accumulated step (with loss
-      scaling, in every pass).
-    - What is saved is the plain optimizer: it can be loaded without hvdlite, and wrapped again to go on.
+    - Under the policy ``mixed_float16`` the optimizer is put into Keras's LossScaleOptimizer *before* it is wrapped. Then
+      ``compile()`` does not do so again. An overflow on one rank makes all ranks skip the step.
+    - With ``gradient_accumulation_steps`` gradients are added up on each rank, and reduced once for each accumulated step (with
+      loss scaling, in every pass).
+    - The optimizer is saved as a plain optimizer of Keras. It can be loaded without hvdlite, and wrapped again to continue.
 
-    Collective over `process_set` when gradients are applied: the ranks have the same variables by shape and dtype, in the same
-    order (compared when the optimizer meets them first), and take the same number of steps. Optimizers are wrapped in the
-    same order on all ranks.
+    Applying gradients is collective over `process_set`. The ranks must have variables with the same shapes and dtypes in the
+    same order (they are compared before the first reduction), and must take the same number of steps. Optimizers are wrapped in
+    the same order on all ranks.
 
     Args:
-        optimizer: an optimizer of Keras. It is changed in place; wrapping it again replaces the first wrapping.
-        name: for messages.
+        optimizer: an optimizer of Keras. It is changed in place. Wrapping it again replaces the first wrapping.
+        name: a name of the optimizer for error texts.
         device_dense: accepted for compatibility with Horovod; not used.
         device_sparse: accepted for compatibility with Horovod; not used.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
         sparse_as_dense: make sparse gradients dense, instead of gathering their rows.
-        gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         op: `Average` or `Sum`.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
-        groups: lists of variables whose gradients are reduced together, or the number of groups to cut them into. Default:
-            what suits the backend of Keras.
-        backward_passes_per_step: gradients of so many steps are added up on each rank, then reduced and applied. With Keras 3
-            this is the optimizer's own ``gradient_accumulation_steps``, which it sets; with Keras 2 what has been added up is
-            not saved.
-        average_aggregated_gradients: divide them by `backward_passes_per_step`.
+        groups: lists of variables whose gradients are reduced together, or a number of groups. None: the backend chooses.
+        backward_passes_per_step: number of steps whose gradients are added up on each rank before they are reduced and applied.
+            With Keras 3 it is stored as the optimizer's own ``gradient_accumulation_steps``. With Keras 2 the accumulated
+            gradients are not saved with the optimizer.
+        average_aggregated_gradients: divide the accumulated gradients by `backward_passes_per_step`.
         process_set: the ranks that train together. On a rank outside of it nothing is reduced.
         scale_local_gradients: divide gradients that `register_local_var` keeps on this rank by the number of ranks.
-        auto_scale_loss: see above; as in ``compile(auto_scale_loss=...)``.
-        start_check: what happens where the ranks' variables, or their optimizers', differ after the first batch of ``fit``
-            (or before the second update in your own loop; docs/sharp_edges.md): "error", a MismatchError;
-            "warn", a line in the log; "broadcast", the same, and all ranks get the first rank's; "off": they are not compared.
-            None: what the knob HVDLITE_START_CHECK says.
-        shard: each variable is stepped by one rank of the set, which alone keeps its slots (Keras 3 only; docs/sharding.md).
-            Weights have the same bits as without it. The model is saved on all ranks then, as the plain one.
-        weighted: a rank's gradients count by the number that its loss divides by (Keras 3 only): that of its batch's elements
-            without those that a mask leaves out, or with reduction="mean_with_sample_weight" the sum of the sample weights.
-            So ``fit`` on batches that differ in size between the ranks equals one process with the whole batch. It needs a loss
-            of ``keras.losses`` (or one that ``compile`` makes of a name or function) with a value for each sample. If a step
-            has several losses, the last one counts. In loops of your own set ``optimizer.weight`` instead.
+        auto_scale_loss: put the optimizer into a LossScaleOptimizer under ``mixed_float16``, see above. It has the meaning of
+            ``compile(auto_scale_loss=...)``.
+        start_check: the reaction if the ranks' variables, or their optimizers' variables, differ after the first batch of
+            ``fit`` (or before the second update in your own loop; docs/sharp_edges.md). "error": a MismatchError is raised.
+            "warn": a warning is logged. "broadcast": a warning is logged, and all ranks get the values of the first rank.
+            "off": they are not compared. None: the knob HVDLITE_START_CHECK decides.
+        shard: each variable is updated by one rank of the set, and only this rank keeps its slots (Keras 3 only;
+            docs/sharding.md). Weights have the same bits as without `shard`. All ranks must take part when the model is saved;
+            it is saved as a plain model.
+        weighted: the weight of a rank's gradients is the divisor of its loss (Keras 3 only): the number of elements in its
+            batch that no mask leaves out, or with reduction="mean_with_sample_weight" the sum of the sample weights. Then
+            ``fit`` on batches of different sizes has the result of one process with the whole batch. The loss must be one of
+            ``keras.losses`` (or one that ``compile`` makes from a name or function) with a value for each sample. If a step has
+            several losses, the last one counts. In your own loop set ``optimizer.weight`` instead.
 
     Returns:
         The same optimizer with a method ``register_local_var(variable)`` and an attribute ``weight``, or the LossScaleOptimizer
@@ -125,15 +127,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: Keras or its framework distributes the training by itself, or cannot be served.
+        UnsupportedError: Keras or its framework distributes the training by itself, or does not support an argument.
         NotInitializedError: `init` has not been called.
 
-    Later, applying gradients can raise MismatchError (the ranks' variables or settings differ) and HorovodInternalError (a rank
-    failed), under TensorFlow ``tf.errors.FailedPreconditionError`` and its like.
+    Applying gradients can raise MismatchError (the ranks' variables or settings differ) and HorovodInternalError (a rank
+    failed). Under TensorFlow a subclass of ``tf.errors.OpError`` may be raised instead.
 
     """
     del device_dense, device_sparse
-    return wrap(
+    return _wrap(
         arguments.scaled(optimizer) if auto_scale_loss else optimizer,
         name=name,
         compression=compression,
@@ -170,10 +172,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     auto_scale_loss: bool = True,
     start_check: str | None = None,
 ) -> Any:
-    """`DistributedOptimizer` that keeps some layers' gradients on each rank, so that these layers differ between ranks.
+    """As `DistributedOptimizer`, but does not reduce the gradients of some layers, so that these layers differ between ranks.
 
     Args:
-        optimizer: as for `DistributedOptimizer`, and so are the arguments that are not listed.
+        optimizer: as for `DistributedOptimizer`.
         name: as for `DistributedOptimizer`.
         device_dense: as for `DistributedOptimizer`.
         device_sparse: as for `DistributedOptimizer`.
@@ -185,14 +187,15 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: as for `DistributedOptimizer`.
         groups: as for `DistributedOptimizer`.
         process_set: as for `DistributedOptimizer`.
-        local_layers: a layer, or a list of layers; they need not be built yet. Give their weights to
-            `BroadcastGlobalVariablesCallback` as `local_variables` too.
-        scale_local_gradients: divide these gradients by the number of ranks, as an average with zeros would.
+        local_layers: a layer, or a list of layers; they need not be built yet. Also pass their weights to
+            `BroadcastGlobalVariablesCallback` as `local_variables`.
+        scale_local_gradients: divide these gradients by the number of ranks, as if the other ranks had gradients of zero.
         auto_scale_loss: as for `DistributedOptimizer`.
         start_check: as for `DistributedOptimizer`.
 
     Raises:
-        InvalidArgumentError: `local_layers` holds something else than layers; or as for `DistributedOptimizer`.
+        InvalidArgumentError: an element of `local_layers` is no layer; or as for `DistributedOptimizer`.
+        UnsupportedError, NotInitializedError: as for `DistributedOptimizer`.
 
     """
     layers = arguments.checked_layers(local_layers)
@@ -217,7 +220,24 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     return wrapped
 
 
-def wrap(
+def _wrap(optimizer: Any, **options: Any) -> Any:
+    """As `DistributedOptimizer` with ``auto_scale_loss=False``; `options` are its other arguments."""
+    reducer = _make_reducer(optimizer, **options)
+    reducer.wrap_alike = functools.partial(_wrap, **options)
+    mixins: tuple[type[Any], ...] = (_Keras3 if KERAS_3 else _Keras2,)
+    members: dict[str, Any] = {"_hvdlite": reducer}
+    if reducer.shards is not None:
+        reducer.shards.split()
+        members["_hvdlite_shards"] = reducer.shards
+        inner = reducer.shards.optimizer
+        if inner is not optimizer:
+            _swap_class(inner, (ShardedSteps,), {"_hvdlite_shards": reducer.shards})
+        mixins = (ShardedSteps if inner is optimizer else KerasShardedState, *mixins)
+    _swap_class(optimizer, mixins, members)
+    return optimizer
+
+
+def _make_reducer(
     optimizer: Any,
     *,
     name: str | None,
@@ -230,11 +250,11 @@ def wrap(
     groups: int | Sequence[Iterable[Any]] | None,
     process_set: ProcessSet,
     scale_local_gradients: bool,
-    start_check: str | None = None,
-    shard: bool = False,
-    weighted: bool = False,
-) -> Any:
-    """`DistributedOptimizer` without a look at the policy; arguments and errors are those."""
+    start_check: str | None,
+    shard: bool,
+    weighted: bool,
+) -> Reducer:
+    """Checks the arguments, and makes the reducer of the optimizer."""
     arguments.check_optimizer(optimizer)
     RUNTIME.require_topology()
     check_process_set(process_set)
@@ -250,7 +270,7 @@ def wrap(
     factor = 1.0
     if KERAS_3 and backward_passes_per_step > 1:
         arguments.accumulate(optimizer, backward_passes_per_step)
-        # Keras's own accumulation gives the mean of the passes.
+        # Keras divides the accumulated gradients by the number of passes.
         factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
     settings = Settings(
         name=name or "optimizer",
@@ -272,48 +292,22 @@ def wrap(
     )
     reducer = Reducer(settings, backend, optimizer)
     follow_batches()
-    reducer.wrap_alike = functools.partial(
-        wrap,
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        start_check=start_check,
-        shard=shard,
-        weighted=weighted,
-    )
     if not KERAS_3 and backward_passes_per_step > 1:
         from hvdlite.tensorflow.aggregation import LocalAggregation
 
         reducer.aggregation = LocalAggregation(
             backward_passes_per_step, average_aggregated_gradients, sparse_as_dense, reducer.reduce
         )
-    mixins: tuple[type[Any], ...] = (_Keras3 if KERAS_3 else _Keras2,)
-    members: dict[str, Any] = {"_hvdlite": reducer}
-    if reducer.shards is not None:
-        reducer.shards.split()
-        members["_hvdlite_shards"] = reducer.shards
-        inner = reducer.shards.optimizer
-        if inner is not optimizer:
-            _swap_class(inner, (ShardedSteps,), {"_hvdlite_shards": reducer.shards})
-        mixins = (ShardedSteps if inner is optimizer else KerasShardedState, *mixins)
-    _swap_class(optimizer, mixins, members)
-    return optimizer
+    return reducer
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Does this optimizer reduce its gradients?"""
+    """Whether this optimizer is wrapped: it reduces its gradients."""
     return isinstance(optimizer, _Distributed)
 
 
 def _swap_class(optimizer: Any, mixins: Sequence[type[Any]], members: dict[str, Any]) -> None:
-    """Puts classes in front of the optimizer's own; what it is in Keras's eyes stays."""
+    """Replaces the optimizer's class by a subclass with mixins. Keras still sees and saves the optimizer's own class."""
     kind: Any = type(optimizer)
     base = getattr(kind, "_hvdlite_base", kind)
     described = {
@@ -321,74 +315,78 @@ def _swap_class(optimizer: Any, mixins: Sequence[type[Any]], members: dict[str, 
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "_hvdlite_base": base,
-        # Keras looks here for the class under which the optimizer is registered and saved.
+        # Keras reads this attribute to find the class under which the optimizer is registered and saved.
         "__class__": property(lambda self: base),
     }
     _class_of_object.__set__(optimizer, type(base.__name__, (*mixins, base), {**described, **members}))
 
 
 class _Distributed(_Optimizer):
-    """What is added to an optimizer of any Keras. Its two attributes belong to the class that was made for the optimizer."""
+    """The mixin for optimizers of any Keras. `_swap_class` sets its two attributes in the class that it makes."""
 
     _hvdlite: Reducer
     _hvdlite_base: type[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Makes an optimizer that is wrapped like the one whose class this is, as ``from_config`` of that one does."""
+        """Makes an optimizer that is wrapped with the same arguments. ``from_config`` of a wrapped optimizer calls this."""
         super().__init__(*args, **kwargs)
         self._hvdlite.wrap_alike(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles and copies as the plain optimizer."""
+        """Pickles and copies the optimizer as a plain optimizer of its own class."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, args, *rest = reduced
-        if getattr(function, "__self__", None) is type(self):  # a class method of Keras's, of our class
+        if getattr(function, "__self__", None) is type(self):  # a class method of Keras, bound to this class
             function = getattr(self._hvdlite_base, function.__name__)
         return (function, tuple(self._hvdlite_base if arg is type(self) else arg for arg in args), *rest)
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps the gradient of a variable on this rank."""
+        """Excludes the gradient of a variable from the reduction."""
         self._hvdlite.add_local([var])
 
     @property
     def weight(self) -> Any:
-        """How much this rank's gradients count; None: as much as every other rank's.
+        """The weight of this rank's gradients in the mean over the ranks; None: all ranks have the same weight.
 
-        A number of 0 or more, or a scalar tensor of Keras's backend, such as the number of samples in this rank's batch. It is
-        set before the gradients are applied, in a compiled training step within that step, and stays until it is set again. The
-        gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which is what one process gets from the
-        whole batch. All ranks have one, or none. A rank of weight 0 contributes nothing, whatever its gradients hold. The
-        weights of passes that are added up before they are reduced add up (not on JAX). Needs op Average.
+        It is a number of 0 or more, or a scalar tensor of Keras's backend, for example the number of samples in this rank's
+        batch. Set it before the gradients are applied; in a compiled training step set it within that step. It is kept until it
+        is set again. The reduced gradients are ``sum(weight * gradient) / sum(weight)`` over the ranks. So they equal those of
+        one process with the whole batch. Either all ranks have a weight, or none. A rank of weight 0 contributes nothing, even
+        if its gradients are infinite or NaN. If the gradients of several passes are added up before they are reduced, so are
+        their weights (not on JAX).
+
+        Setting it raises InvalidArgumentError for another value, for an op other than Average, and with ``weighted=True``.
         """
         return self._hvdlite.weight
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":  # Keras and TensorFlow would track it
+        if name == "weight":  # otherwise Keras and TensorFlow would track the value
             self._hvdlite.weigh(value)
             return
-        # The first thing that Keras's loss scalers do to the optimizer they are put around; its own __init__ may do so, too.
+        # A loss scaler of Keras sets these attributes of its inner optimizer first. (An optimizer's own __init__ may set
+        # loss_scale_factor, too, but the attribute does not exist before that.)
         scaled = name == "loss_scale_factor" and value is None and hasattr(self, name)
         if scaled or (name == "_is_wrapped_by_loss_scale_optimizer" and value):
             raise UnsupportedError(
                 "a LossScaleOptimizer around hvdlite's DistributedOptimizer would look for an overflow on this rank alone, and "
-                "the ranks would part. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer(opt)), or "
-                "set the policy mixed_float16 before DistributedOptimizer is called, which then does so by itself. (It is "
-                "compile() that adds one for a model of this policy, unless the optimizer is a LossScaleOptimizer)"
+                "the ranks' weights would differ. Put it inside: DistributedOptimizer(keras.mixed_precision."
+                "LossScaleOptimizer(opt)), or set the policy mixed_float16 before you call DistributedOptimizer, which then "
+                "adds it. (compile() adds one for a model of this policy, unless the optimizer is a LossScaleOptimizer)"
             )
         super().__setattr__(name, value)
 
 
 class _Keras3(_Distributed):
-    """Keras 3 applies all gradients through `apply`, but for the loss scaler on JAX."""
+    """The mixin for Keras 3, which applies all gradients through `apply`, except in the loss scaler on JAX."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Reduces the gradients, unless they are to be accumulated first."""
+        """Reduces the gradients and applies them. Gradients that are accumulated are reduced later, in `_clip_gradients`."""
         grads = list(grads)
         known = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if len(known) != len(grads):
             raise InvalidArgumentError(
-                f"apply() got {len(grads)} gradients for {len(known)} variables; pass one for each, and the variables too "
-                "unless the optimizer is built"
+                f"apply() got {len(grads)} gradients for {len(known)} variables; pass one for each variable, and pass the "
+                "variables too unless the optimizer is built"
             )
         if self._accumulation_steps():
             self._hvdlite.add_weight_of_pass()
@@ -397,22 +395,22 @@ class _Keras3(_Distributed):
         return super().apply(grads, trainable_variables)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Reduces the gradients where this does not come to `apply`."""
+        """Reduces the gradients of a loss scaler, whose `stateless_apply` does not call `apply`."""
         if arguments.scales_loss(self):
             grads = self._hvdlite.reduce(list(grads), self._trainable_variables, self._hvdlite.weight_of_pass())
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def _accumulation_steps(self) -> int:
-        """How many passes this optimizer adds up before it applies them; 0 if it does not."""
+        """The number of passes whose gradients this optimizer adds up before it applies them; 0: it adds up none."""
         return getattr(self, "gradient_accumulation_steps", None) or 0
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
-        """Called with the gradients of one pass, which calls the next."""
+        """Keeps the variables for `_clip_gradients`. Keras calls it with the gradients of one pass."""
         self._hvdlite.accumulated = trainable_variables
         return super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Called with what was accumulated when a step is complete; on JAX in every pass."""
+        """Reduces accumulated gradients. Keras calls it when a step is complete, and on JAX in every pass."""
         reducer, steps = self._hvdlite, self._accumulation_steps()
         if steps and keras.backend.backend() == "jax":
             complete = (self._iterations + 1) % steps == 0
@@ -423,17 +421,18 @@ class _Keras3(_Distributed):
 
 
 class _Keras2(_Distributed):
-    """Keras 2 applies all gradients through `apply_gradients`."""
+    """The mixin for Keras 2, which applies all gradients through `apply_gradients`."""
 
     @property
     def _agg_helper(self) -> Any:
-        """What adds up gradients, whose ``counter`` programs ask Horovod's optimizer for."""
+        """The object that adds up gradients, under Horovod's name for it: programs read its ``counter``."""
         return self._hvdlite.aggregation
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduces the gradients, unless `_compute_gradients` has, or the caller says that this was done.
+        """Reduces the gradients and applies them.
 
-        ``iterations`` counts passes, also those after which nothing is applied, as with Horovod.
+        It does not reduce gradients that `_compute_gradients` has reduced, or of which the caller says that they are reduced.
+        ``iterations`` counts all passes, as in Horovod, even those after which nothing is applied.
         """
         pairs = list(grads_and_vars)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
@@ -448,13 +447,13 @@ class _Keras2(_Distributed):
             return apply()
         import tensorflow as tf  # Keras 2 has no other backend
 
-        # As operations without a value, since a step that is not complete has none.
+        # tf.group makes operations without a value, because a pass that completes no step has no value.
         return aggregation.apply(
             reduced, lambda: tf.group(apply()), lambda: tf.group(self.iterations.assign_add(1, read_value=False))
         )
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[tuple[Any, Any]]:
-        """The gradients as `apply_gradients` is to use them. Not public, but programs and Keras's older optimizers call it."""
+        """The reduced gradients with their variables. It is not public, but programs and Keras's older optimizers call it."""
         base: Any = super()
         if hasattr(base, "_compute_gradients"):
             pairs = base._compute_gradients(loss, var_list, grad_loss, tape)
@@ -465,7 +464,7 @@ class _Keras2(_Distributed):
         return list(zip(computed, variables, strict=True))
 
     def _reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """Reduced over the ranks, or added up until they are to be."""
+        """The gradients, reduced over the ranks; or, with aggregation, added up until a step is complete."""
         reducer, weight = self._hvdlite, self._hvdlite.weight_of_pass()
         add = reducer.reduce if reducer.aggregation is None else reducer.aggregation.add
         return list(add(gradients, variables, weight))

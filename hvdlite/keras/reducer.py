@@ -1,4 +1,4 @@
-"""Reduces the gradients of one wrapped optimizer: which go to the other ranks, under which names, and in which groups."""
+"""Reduces the gradients of one wrapped optimizer: chooses which gradients are sent, their names and their groups."""
 
 import contextlib
 import itertools
@@ -23,10 +23,10 @@ from hvdlite.runtime import RUNTIME
 
 __all__ = ["Groups", "Reducer", "Settings"]
 
-# The exchanges so far by the ranks of their process set, which make them in the same order.
+# For each process set, by its ranks: the next number of a comparison. All ranks of the set compare in the same order.
 _meetings: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
-# The user's groups: so many of about equal length, or lists of variables.
+# The user's groups: a number of groups of about equal length, or lists of variables.
 Groups = int | tuple[tuple[Any, ...], ...] | None
 
 
@@ -35,15 +35,15 @@ class Settings:
     """How a wrapped optimizer treats its gradients.
 
     Attributes:
-        name: the user's, for messages.
-        serial: how many optimizers this process had wrapped for the process set before; the same on all ranks.
-        reduction: of the gradients that are reduced.
-        groups: what is agreed on and sent together.
-        factor: multiplies all gradients, reduced or not.
-        scale_local: are gradients that are not reduced divided by the number of ranks?
-        start_check: what is done where the ranks train different models: a mode of `hvdlite.start_check`.
-        shard: is each variable stepped by one rank?
-        weighted: do a rank's gradients count by what its loss divides by?
+        name: the user's name of the optimizer, for error texts.
+        serial: number of optimizers that this process had wrapped for the process set before; the same on all ranks.
+        reduction: how the gradients are reduced.
+        groups: the gradients that are agreed on and sent together.
+        factor: a factor for all gradients, reduced or not.
+        scale_local: True: gradients that are not reduced are divided by the number of ranks.
+        start_check: the reaction if the ranks train different models: a mode of `hvdlite.start_check`.
+        shard: True: each variable is updated by one rank only.
+        weighted: True: the weight of a rank's gradients is the divisor of its loss.
 
     """
 
@@ -59,11 +59,11 @@ class Settings:
 
     @property
     def prefix(self) -> str:
-        """Unique name of the optimizer, the same on all ranks."""
+        """The unique name of the optimizer, the same on all ranks."""
         return f"keras_{self.name}{self.serial}"
 
     def describe(self) -> list[tuple[str, Any]]:
-        """What must be equal on all ranks, by name."""
+        """The settings that must be equal on all ranks, as (name, value)."""
         reduction = self.reduction
         return [
             ("the optimizer in use", f"number {self.serial + 1} of those that were wrapped"),
@@ -82,21 +82,21 @@ class Settings:
 
 
 class Reducer:
-    """What a wrapped optimizer has beside its own attributes.
+    """Reduces the gradients of one wrapped optimizer, and keeps the state that wrapping adds to it.
 
-    The ranks find each other's gradients by names: those that the variables have on the first rank, since Keras numbers
-    layers by how many a process has made. Variables stand for each other by their order, and are compared when the optimizer
-    meets them first.
+    Gradients are matched between ranks by name. All ranks use the names that the variables have on the first rank, because
+    Keras numbers the layers of each process, and the numbers may differ. Variables are matched by their order, and compared
+    before their first reduction.
 
     Attributes:
-        settings: how.
-        accumulated: the variables of the accumulated gradients that come next (Keras 3).
-        computed: the gradients that were computed last and need no reduction any more (Keras 2).
-        aggregation: adds up the gradients of several steps (Keras 2); None: there is nothing to add up.
-        wrap_alike: wraps another optimizer with the same arguments.
-        check: of the ranks' models.
-        shards: which rank steps which variables; None: every rank steps all.
-        weight: how much this rank's gradients count, as the user says it; None: as much as every other rank's.
+        settings: how the gradients are treated.
+        accumulated: the variables of the next accumulated gradients (Keras 3).
+        computed: the gradients that were computed last, and are reduced already (Keras 2).
+        aggregation: adds up the gradients of several steps (Keras 2); None: each step is reduced.
+        wrap_alike: a function that wraps another optimizer with the same arguments.
+        check: compares the ranks' models; None: there are no other ranks.
+        shards: knows which rank updates which variables; None: every rank updates all variables.
+        weight: the weight of this rank's gradients that the user has set; None: all ranks have the same weight.
 
     """
 
@@ -111,11 +111,11 @@ class Reducer:
         self._backend = backend
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1
-        self._names: dict[int, str] = {}  # by the variable's id
-        self._known: list[Any] = []  # the variables, so that an id is not another one's later
+        self._names: dict[int, str] = {}  # by id of the variable
+        self._known: list[Any] = []  # keeps the variables alive, so that no other object gets their ids
         self._local: list[Any] = []
         self._local_layers: list[Any] = []
-        self.check: KerasCheck | None = None  # where there is nobody to compare with
+        self.check: KerasCheck | None = None  # while there are no other ranks
         self.shards: Shards | None = None
         if self._active:
             self.check = KerasCheck(settings, optimizer, self._known, lambda: settings.shard or bool(self.local_ids()))
@@ -123,38 +123,40 @@ class Reducer:
                 self.shards = Shards(getattr(optimizer, "inner_optimizer", optimizer), process_set, settings.prefix, backend)
 
     def add_local(self, variables: Iterable[Any] = (), layers: Iterable[Any] = ()) -> None:
-        """Keeps gradients of these variables, and of the layers' whenever they are built, on this rank.
+        """Excludes the gradients of these variables, and of these layers' variables, from the reduction.
+
+        The layers may be built later.
 
         Raises:
-            UnsupportedError: each variable is stepped by one rank.
+            UnsupportedError: the optimizer has ``shard=True``.
 
         """
         if self.settings.shard:
-            raise UnsupportedError("shard=True does not go with variables that each rank trains for itself: leave shard out")
+            raise UnsupportedError("shard=True does not work with variables that each rank trains for itself: leave shard out")
         self._local += variables
         self._local_layers += layers
 
     def take_computed(self, gradients: Sequence[Any]) -> bool:
-        """Are these the gradients that were computed last? They are asked about once."""
+        """Whether these are the gradients that were computed last. A second call with the same gradients returns False."""
         computed, self.computed = self.computed, ()
         return len(computed) > 0 and len(computed) == len(gradients) and all(map(operator.is_, computed, gradients))
 
     def weigh(self, weight: Any) -> None:
-        """Sets how much this rank's gradients count; None: as much as every other rank's.
+        """Sets the weight of this rank's gradients; None: all ranks have the same weight.
 
         Raises:
-            InvalidArgumentError: it is no weight, the reduction is no mean, or the loss says it.
+            InvalidArgumentError: `weight` is no weight, the op is not Average, or the loss gives the weight.
 
         """
         if self.settings.weighted:
-            raise InvalidArgumentError("with weighted=True the loss says the weight: leave optimizer.weight or weighted out")
+            raise InvalidArgumentError("with weighted=True the loss gives the weight: leave optimizer.weight or weighted out")
         self.weight = None if weight is None else self._backend.as_weight(weight, self.settings.reduction.op)
 
     def weight_of_pass(self) -> Any:
-        """How much this rank's gradients of one pass count; None: as much as every other rank's. Asked once for each pass.
+        """The weight of this rank's gradients of one pass; None: all ranks have the same weight. Call it once for each pass.
 
         Raises:
-            InvalidArgumentError: the loss is to say it, and does not.
+            InvalidArgumentError: the loss must give the weight, and its divisor is not known.
 
         """
         if not self.settings.weighted or not self._active:
@@ -166,7 +168,7 @@ class Reducer:
         """Adds the weight of a pass whose gradients are added up before they are reduced.
 
         Raises:
-            InvalidArgumentError: as `weight_of_pass`, or an earlier pass had a weight, and this one has none.
+            InvalidArgumentError: as for `weight_of_pass`; or an earlier pass had a weight, and this one has none.
             UnsupportedError: the backend cannot add up weights.
 
         """
@@ -175,28 +177,31 @@ class Reducer:
             return
         if weight is None:
             raise InvalidArgumentError(
-                "with accumulation every pass has a weight, or none has: set optimizer.weight before the first pass, and never "
-                "to None"
+                "with gradient accumulation either every pass has a weight, or none: set optimizer.weight before the first "
+                "pass, and never set it to None"
             )
         if self._weight_total is None:
             self._weight_total = self._backend.new_weight_total()
         self._weight_total.add(weight)
 
     def take_added_weight(self) -> Any:
-        """The weights that `add_weight_of_pass` has added up; None: there are none."""
+        """The sum of the weights since the last call, from `add_weight_of_pass`; None: no pass has had a weight."""
         return None if self._weight_total is None else self._weight_total.take()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], weight: Any = None) -> list[Any]:
-        """The gradients as the optimizer is to use them. Collective over the process set.
+        """Reduces the gradients of one step, and scales them. Collective over the process set.
 
         Args:
-            gradients: tensors, some of them None, eager or traced.
-            variables: those that they belong to.
-            weight: how much this rank's gradients count, from one of the methods above.
+            gradients: one tensor for each variable, eager or traced; None: the loss does not depend on the variable.
+            variables: the variables of the gradients.
+            weight: the weight of this rank's gradients, from one of the methods above.
+
+        Returns:
+            The gradients that the optimizer applies, in order, with their shapes and dtypes.
 
         Raises:
             MismatchError: the ranks' variables or settings differ.
-            UnsupportedError: this cannot be reduced.
+            UnsupportedError: the backend cannot reduce one of the gradients, or a weight comes with scaled local gradients.
             HorovodInternalError: a rank failed.
 
         """
@@ -208,7 +213,7 @@ class Reducer:
         places = [place for place, variable in enumerate(variables) if id(variable) not in local]
         if len(places) < len(scaled) and settings.scale_local and weight is not None:
             raise UnsupportedError(
-                "gradients that stay on this rank are divided by the number of ranks, and not by its share of all weights: "
+                "gradients that stay on this rank are divided by the number of ranks, which ignores its weight: "
                 "pass scale_local_gradients=False, or leave the weight out"
             )
         shared = [variables[place] for place in places]
@@ -231,7 +236,7 @@ class Reducer:
         return self._scale(scaled, kept, settings.factor / ranks if settings.scale_local else settings.factor)
 
     def _scale(self, gradients: list[Any], places: Iterable[int], factor: float) -> list[Any]:
-        """Multiplies some of the gradients, in the list."""
+        """Multiplies the gradients at these places of the list by the factor, in place, and returns the list."""
         if factor != 1.0:
             for place in places:
                 if gradients[place] is not None:
@@ -256,7 +261,7 @@ class Reducer:
         return [members for members in found if members]
 
     def _meet(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Compares variables that the optimizer has not seen before across ranks, and names their gradients."""
+        """Compares variables that the optimizer has not seen before between the ranks, and names their gradients."""
         unknown = [place for place, variable in enumerate(variables) if id(variable) not in self._names]
         if not unknown:
             return
@@ -265,7 +270,7 @@ class Reducer:
         self._backend.check_supported()
         _refuse_overwritten(new)
         common = settings.describe() + (self.shards.describe() if self.shards is not None else [])
-        # By the order of use, so that optimizers that are not each other's counterparts come together and are told apart.
+        # Numbered by first use: if ranks use different optimizers first, they compare these, and the error names them.
         exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
         facts = facts_of(new)
         if self._backend.traces_steps:
@@ -287,10 +292,10 @@ class Reducer:
 
 
 def _refuse_overwritten(variables: Sequence[Any]) -> None:
-    """Variables whose "gradient" is their next value are those of float8 training: scales, which are no sums."""
+    """Refuses variables of float8 training: their "gradient" is their next value, which must not be summed."""
     found = [name_of(variable) for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
     if found:
         raise UnsupportedError(
-            f"DistributedOptimizer cannot reduce what Keras {keras.__version__} overwrites variables with (of float8 layers, "
-            f"such as {found[0]!r}): train without float8, with the policy mixed_bfloat16 say"
+            f"DistributedOptimizer cannot reduce the values with which Keras {keras.__version__} overwrites variables of "
+            f"float8 layers, such as {found[0]!r}: train without float8, for example with the policy mixed_bfloat16"
         )

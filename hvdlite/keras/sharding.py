@@ -1,10 +1,11 @@
-"""Sharded optimizer state with Keras 3: each variable is stepped by one rank, which alone keeps its slots.
+"""Sharded optimizer state with Keras 3: each variable is updated by one rank, its owner, and only the owner keeps its slots.
 
-All ranks have whole variables and whole, averaged gradients. In a step each rank updates the variables that it owns, and then
-all get what the owners have made of them; so weights have the bits that they have without sharding, whatever the optimizer
-does with a variable. (Graphs and programs of XLA know one shape of a variable, so that slices, as the torch door has them,
-would need copies.) In the place of a slot that another rank keeps is an empty variable. Averages of weights (``use_ema``) and
-sums of gradients (``gradient_accumulation_steps``) stay whole on every rank.
+All ranks have whole variables and whole, averaged gradients. In a step each rank updates the variables that it owns. Then the
+owners broadcast their variables. So weights have the same bits as without sharding, for any optimizer. (The torch door splits
+variables into slices. Graphs and programs of XLA know only one shape of a variable, so slices would need copies here.) An empty
+variable stands in for a slot that another rank keeps. Averages of weights (``use_ema``) and sums of gradients
+(``gradient_accumulation_steps``) stay whole on every rank. This partition of the state is stage 1 of ZeRO (Rajbhandari et al.,
+ZeRO: Memory optimizations toward training trillion parameter models, SC 2020).
 
 The classes below are mixed into an optimizer's own class, like those of `hvdlite.keras.optimizer`.
 """
@@ -29,7 +30,7 @@ from hvdlite.process_sets import ProcessSet
 if TYPE_CHECKING:
 
     class _KerasOptimizer:
-        """What is used of Keras's optimizers."""
+        """The attributes of Keras's optimizers that hvdlite uses."""
 
         variables: Sequence[Any]
         learning_rate: Any
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
         _backend_update_step: Callable[..., Any]
 
     class _Variable:
-        """What is used of Keras's variables."""
+        """The constructor of Keras's variables."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
 else:
     _KerasOptimizer = object
-    _Variable = getattr(keras, "Variable", object)  # Keras 2 has none
+    _Variable = getattr(keras, "Variable", object)  # Keras 2 has no such class
 
 __all__ = ["KerasShardedState", "ShardedSteps", "Shards", "check_shard", "common_variables", "shards_of"]
 
@@ -59,16 +60,16 @@ def check_shard(shard: Any, optimizer: Any) -> None:
     """Checks the argument `shard`.
 
     Raises:
-        InvalidArgumentError: it is no bool.
-        UnsupportedError: the state of such an optimizer cannot be split, or is already.
+        InvalidArgumentError: `shard` is no bool.
+        UnsupportedError: the state of such an optimizer cannot be split, or it is split already.
 
     """
     if not isinstance(shard, bool):
         raise InvalidArgumentError(f"shard must be True or False, got {shard!r}")
     if shards_of(optimizer) is not None:
         raise UnsupportedError(
-            "an optimizer with shard=True cannot be wrapped again, since this rank has a part of its state only: save the "
-            "model on all ranks, and wrap the optimizer of what load_model gives"
+            "an optimizer with shard=True cannot be wrapped again, because this rank has only a part of its state: save the "
+            "model on all ranks, load it with keras.models.load_model, and wrap the optimizer of the loaded model"
         )
     if not shard:
         return
@@ -76,19 +77,19 @@ def check_shard(shard: Any, optimizer: Any) -> None:
         raise UnsupportedError(f"shard=True needs Keras 3, this is {keras.__name__} {keras.__version__}: leave shard out")
     several = getattr(keras.optimizers, "MultiOptimizer", None)
     if hasattr(optimizer, "optimizers") or (several is not None and isinstance(optimizer, several)):
-        raise UnsupportedError("shard=True does not go with MultiOptimizer, which has several optimizers: leave shard out")
+        raise UnsupportedError("shard=True does not work with MultiOptimizer, which has several optimizers: leave shard out")
 
 
 def shards_of(optimizer: Any) -> "Shards | None":
-    """How the state of this optimizer is split, or that of the one inside its loss scaler; None: it is whole."""
+    """The `Shards` of this optimizer, or of the optimizer inside this loss scaler; None: the state is whole."""
     found: Shards | None = getattr(type(optimizer), "_hvdlite_shards", None)
-    # The class of an optimizer that was made from this one's configuration is the same, until it is wrapped.
+    # An optimizer that was made from the configuration of a wrapped one has its class, until it is wrapped itself.
     return found if found is not None and found.optimizer is getattr(optimizer, "inner_optimizer", optimizer) else None
 
 
 def common_variables(optimizer: Any) -> list[Any]:
-    """An optimizer's variables without those that each rank has by itself: slots that are split, and sums of gradients that are
-    not reduced yet.
+    """An optimizer's variables without those that differ between ranks by design: slots that are split, and sums of gradients
+    that are not reduced yet.
     """
     shards = shards_of(optimizer)
     sums = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_accumulated_gradients", ())
@@ -98,11 +99,11 @@ def common_variables(optimizer: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A variable of the optimizer that belongs to one of the model.
+    """A slot: a variable of the optimizer that belongs to one variable of the model.
 
     Attributes:
-        owner: place of the rank that keeps it.
-        shape: of the owner's.
+        owner: index in the process set of the rank that keeps it.
+        shape: its shape on the owner.
     """
 
     owner: int
@@ -110,18 +111,20 @@ class _Slot:
 
 
 class _Elsewhere(_Variable):
-    """Empty, in the place of a slot that another rank keeps."""
+    """An empty variable that stands in for a slot that another rank keeps."""
 
     @property
     def path(self) -> str:
-        """Files of the older format ask for it, which are written without asking the optimizer for its state.
+        """Refuses to be saved in the older format of files.
+
+        Keras reads the path when it writes such a file, and does not call the optimizer's `save_own_variables` then.
 
         Raises:
             UnsupportedError: always.
 
         """
         raise UnsupportedError(
-            "an optimizer with shard=True cannot be saved in this format, since this rank has a part of its state only: save "
+            "an optimizer with shard=True cannot be saved in this format, because this rank has only a part of its state: save "
             "the model as a .keras file, or with include_optimizer=False"
         )
 
@@ -130,13 +133,13 @@ class _Elsewhere(_Variable):
 
 
 class Shards:
-    """Which rank steps which variables of one optimizer, and keeps their slots.
+    """The owners of one optimizer's variables. The owner of a variable updates it and keeps its slots.
 
     Args:
-        optimizer: of Keras 3, no loss scaler.
-        process_set: the ranks that share it; this is one of them.
-        prefix: of names, unique among optimizers, the same on all ranks.
-        backend: of Keras.
+        optimizer: an optimizer of Keras 3 that is no loss scaler.
+        process_set: the ranks that share the state; this rank is one of them.
+        prefix: start of the names of collectives. It is unique among optimizers, and the same on all ranks.
+        backend: the backend that Keras runs on.
     """
 
     def __init__(self, optimizer: Any, process_set: ProcessSet, prefix: str, backend: KerasBackend) -> None:
@@ -147,19 +150,19 @@ class Shards:
         self._prefix = prefix
         self._backend = backend
         self._begun = int(read(optimizer._iterations)) if optimizer.built else 0
-        self._owners: list[int] = []  # places of ranks, by the variable's number in the optimizer
-        self._slots: dict[int, _Slot] = {}  # by the slot's id
-        self._common: list[Any] = []  # that are neither slots nor the same on all ranks by themselves
+        self._owners: list[int] = []  # indices of ranks in the set, by the variable's number in the optimizer
+        self._slots: dict[int, _Slot] = {}  # by id of the slot
+        self._common: list[Any] = []  # the other variables that only owners update: `share` broadcasts them too
 
     def describe(self) -> list[tuple[str, Any]]:
-        """What must be the same on all ranks, by name."""
+        """The facts that must be the same on all ranks, as (name, value)."""
         return [("iterations of the state when it was sharded (load it on all ranks)", self._begun)]
 
     def split(self) -> None:
-        """Keeps the slots of this rank's variables only. For an optimizer that is built.
+        """Replaces the slots of other ranks' variables by empty ones. Before the optimizer is built it does nothing.
 
         Raises:
-            UnsupportedError: it has variables of which nobody knows to what they belong.
+            UnsupportedError: the optimizer has a variable, and it is not known to which variable of the model it belongs.
 
         """
         optimizer = self.optimizer
@@ -175,16 +178,16 @@ class Shards:
         for each in self._common:
             if len(each.shape):
                 raise UnsupportedError(
-                    f"shard=True does not go with {type(optimizer).__name__}: its variable {each.path!r} is in no list with "
-                    "one for each variable of the model, so that nobody knows to which it belongs. Leave shard out"
+                    f"shard=True does not work with {type(optimizer).__name__}: its variable {each.path!r} is in no list with "
+                    "one for each variable of the model, so its owner is not known. Leave shard out"
                 )
         self._owners = owners
         for name, held in lists.items():
             kept = [None if slot is None else self._kept(owner, slot) for owner, slot in zip(owners, held, strict=True)]
-            vars(optimizer)[name] = kept  # what is set as an attribute Keras counts among the variables once more
+            vars(optimizer)[name] = kept  # not by setattr, after which Keras would count these variables a second time
 
     def _kept(self, owner: int, slot: Any) -> Any:
-        """The slot, or an empty one in its place if it is another rank's."""
+        """The slot if this rank is its owner, and otherwise the empty variable that replaces it."""
         kept, shape = slot, tuple(slot.shape)
         if owner != self._place and math.prod(shape) > 1:
             kept = _Elsewhere(keras.initializers.Zeros(), shape=(0,), dtype=slot.dtype, trainable=False, name=slot.name)
@@ -194,7 +197,7 @@ class Shards:
         return kept
 
     def is_mine(self, variable: Any) -> bool:
-        """Does this rank step this variable of the model?"""
+        """Whether this rank updates this variable of the model."""
         return self._owner_of(variable) == self._place
 
     def _owner_of(self, variable: Any) -> int:
@@ -202,15 +205,15 @@ class Shards:
         return self._owners[number]
 
     def is_slot(self, variable: Any) -> bool:
-        """Does this variable of the optimizer differ between ranks?"""
+        """Whether this variable of the optimizer is a slot, which only its owner keeps."""
         return id(variable) in self._slots
 
     def share(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Gives all ranks what the owners have made of variables. Collective over the process set, eagerly or traced.
+        """Broadcasts the updated variables from their owners. Collective over the process set, eager or traced.
 
         Args:
-            variables: of the model, that have been stepped; the same on all ranks.
-            gradients: by which.
+            variables: the variables of the model that have been updated; the same on all ranks.
+            gradients: the gradients by which they were updated.
         """
         numbers = [self.optimizer._get_variable_index(variable) for variable in variables]
         places = [self._owners[number] for number in numbers]
@@ -228,7 +231,7 @@ class Shards:
     # --- the state --------------------------------------------------------------------------------------------------
 
     def whole(self, variables: Sequence[Any]) -> Iterator[Any]:
-        """The values of the optimizer's variables as it would have them without sharding. Collective over the process set."""
+        """The values that the optimizer's variables would have without sharding. Collective over the process set."""
         for number, variable in enumerate(variables):
             slot = self._slots.get(id(variable))
             if slot is None:
@@ -238,11 +241,11 @@ class Shards:
             yield ops.broadcast(mine, self._ranks[slot.owner], f"{self._prefix}.state{number}", self._process_set)
 
     def load(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Takes whole values, of which this rank keeps those of its slots. Collective over the process set.
+        """Loads whole values. This rank keeps only the slots that it owns. Collective over the process set.
 
         Raises:
-            InvalidArgumentError: a value has another shape.
-            MismatchError: other ranks load another state.
+            InvalidArgumentError: the shape of a value is not that of its variable.
+            MismatchError: the ranks load different states.
 
         """
         for variable, value in zip(variables, values, strict=True):
@@ -255,23 +258,23 @@ class Shards:
         facts = [("iterations of the state that is loaded", int(read(self.optimizer._iterations)))]
         _, differing = compare(facts, f"{self._prefix}.load", self._process_set)
         if differing:
-            raise MismatchError(f"an optimizer with shard=True loads its state on all ranks, the same: {differing}")
+            raise MismatchError(f"an optimizer with shard=True must load the same state on all ranks: {differing}")
 
 
 class KerasShardedState(_KerasOptimizer):
-    """How an optimizer, or the loss scaler around it, is saved and loaded: as one that is not sharded."""
+    """Saves and loads an optimizer with sharded state, or the loss scaler around it, as a plain optimizer."""
 
     _hvdlite_shards: Shards
 
     def save_own_variables(self, store: Any) -> None:
-        """Gathers the state. Collective over the process set, so that the model is saved on all its ranks."""
+        """Gathers the state and stores it. Collective over the process set, so the model must be saved on all its ranks."""
         for number, value in enumerate(self._hvdlite_shards.whole(self.variables)):
             store[str(number)] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes a state that was saved at any number of ranks. Collective over the process set."""
+        """Loads a state that was saved by any number of ranks. Collective over the process set."""
         if len(store.keys()) != len(self.variables):
-            super().load_own_variables(store)  # which says what is wrong
+            super().load_own_variables(store)  # raises an error that says what is wrong
         else:
             self._hvdlite_shards.load(self.variables, [store[str(number)] for number in range(len(self.variables))])
 
@@ -287,30 +290,30 @@ class KerasShardedState(_KerasOptimizer):
 
         """
         raise UnsupportedError(
-            "an optimizer with shard=True cannot be pickled or copied, since this rank has a part of its state only: save the "
-            "model, on all ranks"
+            "an optimizer with shard=True cannot be pickled or copied, because this rank has only a part of its state: save "
+            "the model on all ranks"
         )
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
-        """TensorFlow's checkpoints take the variables as they are.
+        """Refuses to be saved in a checkpoint of TensorFlow, which would contain only this rank's part.
 
         Raises:
-            UnsupportedError: for a checkpoint.
+            UnsupportedError: `save_type` is ``"checkpoint"``.
 
         """
         if save_type == "checkpoint":
             raise UnsupportedError(
-                "tf.train.Checkpoint cannot save an optimizer with shard=True, since this rank has a part of its state only: "
+                "tf.train.Checkpoint cannot save an optimizer with shard=True, because this rank has only a part of its state: "
                 "save the model as a .keras file, on all ranks"
             )
         return super()._trackable_children(save_type, **options)  # type: ignore[misc]
 
 
 class ShardedSteps(KerasShardedState):
-    """How an optimizer, itself or inside a loss scaler, takes its steps."""
+    """Makes the steps of an optimizer with sharded state, which may be inside a loss scaler."""
 
     def build(self, variables: Any) -> Any:
-        """Makes the slots, and keeps this rank's."""
+        """Makes the slots, and keeps those that this rank owns."""
         super().build(variables)
         self._hvdlite_shards.split()
 
@@ -318,7 +321,7 @@ class ShardedSteps(KerasShardedState):
         return super()._apply_weight_decay([each for each in variables if self._hvdlite_shards.is_mine(each)])
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
-        """Updates this rank's variables, and gets the others."""
+        """Updates the variables that this rank owns, and receives the others from their owners."""
         shards = self._hvdlite_shards
         pairs = zip(grads, trainable_variables, strict=True)
         mine = [(gradient, variable) for gradient, variable in pairs if shards.is_mine(variable)]
@@ -328,7 +331,7 @@ class ShardedSteps(KerasShardedState):
 
 
 def _is_of_slots(name: str, held: Any, variables: Sequence[Any]) -> bool:
-    """Is this attribute a list with one variable of the optimizer, or None, for each of the model?"""
+    """Whether this attribute is a list with a slot, or None, for each variable of the model."""
     if name in _WHOLE or not isinstance(held, list) or len(held) != len(variables):
         return False
     others = {id(variable) for variable in variables}

@@ -1,9 +1,9 @@
-"""Keras's side of the comparison of the ranks (`hvdlite.start_check`).
+"""Compares the ranks' models in the first steps of training with Keras (`hvdlite.start_check`).
 
-In ``fit`` it comes after a batch, behind all callbacks: steps may be programs that XLA has compiled, a broadcast may come after
-the first batch, and the values of JAX's variables are the model's only between two batches. Where a program calls
-``train_on_batch`` it comes in front of the second call, and where it applies gradients eagerly in a loop of its own in front of
-the second update. Programs that are traced are the backend's business (`KerasBackend.compare_when_run`).
+In ``fit`` the ranks compare after a batch, when all callbacks have run. There are three reasons: a step may be a program that
+XLA has compiled, a callback may broadcast after the first batch, and on JAX variables have their current values only between
+two batches. If a program calls ``train_on_batch``, the ranks compare before the second call. If it applies gradients eagerly in
+its own loop, they compare before the second update. For traced loops the backend compares (`KerasBackend.compare_when_run`).
 """
 
 import functools
@@ -29,15 +29,15 @@ __all__ = ["KerasCheck", "follow_batches"]
 
 
 class _TrainedByKeras:
-    """The variables whose gradients an optimizer reduces, and its own."""
+    """The variables whose gradients an optimizer reduces, and the optimizer's own variables (`hvdlite.start_check.Trained`)."""
 
     remedy = (
-        "Broadcast what one rank has: give fit() the callback hvd.callbacks.BroadcastGlobalVariablesCallback(0), or call "
+        "Broadcast the values of one rank: give fit() the callback hvd.callbacks.BroadcastGlobalVariablesCallback(0), or call "
         "hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) after the first step of your own loop"
     )
     evidence = "results"
     moment = "after the first update"
-    sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] of arrays"
+    sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] for arrays"
 
     def __init__(
         self, optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool], process_set: ProcessSet
@@ -52,7 +52,7 @@ class _TrainedByKeras:
         return _leaves_of(self._variables)
 
     def state(self) -> Iterable[Leaf]:
-        """See `Trained.state`; none where some of it belongs to variables of this rank alone."""
+        """See `Trained.state`. It is empty if this rank trains some variables alone."""
         return _leaves_of(self._own_variables())
 
     def broadcast(self, root_rank: int) -> None:
@@ -67,15 +67,15 @@ class _TrainedByKeras:
 
 
 class KerasCheck:
-    """The check of one wrapped optimizer.
+    """Compares the ranks for one wrapped optimizer, in rounds.
 
     Attributes:
-        after_batches: is Keras to make the steps, so that rounds come after batches?
-        results: of the last batch that the program itself has asked for, by name.
+        after_batches: True: Keras makes the steps (``fit``, ``train_on_batch``), so rounds come after batches.
+        results: the results of the last ``train_on_batch``, by index; None: it has not been called.
     """
 
     def __init__(self, settings: "Settings", optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool]) -> None:
-        """`variables` are those that the optimizer has met so far; `has_local`: are there others that this rank alone has?"""
+        """`variables` grows while the optimizer sees new variables. `has_local` says whether this rank trains some alone."""
         process_set = settings.reduction.process_set
         trained = _TrainedByKeras(optimizer, variables, has_local, process_set)
         label = f"DistributedOptimizer ({settings.prefix})"
@@ -89,11 +89,11 @@ class KerasCheck:
             _pending.add(self)
 
     def begin(self) -> None:
-        """The optimizer reduces gradients."""
+        """Starts the check: the optimizer has variables whose gradients it reduces."""
         self._begun = True
 
     def after_batch(self, logs: dict[Any, Any] | None) -> None:
-        """A round, after a batch of Keras. What the batch came to on this rank, by name, stands for its gradients."""
+        """Makes a round after a batch of Keras. The results of the batch (loss, metrics) are compared instead of gradients."""
         if not self._begun:
             return
         if self._check.watching and logs:
@@ -102,7 +102,7 @@ class KerasCheck:
         self._round()
 
     def before_update(self, gradients: Iterable[Any]) -> None:
-        """A round, in front of an update that the program makes eagerly in a loop of its own."""
+        """Makes a round before an update that the program makes eagerly in its own loop, except before the first."""
         self._updates += 1
         if self.after_batches or self._updates == 1 or not self._check.pending:
             return
@@ -112,7 +112,7 @@ class KerasCheck:
         self._round()
 
     def before_batch(self) -> None:
-        """A round, in front of a batch that the program has asked for, if there was one before."""
+        """Makes a round before a call of ``train_on_batch``, except before the first."""
         self.after_batches = True
         if self.results is not None:
             self.after_batch(self.results)
@@ -126,12 +126,12 @@ class KerasCheck:
                 _pending.discard(self)
 
 
-# Those that still have rounds to make.
+# The checks that still have rounds to make.
 _pending: "weakref.WeakSet[KerasCheck]" = weakref.WeakSet()
 
 
 def follow_batches() -> None:
-    """Has the checks of a model's optimizers made after the batches that Keras trains it on, as long as they are pending."""
+    """Makes Keras call the pending checks of a model's optimizers with each batch, from now on. Further calls do nothing."""
     if hasattr(keras.Model.train_on_batch, "_hvdlite"):
         return
     kind = keras.callbacks.CallbackList
@@ -148,7 +148,7 @@ def follow_batches() -> None:
         result = end(self, batch, logs)
         checks = _checks_of(_model_of(self))
         if checks:
-            _ = self.model  # where Keras 3 runs on JAX, this gives the variables their values
+            _ = self.model  # on JAX, reading self.model stores the current values in the variables
         for check in checks:
             check.after_batch(logs)
         return result
@@ -180,7 +180,7 @@ def _checks_of(model: Any) -> list[KerasCheck]:
 
 
 def _values_of(gradient: Any) -> Any:
-    values = getattr(gradient, "values", None)  # of a tensor a method, of TensorFlow's IndexedSlices some rows
+    values = getattr(gradient, "values", None)  # for a tensor a method, for IndexedSlices of TensorFlow a tensor
     return gradient if values is None or callable(values) else values
 
 

@@ -19,23 +19,23 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Reduces a value over all ranks, which all call this.
+    """Reduces a value over all ranks. Collective over all ranks.
 
     Args:
-        value: a tensor or variable of Keras's backend, or what it makes a tensor of: numbers, arrays, lists. Any shape.
-        name: as for `hvdlite.allreduce`, and so are the arguments below.
-        average: Horovod's older spelling of `op`; deprecated.
-        prescale_factor: applied before the reduction.
-        postscale_factor: applied after it.
+        value: a tensor or variable of Keras's backend, or a value that it can convert (number, array, list). It has any shape.
+        name: as for `hvdlite.allreduce`, as are the arguments below.
+        average: Horovod's older argument for `op`; deprecated.
+        prescale_factor: each rank's value is multiplied by it before the reduction.
+        postscale_factor: the result is multiplied by it.
         op: `Average` (the default), `Sum`, `Min`, ...
-        compression: applied before and undone after.
+        compression: compresses the value before it is sent; the result is decompressed.
 
     Returns:
         A tensor of Keras's backend with the value's shape and dtype.
 
     Raises:
-        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.allreduce`; with
-            TensorFlow, ``tf.errors`` where an operation of its own is run.
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.allreduce`. In a
+            graph of TensorFlow a subclass of ``tf.errors.OpError`` is raised instead.
     """
     check_given("allreduce", value, name)
     op = resolve_op(op, average)
@@ -43,7 +43,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenates all ranks' values along the first dimension, in rank order.
+    """Concatenates all ranks' values along the first dimension, in rank order. Collective over all ranks.
 
     Args:
         value: as for `allreduce`; at least one-dimensional. Ranks may differ in the first dimension only.
@@ -60,11 +60,11 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Gives all ranks the value of one rank.
+    """Gives all ranks the value of one rank. Collective over all ranks.
 
     Args:
         value: as for `allreduce`; the same shape and dtype on all ranks.
-        root_rank: the rank that has the value.
+        root_rank: the rank whose value all ranks get.
         name: as for `hvdlite.broadcast`.
 
     Returns:
@@ -78,7 +78,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Reduces a value and leaves each rank with its part of the rows.
+    """Reduces a value and gives each rank a part of its rows. Collective over all ranks.
 
     Args:
         value: as for `allreduce`; at least one-dimensional, the same shape on all ranks.
@@ -86,8 +86,8 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
         op: `Average` (the default) or `Sum`.
 
     Returns:
-        A tensor of Keras's backend with this rank's rows: of d rows each of n ranks gets ``d // n``, and the first ``d % n``
-        ranks one more.
+        A tensor of Keras's backend with this rank's rows. If there are d rows and n ranks, each rank gets ``d // n`` rows,
+        and the first ``d % n`` ranks get one more.
 
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `allreduce`.

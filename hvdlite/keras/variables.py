@@ -1,4 +1,4 @@
-"""Variables of models and optimizers, of any Keras on any backend: as arrays, and the same on all ranks."""
+"""Reads, compares and broadcasts variables of models and optimizers, for any Keras on any backend."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ __all__ = [
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:
-    """Not offered, as in Horovod with TensorFlow 2: eager programs have no collection of all variables.
+    """Always raises an error, as in Horovod with TensorFlow 2: an eager program has no list of all variables.
 
     Raises:
-        UnsupportedError: always; the text names what to call instead.
+        UnsupportedError: always; the text says what to call instead.
     """
     raise UnsupportedError(
         f"broadcast_global_variables({root_rank}): an eager program has no list of all variables; pass "
@@ -40,16 +40,17 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrites variables with the root's, in place. Collective over `process_set`; not for use inside a traced function.
+    """Overwrites variables in place with the root's values. Collective over `process_set`. Do not call it in a traced function.
 
     Args:
-        variables: of Keras or TensorFlow, such as ``[*model.variables, *optimizer.variables]``: as many on all ranks, with the
-            same shapes and dtypes in the same order. Those of a GPU go through host memory.
+        variables: variables of Keras or TensorFlow, such as ``[*model.variables, *optimizer.variables]``. All ranks pass the
+            same number of variables, with the same shapes and dtypes in the same order. Variables on GPUs are copied to host
+            memory and back.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
 
     Raises:
-        MismatchError: the ranks have different numbers of variables, or of different shapes or dtypes.
+        MismatchError: the ranks have different numbers of variables, or variables of different shapes or dtypes.
         InvalidArgumentError: (on all ranks) a variable is of a dtype that cannot be sent, such as string.
         InvalidArgumentError, HorovodInternalError: as for `hvdlite.broadcast`.
     """
@@ -69,11 +70,11 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of torch that a module holds and Keras knows nothing of, with what variables of Keras have.
+    """A tensor of a torch module that Keras does not know, with the attributes that a variable of Keras has.
 
     Attributes:
-        name: in the model.
-        tensor: of which the values are overwritten in place.
+        name: its name in the model.
+        tensor: the tensor; `assign` overwrites its values in place.
 
     """
 
@@ -82,42 +83,42 @@ class Held:
 
     @property
     def dtype(self) -> str:
-        """The name of its dtype."""
+        """The name of the tensor's dtype, such as ``"float32"``."""
         return str(self.tensor.dtype).removeprefix("torch.")
 
     @property
     def shape(self) -> Sequence[int]:
-        """Its extents."""
+        """The tensor's shape."""
         return tuple(self.tensor.shape)
 
     def assign(self, value: Any) -> None:
-        """Overwrites it."""
+        """Overwrites the tensor's values with an array of its shape."""
         self.tensor.data.copy_(keras.ops.convert_to_tensor(value))
 
 
 def identity_of(variable: Any) -> int:
-    """What tells variables apart as long as the model holds them."""
+    """A number that identifies the variable as long as the model holds it."""
     return id(getattr(variable, "tensor", variable))
 
 
 def read(value: Any) -> npt.NDArray[Any]:
-    """A variable or an eager tensor as a contiguous array, which may share its memory."""
+    """The values of a variable or an eager tensor as a contiguous array. The array may share the variable's memory."""
     value = getattr(value, "tensor", value)
     array = keras.ops.convert_to_numpy(value) if hasattr(keras, "ops") else keras.backend.get_value(value)
     return np.asarray(array, order="C")
 
 
 def variables_of(optimizer: Any) -> Sequence[Any]:
-    """All variables of an optimizer; `variables` is a method in older ones."""
+    """All variables of an optimizer. In older optimizers `variables` is a method."""
     found = optimizer.variables
     return list(found() if callable(found) else found)
 
 
 def dtype_of(variable: Any) -> str:
-    """The name of its dtype."""
+    """The name of the variable's dtype."""
     return variable.dtype if isinstance(variable.dtype, str) else str(variable.dtype.name)
 
 
 def facts_of(variables: Iterable[Any]) -> list[tuple[str, str]]:
-    """Each variable's name, and what must be the same on all ranks."""
+    """For each variable (name, text): the text has the dtype and the shape, which must be the same on all ranks."""
     return [(name_of(variable), f"{dtype_of(variable)} {list(variable.shape)}") for variable in variables]

@@ -13,14 +13,14 @@
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
-For ``model.fit`` there is `hvdlite.keras`. Nothing here is compiled against TensorFlow: any version from 2.13 on will
-do, and it can be upgraded freely.
+For ``model.fit`` use `hvdlite.keras`. hvdlite is not compiled against TensorFlow. It works with any version from 2.13 on, and a
+new version of TensorFlow needs no new build.
 """
 
 from typing import TYPE_CHECKING, Any
 
 try:
-    import tensorflow as _tf  # noqa: F401 - only to say clearly that it is missing
+    import tensorflow as _tf  # noqa: F401 - only for a clear error if it is missing
 except ImportError as error:
     raise ImportError(
         f"hvdlite.tensorflow needs TensorFlow, which cannot be imported ({error}): pip install tensorflow"
@@ -32,7 +32,7 @@ from hvdlite.compression import Compression
 from hvdlite.errors import missing_name
 from hvdlite.process_sets import *
 from hvdlite.requests import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, ops, util  # noqa: F401 - so that hvd.mpi_ops needs no import of its own
+from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, ops, util  # noqa: F401 - programs use hvd.mpi_ops without an import
 from hvdlite.tensorflow.consistency import check_consistency
 from hvdlite.tensorflow.functions import *
 from hvdlite.tensorflow.mpi_ops import _allreduce  # noqa: F401
@@ -54,7 +54,7 @@ __all__ += process_sets.__all__
 __all__ += usage.__all__
 
 
-# These names are not public in Horovod, but programs can import them there.
+# Names of Horovod that are not public, but that programs can import. hvdlite does not have them: by name, the replacement.
 _REMEDIES = {
     "LocalGradientAggregationHelper": "pass backward_passes_per_step to DistributedOptimizer",
     "_allreduce_cond": "call allreduce, on the ranks of the process set only",
@@ -71,7 +71,7 @@ _REMEDIES = {
 
 
 def __getattr__(name: str) -> Any:
-    # The only name that needs Keras, whose import takes long.
+    # Only this name needs Keras, and importing Keras takes long.
     if name == "SyncBatchNormalization":
         from hvdlite.tensorflow.sync_batch_norm import SyncBatchNormalization
 

@@ -1,4 +1,4 @@
-"""Gradients of several passes, added up on each rank and reduced once."""
+"""Adds up the gradients of several passes on each rank, and reduces the sums once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,23 +11,24 @@ from hvdlite.tensorflow.gradients import Gradient
 
 __all__ = ["LocalAggregation"]
 
-# Takes gradients, their variables, and this rank's weight.
+# A function of gradients, their variables, and this rank's weight.
 Reduce = Callable[[list[Gradient], list[Any], Any], list[Gradient]]
 
 
 class LocalAggregation:
-    """Sums in variables of its own, which are made at the first pass: eagerly, in a ``tf.function`` or in a v1 graph.
+    """Keeps the sums in its own variables, eagerly, in a ``tf.function`` or in a v1 graph. The first pass makes the variables.
 
-    In a v1 graph they are local variables (``tf.compat.v1.local_variables_initializer``): each rank's own, not saved.
+    In a v1 graph they are local variables (``tf.compat.v1.local_variables_initializer``): each rank has its own, and they are
+    not saved.
 
     Args:
-        passes: how many are added up.
-        average: divide the sums by their number?
-        sparse_as_dense: may IndexedSlices be made dense? They cannot be added up as they are.
-        reduce: reduces the sums over the ranks.
+        passes: number of passes to add up.
+        average: True: divide the sums by the number of passes.
+        sparse_as_dense: True: make IndexedSlices dense. Sparse gradients cannot be added up.
+        reduce: the function that reduces the sums over the ranks.
 
     Raises:
-        InvalidArgumentError: `passes` is no whole number above 0.
+        InvalidArgumentError: `passes` is no integer above 0.
 
     """
 
@@ -50,15 +51,18 @@ class LocalAggregation:
         """Adds the gradients of one pass.
 
         Args:
-            gradients: None in the same places in every pass.
-            variables: theirs, the same in every pass.
-            weight: of this rank, a scalar of float64: the passes' weights add up. None in every pass, or in none.
+            gradients: one for each variable. The same gradients are None in every pass.
+            variables: the variables of the gradients, the same in every pass.
+            weight: the weight of this rank, a float64 scalar. The weights of the passes are added up. Either every pass has a
+                weight, or none.
 
         Returns:
-            After the last pass the reduced sums, before it the sums so far; None where there was None.
+            After the last pass the reduced sums, before it the sums so far. A gradient that is None stays None.
 
         Raises:
-            UnsupportedError: IndexedSlices, and `sparse_as_dense` is false.
+            UnsupportedError: a gradient is IndexedSlices, and `sparse_as_dense` is False.
+            InvalidArgumentError: the gradients of this pass belong to other variables than before, or only some passes have a
+                weight.
 
         """
         if self._passes == 1:
@@ -83,7 +87,20 @@ class LocalAggregation:
         return [found.get(place) for place in range(len(gradients))]
 
     def apply(self, gradients: Sequence[Gradient], apply: Callable[[], Any], otherwise: Callable[[], Any] = tf.no_op) -> Any:
-        """Calls a function if these gradients, or what they were made from, come from the last pass, and another one if not."""
+        """Calls `apply` after the last pass, and `otherwise` after the other passes.
+
+        Args:
+            gradients: results of `add`, or tensors that were computed from them.
+            apply: a function that makes the update.
+            otherwise: a function for passes that complete no step.
+
+        Returns:
+            The result of the function that was called.
+
+        Raises:
+            InvalidArgumentError: `add` has not been called.
+
+        """
         if self._passes == 1:
             return apply()
         if self._count is None:
@@ -102,20 +119,21 @@ class LocalAggregation:
     def _dense(self, gradient: Gradient) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
             raise UnsupportedError(
-                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False. (Pass "
-                "sparse_as_dense=True)"
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False: pass "
+                "sparse_as_dense=True"
             )
         return tf.convert_to_tensor(gradient)
 
     def _make(self, places: list[int], gradients: list[tf.Tensor], variables: list[Any], weighted: bool) -> None:
         if self._count is not None and places != list(self._sums):
             raise InvalidArgumentError(
-                "with backward_passes_per_step > 1 every pass has gradients of the same variables; make several optimizers"
+                "with backward_passes_per_step > 1 every pass must have gradients of the same variables; use one optimizer for "
+                "each list of variables"
             )
         if self._count is not None and weighted != (self._weights is not None):
             raise InvalidArgumentError(
-                "with backward_passes_per_step > 1 every pass has a weight, or none has: set optimizer.weight before the first "
-                "pass, and never to None"
+                "with backward_passes_per_step > 1 either every pass has a weight, or none: set optimizer.weight before the "
+                "first pass, and never set it to None"
             )
         if self._count is not None:
             return

@@ -1,4 +1,4 @@
-"""Checks the arguments that the tape and the optimizers share, before anything is changed."""
+"""The arguments that the tape and the optimizers share. They are checked before a tape or an optimizer is changed."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ __all__ = ["Reduction"]
 
 @dataclass(frozen=True)
 class Reduction:
-    """The user's arguments that say how gradients are reduced.
+    """How gradients are reduced: the user's arguments.
 
     Attributes:
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
-        sparse_as_dense: make IndexedSlices dense?
-        groups: lists of variables that are reduced together, or in how many groups all are; None or 0: no groups.
+        sparse_as_dense: True: make IndexedSlices dense.
+        groups: lists of variables that are reduced together, or a number of groups; None or 0: no groups.
         process_set: the ranks that take part.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, or two do not go together.
+        InvalidArgumentError: an argument is wrong, or two arguments exclude each other.
 
     """
 
@@ -55,7 +55,7 @@ class Reduction:
     ) -> list[Gradient]:
         """The reduced gradients of these variables, see `allreduce_gradients`. Collective over `process_set`.
 
-        weight: of this rank in a weighted mean: a number, or a scalar tensor.
+        `weight` is the weight of this rank in a weighted mean: a number, or a scalar tensor.
         """
         return allreduce_gradients(
             gradients,
@@ -71,7 +71,7 @@ class Reduction:
         )
 
     def _places(self, variables: Sequence[Any]) -> list[list[int]] | None:
-        """The user's groups with the variables' places in them."""
+        """The user's groups, as lists of indices of variables."""
         if not self.groups:
             return None
         if isinstance(self.groups, int):

@@ -1,4 +1,4 @@
-"""The wrapper of the functions that users of TensorFlow call."""
+"""The decorator of all functions that users of the TensorFlow door call."""
 
 import functools
 from collections.abc import Callable
@@ -15,10 +15,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def as_written(function: _F) -> _F:
-    """Protects the function, and all that it calls, from AutoGraph: hvdlite's branches and loops are those of Python.
+    """Excludes the function, and all functions that it calls, from AutoGraph. Their branches and loops run in Python.
 
-    Rewriting them would change nothing but the time that tracing takes, and tracebacks. What the function raises of hvdlite's
-    errors is made one of TensorFlow's, too.
+    If AutoGraph rewrote them, tracing would take longer and tracebacks would be harder to read, with the same result. An error
+    of hvdlite that the function raises becomes an error of TensorFlow, too (`hvdlite.tensorflow.errors`).
     """
 
     @functools.wraps(function)

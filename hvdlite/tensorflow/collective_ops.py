@@ -1,19 +1,20 @@
 """The ops of csrc/bindings/tensorflow as Python functions, with gradients.
 
-They take plain arguments and check none of them; what users call is in `hvdlite.tensorflow.ops`. All are collective over the
-process set `set_id`, and fail with a ``tf.errors.OpError`` when they run: FailedPreconditionError where ranks disagree or
-hvdlite is not initialised, InvalidArgumentError for a bad argument, AbortedError where a rank was lost (docs/errors.md).
+These functions do not check their arguments. Users call the functions of `hvdlite.tensorflow.ops`, which do. All are collective
+over the process set with the number `set_id`. When an op fails, it raises a ``tf.errors.OpError``: FailedPreconditionError if
+the ranks disagree or hvdlite is not initialized, InvalidArgumentError for a bad argument, AbortedError if a rank was lost
+(docs/errors.md).
 
-*Names.* `name` is what the ranks' tensors are paired by; "" numbers the operation when it runs, for eager mode only. In a
-loop, whose iterations may overlap, each iteration but the first has names of its own.
+*Names.* The ranks' tensors are matched by `name`. With "" the operation gets a number when it runs; this is for eager mode
+only. The iterations of a loop may overlap, so each iteration after the first adds its number to the name.
 
-*State.* In a graph an op has no state, unless `stateful` asks for it. Without state nothing orders it, so that all gradients
-are in flight together, and TensorFlow drops it if the result is unused. With state it runs in the order of the program,
-whether its result is used or not: right for what ranks use differently, and for what is done for its effect. (Where an op
-has state in any case, is told in `hvdlite.tensorflow.making`.)
+*State.* In a graph an op has no state, unless `stateful` is True. TensorFlow does not order ops without state, so that all
+gradients are in flight together, and it removes an op whose result is not used. Ops with state run in the order of the program,
+and always run. So `stateful` is needed if only some ranks use the result, and if the op is called for its effect.
+(`hvdlite.tensorflow.making` lists cases in which an op always has state.)
 
-*Gradients* follow Horovod's convention, which `hvdlite.torch.ops` states. The backward of an op with a name goes by
-``<name>.grad``; it has state if the op has.
+*Gradients* follow Horovod's convention (see `hvdlite.torch.ops`). The backward of an op with a name has the name
+``<name>.grad``. It has state if the op has state.
 """
 
 from collections import Counter
@@ -53,7 +54,7 @@ _NO_CODEC: Mapping[str, int] = {}
 
 
 def _library(what: str) -> Any:
-    """The wrappers of the ops, for one that cannot be compiled by XLA."""
+    """The wrappers of the ops. Raises UnsupportedError in a function for XLA, which cannot compile the op `what`."""
     require_no_xla(what)
     return load()
 
@@ -73,10 +74,22 @@ def allreduce(
     stateful: bool = False,
     codec: Mapping[str, int] = _NO_CODEC,
 ) -> tf.Tensor:
-    """Reduces a tensor of any shape and dtype of `hvdlite.dtypes`; gives one like it, the same on all ranks.
+    """Reduces a tensor of any shape and any dtype of `hvdlite.dtypes`.
 
-    weight: a scalar of float64 in a weighted mean, which has no gradient itself. codec: `hvdlite.compression.Codec.fields`, or
-    nothing.
+    Args:
+        tensor: the tensor, with the same shape and dtype on all ranks.
+        name: see the module.
+        op: the reduce operator.
+        prescale: a factor for each rank's tensor.
+        postscale: a factor for the result.
+        set_id: see the module.
+        weight: the weight of this rank in a weighted mean, a float64 scalar. It has no gradient.
+        stateful: see the module.
+        codec: `hvdlite.compression.Codec.fields`, or an empty mapping.
+
+    Returns:
+        A tensor of the same shape and dtype, with the same values on all ranks.
+
     """
     attributes = {**_reduction(name, op, prescale, postscale, set_id), **codec}
     if weight is None:
@@ -96,7 +109,7 @@ def grouped_allreduce(
     stateful: bool = False,
     codec: Mapping[str, int] = _NO_CODEC,
 ) -> list[tf.Tensor]:
-    """`allreduce` of tensors, of different dtypes too, that are agreed on and sent together; `name` is the group's."""
+    """`allreduce` of tensors that are agreed on and sent together. Dtypes may differ. `name` is the name of the group."""
     if not tensors:
         return []
     attributes = {**_reduction(name, op, prescale, postscale, set_id), **codec}
@@ -106,19 +119,19 @@ def grouped_allreduce(
 
 
 def allgather(tensor: Any, *, name: str = "", set_id: int = 0, stateful: bool = False) -> tf.Tensor:
-    """The ranks' rows, in the order of ranks; they may differ in the first extent only."""
+    """Concatenates the ranks' tensors of shape [n, ...] in the order of ranks. n may differ between ranks."""
     return make("Allgather", tensor, stateful=stateful, tensor_name=name, process_set=set_id)
 
 
 def grouped_allgather(tensors: Sequence[Any], *, name: str = "", set_id: int = 0, stateful: bool = False) -> list[tf.Tensor]:
-    """`allgather` of tensors that are agreed on and sent together; `name` is the group's."""
+    """`allgather` of tensors that are agreed on and sent together. `name` is the name of the group."""
     if not tensors:
         return []
     return list(make("GroupedAllgather", list(tensors), stateful=stateful, tensor_name=name, process_set=set_id))
 
 
 def broadcast(tensor: Any, *, root_rank: int, name: str = "", set_id: int = 0, stateful: bool = False) -> tf.Tensor:
-    """The tensor of the rank `root_rank` (of the whole job); shape and dtype are the same on all ranks."""
+    """The tensor of rank `root_rank` of the job. Shape and dtype must be the same on all ranks."""
     attributes = {"root_rank": root_rank, "tensor_name": name, "process_set": set_id}
     return make("Broadcast", tensor, stateful=stateful, **attributes)
 
@@ -126,17 +139,17 @@ def broadcast(tensor: Any, *, root_rank: int, name: str = "", set_id: int = 0, s
 def alltoall(
     tensor: Any, splits: Any = None, *, name: str = "", set_id: int = 0, stateful: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends ``splits[i]`` rows to the set's i-th rank, or equally many to each.
+    """Sends ``splits[i]`` rows to the i-th rank of the set.
 
     Args:
-        tensor: at least one-dimensional.
-        splits: a vector of int32 or int64 with an entry for each rank of the set, or None.
+        tensor: a tensor of shape [n, ...].
+        splits: number of rows for each rank of the set, an int32 or int64 vector; None: all ranks get the same number.
         name: see the module.
         set_id: see the module.
         stateful: see the module.
 
     Returns:
-        The rows received, in the order of ranks, and how many came from each (int32).
+        The received rows in the order of ranks, and the number of rows from each rank (an int32 vector).
 
     """
     has_splits = splits is not None
@@ -156,7 +169,7 @@ def reducescatter(
     set_id: int = 0,
     stateful: bool = False,
 ) -> tf.Tensor:
-    """This rank's rows of the reduced tensor; op is Average or Sum."""
+    """Reduces a tensor of shape [n, ...], and gives each rank a part of the rows. `op` is Average or Sum."""
     return make("Reducescatter", tensor, stateful=stateful, **_reduction(name, op, prescale, postscale, set_id))
 
 
@@ -170,7 +183,7 @@ def grouped_reducescatter(
     set_id: int = 0,
     stateful: bool = False,
 ) -> list[tf.Tensor]:
-    """`reducescatter` of tensors that are agreed on and sent together; `name` is the group's."""
+    """`reducescatter` of tensors that are agreed on and sent together. `name` is the name of the group."""
     if not tensors:
         return []
     attributes = _reduction(name, op, prescale, postscale, set_id)
@@ -178,22 +191,22 @@ def grouped_reducescatter(
 
 
 def _reduction(name: str, op: int, prescale: float, postscale: float, set_id: int) -> dict[str, Any]:
-    """The attributes of an op that reduces."""
+    """The attributes of the op in the library, for ops that reduce."""
     factors = {"prescale_bits": bits_of(prescale), "postscale_bits": bits_of(postscale)}
     return {"tensor_name": name, "reduce_op": op, "process_set": set_id, **factors}
 
 
 def barrier(set_id: int = 0) -> tf.Operation | None:
-    """Ends once all ranks of the set have called it. In a graph of TensorFlow 1 it returns the operation."""
+    """Waits until all ranks of the set have called it. In a graph of TensorFlow 1 it returns the operation."""
     return _library("barrier").hvdlite_barrier(process_set=set_id, blocking=tf.executing_eagerly())
 
 
 def join(set_id: int = 0) -> tf.Tensor:
-    """Waits, without more data of its own, until all ranks of the set have joined; gives the last one's rank (int32)."""
+    """Waits until all ranks of the set have joined. Returns the rank that joined last (int32)."""
     return _library("join").hvdlite_join(process_set=set_id, blocking=tf.executing_eagerly())
 
 
-# --- evaluated when they run -----------------------------------------------------------------------------------------------
+# --- topology, read when the op runs ----------------------------------------------------------------------------------------
 
 
 def size(set_id: int = 0, name: str | None = None) -> tf.Tensor:
@@ -207,7 +220,7 @@ def rank(name: str | None = None) -> tf.Tensor:
 
 
 def local_rank(name: str | None = None) -> tf.Tensor:
-    """This process's number among those on its host (int32)."""
+    """This process's rank among the processes of its host (int32)."""
     return _library("local_rank").hvdlite_local_rank(name=name)
 
 
@@ -217,7 +230,7 @@ def local_size(name: str | None = None) -> tf.Tensor:
 
 
 def process_set_included(set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 where this rank is a member of the process set, 0 where it is not (int32)."""
+    """1 if this rank is a member of the process set, and 0 otherwise (int32)."""
     return _library("process_set_included").hvdlite_process_set_included(process_set=set_id, name=name)
 
 
@@ -225,7 +238,7 @@ def process_set_included(set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 class _Backward:
-    """The properties of an op that its backward needs. It makes more ops of the same kind, state and process set."""
+    """The properties of an op that its backward needs. It makes ops with the state and the process set of this op."""
 
     def __init__(self, op: Any) -> None:
         self.op = op
@@ -236,29 +249,29 @@ class _Backward:
         self._common = {"process_set": self.set_id, "stateful": self.has_state}
 
     def name(self, purpose: str) -> str:
-        """A name that no other op of this graph has: the gradients of an op may be asked for more than once."""
+        """A name that no other op of this graph has, because a program may ask for the gradient of an op more than once."""
         return _unique(f"{self._name}.{purpose}") if self._name else ""
 
     def factor(self, which: str) -> float:
-        """The prescale or the postscale factor."""
+        """The factor `which`: ``"prescale"`` or ``"postscale"``."""
         return factor_of(self.op.get_attr(f"{which}_bits"))
 
     def reduce(self, grads: Sequence[Any], op: int, purpose: str = "grad", **factors: int) -> list[tf.Tensor]:
-        """Allreduces in one group, or a single tensor."""
+        """Allreduces the tensors, in one group if there are several."""
         attributes = {"tensor_name": self.name(purpose), "reduce_op": op, **factors, **self._common}
         if len(grads) == 1:
             return [make("Allreduce", grads[0], **attributes)]
         return list(make("GroupedAllreduce", list(grads), **attributes))
 
     def gather(self, grads: Sequence[Any], purpose: str = "grad") -> list[tf.Tensor]:
-        """Allgathers in one group, or a single tensor."""
+        """Allgathers the tensors, in one group if there are several."""
         attributes = {"tensor_name": self.name(purpose), **self._common}
         if len(grads) == 1:
             return [make("Allgather", grads[0], **attributes)]
         return list(make("GroupedAllgather", list(grads), **attributes))
 
     def send_back(self, grad: Any, splits: Any) -> tf.Tensor:
-        """An alltoall."""
+        """Sends rows of a gradient to the ranks of the set, by an alltoall with these splits."""
         attributes = {"has_splits": True, "tensor_name": self.name("grad"), **self._common}
         return make("Alltoall", grad, splits, **attributes)[0]
 
@@ -275,7 +288,7 @@ def _unique(name: str) -> str:
 
 
 def _register(kind: str, backward: Callable[..., list[Any]]) -> None:
-    """Registers a function from (`_Backward`, incoming gradients) to one gradient for each tensor."""
+    """Registers the gradient of an op: a function of `_Backward` and incoming gradients that returns a gradient a tensor."""
 
     def gradient(op: Any, *grads: Any) -> list[Any]:
         found = backward(_Backward(op), *grads)
@@ -298,7 +311,7 @@ def _allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
-    """This rank's share of all weights, times the sum: the weights belong to the tensors, not to the gradients."""
+    """The sum of the gradients times this rank's share of all weights: weights apply to tensors, not to gradients."""
     factors = {key: forward.op.get_attr(key) for key in ("prescale_bits", "postscale_bits")}
     weight = forward.inputs[-1]
     totals = forward.reduce(grads, Sum, **factors)
@@ -307,7 +320,7 @@ def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _choice_slopes(forward: _Backward) -> list[tf.Tensor]:
-    """The gradient of Min or Max for this rank's tensors: the ranks with the extreme value get equal parts."""
+    """The derivatives of Min or Max: the ranks that have the extreme value share it equally, the others get 0."""
     pairs = zip(forward.inputs, forward.op.outputs, strict=True)
     chosen = [tf.cast(value == result, value.dtype) for value, result in pairs]
     holders = forward.reduce(chosen, Sum, "holders")
@@ -315,7 +328,7 @@ def _choice_slopes(forward: _Backward) -> list[tf.Tensor]:
 
 
 def _product_slopes(forward: _Backward) -> list[tf.Tensor]:
-    """The products of the other ranks' values."""
+    """The derivatives of Product: the product of the other ranks' values."""
     zeros = [tf.cast(value == 0, tf.int32) for value in forward.inputs]
     factors = [tf.where(value == 0, tf.ones_like(value), value) for value in forward.inputs]
     counts = forward.reduce(zeros, Sum, "zeros")
@@ -327,7 +340,7 @@ def _product_slopes(forward: _Backward) -> list[tf.Tensor]:
 
 
 def _allgather_backward(forward: _Backward, *grads: Any) -> list[Any]:
-    """This rank's rows of the average."""
+    """This rank's rows of the average of all ranks' gradients."""
     mine = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in forward.inputs])
     (rows,) = forward.gather([mine[tf.newaxis]], "rows")
     starts = tf.reduce_sum(rows[: _place(forward.set_id)], axis=0)
@@ -341,14 +354,14 @@ def _allgather_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _broadcast_backward(forward: _Backward, grad: Any) -> list[Any]:
-    """The average for the root, zeros for the others."""
+    """The average of the gradients for the root, zeros for the other ranks."""
     (average,) = forward.reduce([grad], Average)
     is_root = tf.equal(rank(), forward.op.get_attr("root_rank"))
     return [tf.where(is_root, average, tf.zeros_like(average))]
 
 
 def _alltoall_backward(forward: _Backward, grad: Any, _received: Any) -> list[Any]:
-    """The rows go back to the ranks from which they came. Rows that were not sent get zeros."""
+    """Sends gradients of rows back to the ranks from which the rows came. Rows that were not sent get zeros."""
     tensor, _ = forward.inputs
     back = forward.send_back(grad, forward.op.outputs[1])
     if forward.op.get_attr("has_splits"):
@@ -360,7 +373,7 @@ def _alltoall_backward(forward: _Backward, grad: Any, _received: Any) -> list[An
 
 
 def _reducescatter_backward(forward: _Backward, *grads: Any) -> list[Any]:
-    """All ranks' rows, times the factors, and with Sum times the number of ranks."""
+    """All ranks' gradients concatenated, times both factors, and with Sum times the number of ranks."""
     factor = tf.constant(forward.factor("prescale") * forward.factor("postscale"), tf.float64)
     if forward.op.get_attr("reduce_op") == Sum:
         factor *= tf.cast(size(forward.set_id), tf.float64)

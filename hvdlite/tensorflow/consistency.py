@@ -1,4 +1,4 @@
-"""`check_consistency` for TensorFlow: variables, models and optimizers of all ranks are compared (`hvdlite.consistency`)."""
+"""`check_consistency` for TensorFlow: compares variables, models and optimizers of all ranks (`hvdlite.consistency`)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,37 +22,36 @@ __all__ = ["check_consistency"]
 def check_consistency(
     *objects: Any, every: int | None = None, buffers: bool = False, process_set: ProcessSet = global_process_set
 ) -> ConsistencyChecker | None:
-    """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`; called eagerly.
+    """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`. Call it eagerly.
 
-    Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to the host,
-    one at a time; others are not copied.
+    NaN and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to the host, one at a
+    time; others are not copied.
 
     Args:
-        objects: what to compare: models and layers of Keras and modules of TensorFlow (their weights, frozen ones too, but
-            other variables that no gradient changes only with `buffers`), optimizers of Keras (all their variables),
-            variables, tensors, arrays, numbers, and dicts, lists and tuples of these. Variables are paired by their order, as
-            names differ where a rank has made more models.
-        every: None to compare now. A number of steps to get a checker, whose ``step()`` you call after each step, outside of
-            any ``tf.function``. In ``fit`` take `hvdlite.keras.callbacks.ConsistencyCheckCallback`.
-        buffers: compare the variables of models that no gradient changes, too? Not by default, because moving averages, such
-            as those of batch normalization, are those of a rank's own batches.
+        objects: the objects to compare: models and layers of Keras and modules of TensorFlow (their weights, frozen ones too),
+            optimizers of Keras (all their variables), variables, tensors, arrays, numbers, and dicts, lists and tuples of
+            these. Variables are paired by their order, because their names differ if a rank has made more models than others.
+        every: None to compare now; or a number of steps to get a checker. Call its ``step()`` after each step, outside of any
+            ``tf.function``. In ``fit`` use `hvdlite.keras.callbacks.ConsistencyCheckCallback`.
+        buffers: True: also compare the variables of models that no gradient changes. Such variables usually differ: moving
+            averages, such as those of batch normalization, are computed from a rank's own batches.
         process_set: the ranks to compare. The call does nothing on a rank that is not a member.
 
     Returns:
-        None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`.
+        None; with `every` a `hvdlite.consistency.ConsistencyChecker`.
 
     Raises:
         MismatchError, InvalidArgumentError, HorovodInternalError: as for `hvdlite.check_consistency`.
-        UnsupportedError: in a graph, whose variables have no values yet.
+        UnsupportedError: it was called while a graph is made, whose variables have no values.
 
     """
     if not tf.executing_eagerly():
         raise UnsupportedError(
-            "check_consistency reads values, which a graph does not have while it is made: call it outside of tf.function"
+            "check_consistency reads values, but a graph has none while it is made: call it outside of tf.function"
         )
     remedy = (
         "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0) "
-        "give all ranks what one has"
+        "give all ranks the values of rank 0"
     )
 
     def leaves(given: Sequence[Any]) -> Iterable[tuple[str, Leaf]]:
@@ -66,12 +65,12 @@ def _find(value: Any, path: str, buffers: bool) -> Iterable[Leaf] | None:
     if isinstance(value, tf.Tensor):
         return leaves_in(np.asarray(value), path, lambda *_: None)
     if is_variable(value):
-        # The tensor is the variable's own memory, and the array is the tensor's.
+        # No copy: the tensor and the array use the memory of the variable.
         array = np.asarray(of_tensorflow(value).read_value())
         return leaves_in(array, path or name_of(value), lambda *_: None)
     if hasattr(value, "trainable_variables"):
         variables = variables_to_compare(value, buffers)
-    elif hasattr(value, "variables"):  # of optimizers; of older ones a method
+    elif hasattr(value, "variables"):  # an optimizer; in older ones `variables` is a method
         variables = value.variables() if callable(value.variables) else value.variables
     else:
         return None

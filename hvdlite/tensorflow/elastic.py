@@ -1,4 +1,4 @@
-"""``horovod.tensorflow.elastic``: the state of a training, which it commits, restores and synchronises. See docs/elastic.md."""
+"""``horovod.tensorflow.elastic``: commits, restores and synchronizes the state of a training. See docs/elastic.md."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -31,15 +31,16 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "loss_in", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """As `hvdlite.elastic.run`; errors of TensorFlow that mean a lost rank are raised as HorovodInternalError first.
+    """As `hvdlite.elastic.run`. An error of TensorFlow that means that a rank is lost counts as HorovodInternalError.
 
-    All others leave it as they are, those where ranks ask for different things (FailedPreconditionError,
-    DeadlineExceededError) too: another run would ask for the same.
+    Other errors leave the function unchanged. This includes mismatches of the ranks (FailedPreconditionError,
+    DeadlineExceededError), because they would occur again in another run.
     """
     return elastic.run(func, loss_in)
 
 
-# The errors of TensorFlow for those after which elastic training continues (see `hvdlite.errors.ERRORS`).
+# Pairs of an error of TensorFlow and the error of hvdlite that it stands for. After these, elastic training continues (see
+# `hvdlite.errors.ERRORS`).
 _LOSSES: list[tuple[type[Exception], type[HorovodInternalError]]] = [
     (tf.errors.AbortedError, AbortedError),
     (tf.errors.UnknownError, SystemFailure),
@@ -51,7 +52,7 @@ _OWN_TEXT = re.compile(
 
 
 def loss_in(error: Exception) -> HorovodInternalError | None:
-    """The error of hvdlite behind one of TensorFlow, if it means that a rank is lost."""
+    """The HorovodInternalError that caused this error of TensorFlow; None: a lost rank did not cause it."""
     if failure_in(error) is not None:
         return xla.loss_in(error)
     found = next((own for theirs, own in _LOSSES if isinstance(error, theirs)), None)
@@ -63,18 +64,18 @@ def loss_in(error: Exception) -> HorovodInternalError | None:
 
 
 class TensorFlowState(ObjectState):
-    """Keeps variables, and Python objects, which are its attributes.
+    """Keeps variables and other objects. The other objects are attributes of the state.
 
-    Other variables, modules, and Keras's models, layers, optimizers and metrics stay the objects they are, wherever attributes
-    refer to them; their variables are saved, restored and sent.
+    An attribute may also be another variable, a module, or a model, layer, optimizer or metric of Keras. Such an object is not
+    replaced: its variables are saved, restored and broadcast in place.
 
     Args:
-        variables: ``tf.Variable``, of v1 or of Keras; None: the global variables of the v1 graph.
-        session: of ``tf.compat.v1``, in v1 graphs; None: the default session.
+        variables: variables of TensorFlow (also v1) or Keras; None: the global variables of the v1 graph.
+        session: a session of ``tf.compat.v1``, for v1 graphs; None: the default session.
         **kwargs: names and first values of the attributes.
 
     Raises:
-        InvalidArgumentError: there are no variables, or no session in a v1 graph, or a name is one of the state's own methods.
+        InvalidArgumentError: there are no variables, a v1 graph has no session, or a name is that of a method of the state.
 
     """
 
@@ -85,13 +86,13 @@ class TensorFlowState(ObjectState):
             raise InvalidArgumentError("TensorFlowState has no variables to keep: pass them, such as model.variables")
         self.session = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
         if self.session is None and not tf.executing_eagerly():
-            raise InvalidArgumentError("TensorFlowState needs a session in a v1 graph: pass it, or make it the default one")
+            raise InvalidArgumentError("TensorFlowState needs a session in a v1 graph: pass it, or make it the default session")
         self._handler = _VariablesHandler(self.variables, self.session)
         self._handler.save()
         super().__init__(broadcast_object, rank, **kwargs)
 
     def save(self) -> None:
-        """Copies variables and attributes, for `restore`."""
+        """Copies variables and attributes, so that `restore` can set them."""
         self._handler.save()
         super().save()
 
@@ -101,7 +102,7 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Sets variables and attributes to rank 0's present values, and saves them. Collective over all ranks."""
+        """Sets variables and attributes to rank 0's current values, and saves them. Collective over all ranks."""
         self._handler.sync()
         super().sync()
 
@@ -112,7 +113,11 @@ class TensorFlowState(ObjectState):
 
 
 class _VariablesHandler(StateHandler):
-    """Of a list of variables, a single one, or what has some: a module, or a model, layer, optimizer or metric of Keras."""
+    """Saves, restores and broadcasts variables.
+
+    `value` is a list of variables, one variable, or an object with variables: a module, or a model, layer, optimizer or metric
+    of Keras.
+    """
 
     def __init__(self, value: Any, session: Any) -> None:
         super().__init__(value)
@@ -158,7 +163,7 @@ class _VariablesHandler(StateHandler):
 
 
 def __getattr__(name: str) -> Any:
-    # The only name that needs Keras, whose import takes long.
+    # Only this name needs Keras, and importing Keras takes long.
     if name == "TensorFlowKerasState":
         from hvdlite.tensorflow.keras.state import TensorFlowKerasState
 

@@ -1,7 +1,8 @@
-"""Errors of hvdlite that are TensorFlow's as well: classes of both catch every error of a collective.
+"""Makes errors of hvdlite errors of TensorFlow, too, so that a program can catch either class.
 
-TensorFlow raises its own when an op fails. What hvdlite finds before that has the class of the same status
-(`hvdlite.errors.ERRORS`) too: a rank outside of the process set gets a ``tf.errors.InvalidArgumentError``, as with Horovod.
+When an op fails, TensorFlow raises its own error. When hvdlite finds an error before the op runs, it raises an error that also
+has TensorFlow's class for the same status (`hvdlite.errors.ERRORS`). For example, a rank outside of the process set gets a
+``tf.errors.InvalidArgumentError``, as with Horovod.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ __all__ = ["make_tensorflows"]
 def _both(own: type[HvdliteError], status: str) -> type[HvdliteError]:
     theirs = getattr(tf.errors, f"{status.title().replace('_', '')}Error")
 
-    # With TensorFlow's arguments, as Keras makes another error of the same class with a longer text.
+    # It takes TensorFlow's arguments, because Keras makes another error of the same class with a longer text.
     def init(self: Any, node_def: Any, op: Any, message: str, *args: Any) -> None:
         theirs.__init__(self, node_def, op, message, *args)
         self.args = (message,)
@@ -25,11 +26,14 @@ def _both(own: type[HvdliteError], status: str) -> type[HvdliteError]:
 
 
 _BOTH = {row.python: _both(row.python, row.tensorflow) for row in ERRORS.values()}
-globals().update({kind.__name__: kind for kind in _BOTH.values()})  # pickles find them by their names
+globals().update({kind.__name__: kind for kind in _BOTH.values()})  # pickle looks for the classes in this module by name
 
 
 def make_tensorflows(error: HvdliteError) -> None:
-    """Makes an error of hvdlite one of TensorFlow's too, in place: it keeps its traceback, its text and its class."""
+    """Changes the class of an error of hvdlite, in place, to one that is also an error of TensorFlow.
+
+    The error keeps its traceback and its text, and stays an instance of its own class.
+    """
     both = _BOTH.get(type(error))
     if both is not None:
         text = str(error)

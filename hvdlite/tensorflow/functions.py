@@ -1,4 +1,4 @@
-"""Variables and objects from one rank to all."""
+"""Broadcasts variables and objects from one rank to all, and gathers objects."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,22 +35,23 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Gives all ranks the root's values. Collective over `process_set`.
+    """Assigns the root's values to variables on all ranks. Collective over `process_set`.
 
     Args:
-        variables: ``tf.Variable``, of v1 (references too) or of Keras; equally many on all ranks, in the same order, with the
-            same shapes and dtypes. They are paired by their order, as names differ where a rank has made more models.
+        variables: variables of TensorFlow (also v1, also references) or Keras. All ranks pass the same number of variables in
+            the same order, with the same shapes and dtypes. They are paired by their order, because their names differ if a
+            rank has made more models than others.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
-        inplace: accepted for compatibility with Horovod; the values are assigned in either case.
+        inplace: accepted for compatibility with Horovod; not used. The values are always assigned.
 
     Returns:
-        In a graph the operation that does it; eagerly, where it is done at once, None.
+        In a graph the operation that broadcasts and assigns. Eagerly None: the values are assigned when the call returns.
 
     Raises:
-        InvalidArgumentError: this rank or the root is not a member of the process set, something is no variable, or a dtype
-            cannot be sent, such as string.
-        MismatchError: (eagerly) the ranks have different numbers of variables, or of different shapes or dtypes.
+        InvalidArgumentError: this rank or the root is not a member of the process set, an element of `variables` is no
+            variable, or its dtype cannot be sent, such as string.
+        MismatchError: (eagerly) the ranks have different numbers of variables, or variables of different shapes or dtypes.
         HorovodInternalError: (eagerly) as for `hvdlite.broadcast`.
         tf.errors.OpError: (when the graph runs) the collective failed.
 
@@ -63,16 +64,19 @@ def broadcast_variables(
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[tf.Tensor]:
-    """`broadcast_variables` that returns the new values.
+    """As `broadcast_variables`, but returns the new values.
 
     Args:
         variables: as for `broadcast_variables`.
         root_rank: as for `broadcast_variables`.
-        name: pairs the ranks' calls.
+        name: a name for this call, the same on all ranks, by which their calls are matched.
         process_set: as for `broadcast_variables`.
 
     Returns:
-        One tensor for each variable; in a graph it is there when the variable has been assigned.
+        One tensor for each variable. In a graph it is computed after the variable has been assigned.
+
+    Raises:
+        InvalidArgumentError, MismatchError, HorovodInternalError, tf.errors.OpError: as for `broadcast_variables`.
 
     """
     kept = list(variables)
@@ -82,14 +86,14 @@ def broadcast_(
 
 
 def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[tf.Operation]:
-    """The assignments in a graph; an empty list in eager mode, where they are already done."""
+    """Makes the assignments of a graph and returns them. In eager mode it assigns at once, and returns an empty list."""
     set_id = member_of(process_set, root_rank)
     kept = list(variables)
     targets = [_require_variable(name, place, variable) for place, variable in enumerate(kept)]
     labels, dtypes = [name_of(variable) for variable in kept], [target.dtype.base_dtype.name for target in targets]
     names = [f"{name}_{place + 1}of{len(targets)}" for place in range(len(targets))]
     if tf.executing_eagerly():
-        # As arrays, all of which are in handle at once; TensorFlow would wait for each operation.
+        # By the core API, so that all broadcasts are in flight together. TensorFlow would wait for each one.
         arrays = [np.asarray(target.numpy()) for target in targets]
         shapes = [array.shape for array in arrays]
         require_same_variables(name, list(zip(labels, dtypes, shapes, strict=True)), process_set)
@@ -107,21 +111,21 @@ def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set:
 
 
 def _require_variable(name: str, place: int, variable: Any) -> Any:
-    """The ``tf.Variable``; raises InvalidArgumentError if it is none."""
+    """The ``tf.Variable``. Raises InvalidArgumentError if `variable` is no variable."""
     target = of_tensorflow(variable)
     if not hasattr(target, "assign"):
         raise InvalidArgumentError(
-            f"{name} takes variables, and number {place + 1} of those given is a {type(variable).__name__}; pass tensors to "
-            "broadcast() one by one (of a ragged one .flat_values and .row_lengths())"
+            f"{name} takes variables, but element {place + 1} is a {type(variable).__name__}; pass tensors to broadcast() one "
+            "by one (for a RaggedTensor its .flat_values and .row_lengths())"
         )
     return target
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that gives all ranks the root's values of all global variables of the v1 graph.
+    """Makes the operation that assigns the root's values to all global variables of the v1 graph, on all ranks.
 
     Raises:
-        UnsupportedError: in eager mode, which keeps no list of variables.
+        UnsupportedError: it was called in eager mode, which has no list of all variables.
 
     """
     if tf.executing_eagerly():
@@ -133,11 +137,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Gives all ranks the root's global variables when a session of ``tf.compat.v1.train`` has been made.
+    """Assigns the root's values to all global variables after a session of ``tf.compat.v1.train`` was made.
 
     Args:
         root_rank: the root's rank in the whole job, the same on all ranks.
-        device: of the operations; "" leaves it to TensorFlow.
+        device: device of the operations, such as ``"/cpu:0"``; "": TensorFlow chooses it.
 
     """
 
@@ -166,14 +170,14 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As `hvdlite.broadcast_object`; `session` is not used, because objects do not go through graphs."""
+    """As `hvdlite.broadcast_object`; `session` is not used, because objects are not sent through graphs."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function of one object, which it gives to `broadcast_object` with these arguments, with the errors of that one."""
+    """A function that broadcasts its argument: it calls `broadcast_object` with these arguments, and raises its errors."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -181,5 +185,5 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `hvdlite.allgather_object`; `session` is not used, because objects do not go through graphs."""
+    """As `hvdlite.allgather_object`; `session` is not used, because objects are not sent through graphs."""
     return objects.allgather_object(obj, name, process_set)

@@ -1,13 +1,13 @@
-"""The one place where gradients are reduced: those of the tape, of v1 optimizers and of Keras on TensorFlow.
+"""Reduces gradients, for the tape, for v1 optimizers and for Keras on TensorFlow.
 
-- In a graph each gradient is an operation of its own, without state: all are in flight as soon as they are computed, and the
-  engine fuses what arrives together.
-- Eagerly, where an operation ends before the next one begins, all go in one group.
-- Under XLA, whose operations run one after another in an order of its own, all go in one call.
+- In a graph each gradient has its own operation, without state. Each is in flight as soon as it is computed, and the engine
+  fuses operations that arrive together.
+- Eagerly an operation ends before the next one begins, so all gradients are in one group.
+- XLA runs operations one after another, in an order that it chooses, so all gradients are in one call.
 
-Which gradients are None is known when the step is traced. They stay None, and the ranks need not agree on them.
-All ranks have to have None in the same places. Where they have not, some wait for a tensor that others never send, and
-fail as a deadlock (docs/sharp_edges.md).
+When a step is traced, it is known which gradients are None. A gradient that is None is not sent, and stays None. The same
+gradients must be None on all ranks. Otherwise some ranks wait for a tensor that others never send, and the engine reports a
+deadlock (docs/sharp_edges.md).
 """
 
 from collections.abc import Sequence
@@ -48,25 +48,28 @@ def allreduce_gradients(
     """Reduces the gradients of one step. Collective over `process_set`.
 
     Args:
-        gradients: tensors and IndexedSlices, the same on all ranks in number, dtype and shape (of IndexedSlices, but for
-            the number of rows); None where there is no gradient, in the same places on all ranks.
-        names: one for each gradient, the same on all ranks.
-        op: Average, Sum or (not for IndexedSlices) Adasum.
-        prescale_factor: multiplies each rank's gradients.
-        postscale_factor: multiplies the results.
-        compression: a class with the methods of `hvdlite.compression.Compressor`.
-        sparse_as_dense: make IndexedSlices dense? Under XLA, which knows no tensors of varying size, they always are.
-        groups: places in `gradients`: those of one list are agreed on and sent together. A place is in one list at most.
+        gradients: tensors and IndexedSlices, with the same shapes and dtypes on all ranks (IndexedSlices may differ in the
+            number of rows). The same gradients are None on all ranks.
+        names: one name for each gradient, the same on all ranks.
+        op: Average, Sum or Adasum. For IndexedSlices Average or Sum.
+        prescale_factor: a factor for each rank's gradients.
+        postscale_factor: a factor for the results.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, or a codec.
+        sparse_as_dense: True: make IndexedSlices dense. Under XLA they are always made dense, because XLA has no tensors of
+            varying size.
+        groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together. An index is in one
+            list at most.
         process_set: the ranks that take part.
         scoped: as for `hvdlite.tensorflow.names.collective_name`.
-        weight: of this rank in a weighted mean, from `hvdlite.tensorflow.tensors.as_weight`. All ranks give one, or none.
+        weight: the weight of this rank in a weighted mean, from `hvdlite.tensorflow.tensors.as_weight`. Either all ranks give a
+            weight, or none.
 
     Returns:
-        The reduced gradients, None where there was None. On a rank outside of `process_set` the arguments.
+        The reduced gradients in order; a gradient that is None stays None. On a rank outside of `process_set`: `gradients`.
 
     Raises:
-        InvalidArgumentError: a gradient is something else, or the process set is not registered.
-        UnsupportedError: IndexedSlices with another op than Average and Sum.
+        InvalidArgumentError: a gradient is no tensor, no IndexedSlices and not None; or the process set is not registered.
+        UnsupportedError: IndexedSlices with an op other than Average and Sum.
         tf.errors.OpError: (when it runs) the collective failed, see docs/errors.md.
 
     """
@@ -115,7 +118,7 @@ def _dense(gradient: Gradient, name: str) -> tf.Tensor:
 
 
 def _batches(dense: dict[int, tf.Tensor], groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
-    """The places of the gradients that go together."""
+    """The groups of gradients that are reduced in one operation, as lists of indices."""
     if in_xla_context() or (groups is None and tf.executing_eagerly()):
         return [list(dense)] if dense else []
     chosen = [[place for place in places if place in dense] for places in groups or ()]

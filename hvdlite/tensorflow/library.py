@@ -1,12 +1,13 @@
 """Loads the op library into the TensorFlow of this process.
 
-One library serves every version of TensorFlow: it finds the functions it needs in the process that loads it. Two things rest
-on what TensorFlow does not promise:
+One library serves every version of TensorFlow: it finds the functions that it needs in the process that loads it. It uses two
+properties of TensorFlow that TensorFlow does not guarantee. Both are tested before they are used:
 
-- that an asynchronous kernel may end after its compute has returned (csrc/bindings/tensorflow/done_callback.h). It is tried
-  once, and where it does not work the kernels wait inside compute;
-- with HVDLITE_TENSORFLOW_GPU_STREAMS, in which stream TensorFlow's kernels run on a GPU (gpu_stream.h beside it). It is tried
-  on each GPU, and where it does not work tensors go through host memory, as they do without that knob.
+- An asynchronous kernel may end after its compute function has returned (csrc/bindings/tensorflow/done_callback.h). If the test
+  fails, kernels wait inside the compute function.
+- The library can find the stream in which TensorFlow's kernels run on a GPU (gpu_stream.h in the same folder). This is used
+  with HVDLITE_TENSORFLOW_GPU_STREAMS, and tested on each GPU. If the test fails, tensors are copied through host memory, as
+  they are without that knob.
 """
 
 import ctypes
@@ -25,11 +26,11 @@ from hvdlite import config
 
 __all__ = ["LIBRARY", "is_asynchronous", "load"]
 
-# Of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/self_test.h); 0 is none.
+# Results of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/self_test.h). 0: the test gave no result.
 _VERDICTS = {
     1: "",
-    -1: "no stream is found where it used to be",
-    -2: "the stream that is found is not the one in use",
+    -1: "no stream is where hvdlite expects it",
+    -2: "the stream that hvdlite finds is not the one that TensorFlow uses",
 }
 
 LIBRARY = Path(hvdlite.__file__).with_name("hvdlite_tensorflow.so")
@@ -39,8 +40,8 @@ def load() -> Any:
     """The module with the wrappers of hvdlite's ops, such as ``hvdlite_allreduce``.
 
     Warns:
-        RuntimeWarning: this TensorFlow has no asynchronous kernels, or they do not end as they should; or its streams on GPUs
-            are to be used and cannot be.
+        RuntimeWarning: this TensorFlow has no asynchronous kernels, or they fail the test; or its streams on GPUs fail the test
+            and HVDLITE_TENSORFLOW_GPU_STREAMS is set.
 
     Raises:
         ImportError: the library is missing, or this TensorFlow lacks functions that it needs.
@@ -49,10 +50,12 @@ def load() -> Any:
 
 
 def is_asynchronous() -> bool:
-    """Do kernels in graphs wait without a thread of TensorFlow's? If not, they must run in one order on all ranks.
+    """Whether kernels in graphs wait without occupying a thread of TensorFlow.
+
+    If they do not, they must run in the same order on all ranks.
 
     Raises:
-        ImportError: as `load`.
+        ImportError: as for `load`.
     """
     return _open()[1]
 
@@ -74,8 +77,8 @@ def _open() -> tuple[Any, bool]:
     doubt = _doubt(ops, native)
     if doubt:
         warnings.warn(
-            f"hvdlite: {doubt}. Collectives in graphs therefore run one after the other, in the order of the program; what "
-            "helps is to reduce gradients in one group (groups=1).",
+            f"hvdlite: {doubt}. So collectives in graphs run one after the other, in the order of the program. To reduce "
+            "gradients faster, reduce them in one group (groups=1).",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -86,26 +89,26 @@ def _open() -> tuple[Any, bool]:
 
 
 def _doubt(ops: Any, native: ctypes.CDLL) -> str:
-    """Why the kernels must not be asynchronous; empty if they may."""
+    """The reason why the kernels cannot be asynchronous; empty if they can."""
     if not native.hvdlite_tensorflow_has_async_kernels():
         return f"TensorFlow {tf.__version__} has no asynchronous kernels in its C API (2.13 has)"
-    # Eagerly also in programs of TensorFlow 1, which build graphs only.
+    # Eagerly, also in a program of TensorFlow 1, which runs nothing eagerly.
     with tf.init_scope(), context.eager_mode(), tf.device("/CPU:0"):
         if not int(ops.hvdlite_self_test()):
-            return f"asynchronous kernels of TensorFlow {tf.__version__} do not end as they used to"
+            return f"asynchronous kernels of TensorFlow {tf.__version__} do not end as hvdlite expects"
     return ""
 
 
 def _work_in_gpu_memory(ops: Any, native: ctypes.CDLL) -> bool:
-    """Do kernels on GPUs work in GPU memory, in TensorFlow's stream?"""
+    """Whether kernels on GPUs work in GPU memory and in TensorFlow's stream. Warns if they should and cannot."""
     knobs = config.from_environment()
     if not knobs.tensorflow_gpu_streams:
         return False
     doubt = _doubt_of_streams(ops, native, knobs.cuda_library)
     if doubt:
         warnings.warn(
-            f"hvdlite: HVDLITE_TENSORFLOW_GPU_STREAMS is set, but {doubt}. TensorFlow's tensors on GPUs therefore go through "
-            "host memory; that must be so on all ranks.",
+            f"hvdlite: HVDLITE_TENSORFLOW_GPU_STREAMS is set, but {doubt}. So TensorFlow's tensors on GPUs are copied through "
+            "host memory. All ranks must do the same: unset the knob on all of them.",
             RuntimeWarning,
             stacklevel=5,
         )
@@ -113,22 +116,22 @@ def _work_in_gpu_memory(ops: Any, native: ctypes.CDLL) -> bool:
 
 
 def _doubt_of_streams(ops: Any, native: ctypes.CDLL, cuda_library: str) -> str:
-    """Why hvdlite cannot use TensorFlow's stream on a GPU; empty if it can."""
+    """The reason why hvdlite cannot use TensorFlow's streams on the GPUs; empty if it can."""
     if not tf.test.is_built_with_cuda():
         return f"this TensorFlow {tf.__version__} was built without CUDA"
     if not native.hvdlite_tensorflow_has_gpu_streams():
-        return f"TensorFlow {tf.__version__} does not tell its kernels' stream as it used to"
+        return f"hvdlite does not find the streams of kernels in TensorFlow {tf.__version__}"
     with tf.init_scope(), context.eager_mode():
         for gpu in tf.config.list_logical_devices("GPU"):
             doubt = _doubt_of_stream(ops, gpu.name, cuda_library)
             if doubt:
-                return f"its use on {gpu.name} with TensorFlow {tf.__version__} does not stand the test: {doubt}"
+                return f"streams of TensorFlow {tf.__version__} on {gpu.name} fail the test: {doubt}"
     return ""
 
 
 def _doubt_of_stream(ops: Any, gpu: str, cuda_library: str) -> str:
-    """Why hvdlite cannot use the stream on this GPU; empty if it can."""
-    for rounds in (8, 64, 512):  # enough for the GPU to be busy still
+    """The reason why hvdlite cannot use TensorFlow's stream on this GPU; empty if it can."""
+    for rounds in (8, 64, 512):  # enough work that the GPU is still busy when the test runs
         (expected,) = struct.unpack("<f", struct.pack("<f", random.SystemRandom().uniform(1, 2)))
         (bits,) = struct.unpack("<i", struct.pack("<f", expected))
         with tf.device(gpu):
@@ -139,13 +142,13 @@ def _doubt_of_stream(ops: Any, gpu: str, cuda_library: str) -> str:
                 return str(error.message)
         if verdict:
             return _VERDICTS[verdict]
-    return "the stream that is found has never work to do"
+    return "the stream that hvdlite finds never has work"
 
 
 def _late_number(number: float, rounds: int) -> tf.Tensor:
-    """A tensor with the number on the current device, which gets there after a while, in the order of the device's stream."""
+    """A tensor with the number. The device computes it after `rounds` matrix products in its stream."""
     size = 2048
     matrix = tf.fill([size, size], 1.0 / size)
     for _ in range(rounds):
-        matrix = tf.matmul(matrix, matrix)  # stays as it is, exactly
+        matrix = tf.matmul(matrix, matrix)  # the product equals the matrix, exactly
     return matrix[0, 0] * (size * number)

@@ -1,20 +1,23 @@
 """Makes hvdlite's ops for TensorFlow, in the form that fits the mode and the graph.
 
-Each collective exists without state and with it. Eagerly the difference is nil; the op with state is made, and waits in the
-thread that calls it, where TensorFlow would wait anyway. In a function an op without state is ordered by nothing but its
-inputs, and dropped if its result is unused.
+Each collective exists as an op without state and as an op with state. Eagerly there is no difference; the op with state is
+used, and waits in the thread that calls it, where TensorFlow would wait anyway. In a function only the inputs of an op without
+state order it, and TensorFlow removes it if its result is not used.
 
-An op without state whose inputs are all constants, as the gradient of a linear loss can be, is evaluated once, while
-TensorFlow optimises the graph, and never again. So it has one more input, the anchor, that no optimiser takes for a constant:
+If all inputs of an op without state are constants (the gradient of a linear loss may be one), TensorFlow evaluates the op once,
+while it optimizes the graph, and never again. So the op has one more input, the *anchor*, which TensorFlow does not take for a
+constant:
 
-- In the outermost function a random number. Ops for random numbers have state, and are the only such ops that TensorFlow does
-  not order with others. It is there as soon as the function begins.
-- In functions and loops inside, which ops with state would keep TensorFlow from inlining, a tensor from outside, too large to
-  become a constant. It comes after all other arguments, which would delay what reduces arguments.
+- In the outermost function the anchor is a random number. Ops for random numbers have state, but TensorFlow does not order them
+  with other ops, so the anchor exists as soon as the function begins.
+- In inner functions and loops ops with state would prevent inlining. There the anchor is a tensor from outside that is too
+  large to become a constant of the function. (The outermost function does not use such a tensor, because it arrives after all
+  other arguments, which would delay reductions of arguments.)
 
-Ops have state in any case in graphs of TensorFlow 1, which orders nothing by itself; in the gradients of loops, which cannot
-refer to what the loop does not; and where their kernels are not asynchronous: each that waits occupies one of TensorFlow's
-threads, of which there are as many as processors, and ranks whose threads wait for different tensors would wait for ever.
+In three cases ops always have state: in graphs of TensorFlow 1, which does not order ops by itself; in the gradients of loops,
+which cannot refer to tensors that the loop does not use; and if kernels are not asynchronous. In the last case each kernel that
+waits occupies a thread of TensorFlow, which has one thread a processor. If the threads of two ranks waited for different
+tensors, they would wait forever.
 """
 
 import struct
@@ -30,7 +33,7 @@ from hvdlite.tensorflow.library import is_asynchronous, load
 
 __all__ = ["bits_of", "factor_of", "make"]
 
-# Where a graph keeps its anchor.
+# The name of the graph's collection that has the anchor.
 _ANCHORS = "hvdlite_anchors"
 # Captured tensors of up to 128 elements become constants of a function.
 _CAPTURED_ELEMENTS = 256
@@ -40,13 +43,13 @@ def make(kind: str, *inputs: Any, stateful: bool, **attributes: Any) -> Any:
     """Makes an op.
 
     Args:
-        kind: such as ``"GroupedAllreduce"``.
-        inputs: of the op, without the anchor.
-        stateful: is it to have state in a graph?
-        attributes: of the op.
+        kind: name of the op in the library, such as ``"GroupedAllreduce"``.
+        inputs: inputs of the op, without the anchor.
+        stateful: True: the op has state in a graph.
+        attributes: attributes of the op.
 
     Returns:
-        What TensorFlow's wrapper of the op returns.
+        The result of TensorFlow's wrapper of the op: a tensor, or a list or tuple of tensors.
 
     """
     if tf.executing_eagerly():
@@ -78,13 +81,13 @@ def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
 
 
 def bits_of(factor: float) -> int:
-    """A factor as an attribute of an op: floats there have 32 bits only."""
+    """A factor as an integer attribute of an op. An attribute that is a float has only 32 bits."""
     bits: int = struct.unpack("<q", struct.pack("<d", factor))[0]
     return bits
 
 
 def factor_of(bits: int) -> float:
-    """The factor that an attribute stands for."""
+    """The factor that an attribute encodes (`bits_of`)."""
     factor: float = struct.unpack("<d", struct.pack("<q", bits))[0]
     return factor
 

@@ -1,4 +1,4 @@
-"""The names of ``horovod.tensorflow.mpi_ops``: basics, process sets and collectives, which programs import from here too."""
+"""The names of ``horovod.tensorflow.mpi_ops``: basics, process sets and collectives. Programs may import them from here."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from hvdlite.tensorflow import ops
 from hvdlite.tensorflow.functions import broadcast_ as broadcast_
 from hvdlite.tensorflow.ops import *  # noqa: F403
 
-_basics = HorovodBasics()  # not public, but programs ask it for all process sets
+_basics = HorovodBasics()  # not public, but programs get all process sets from it
 
 
 def _allreduce(
@@ -28,7 +28,7 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Not public, but programs call it: `allreduce` with Sum as the default op."""
+    """`allreduce` with Sum as the default op. It is not public, but programs call it."""
     return ops.allreduce(
         tensor,
         op=op,

@@ -1,13 +1,13 @@
-"""Names of collectives, by which the engine pairs the ranks' tensors.
+"""Names of collectives. The engine matches the ranks' tensors by name.
 
-Eagerly operations run one after another, so a name given by the user is used as it is, and "" stands for none: the
-operation is numbered when it runs. In a graph operations are in flight together and in any order, so each has a name:
+Eagerly operations run one after another, so the user's name is used unchanged. The name "" means that the operation gets a
+number when it runs. In a graph several operations are in flight together, in any order, so each needs a name:
 
     train_step/scope/loss            the tf.functions being traced, the name scope, the name
     train_step/scope/loss_1          the second operation of that name in the same graph
 
-It depends on the program alone and not on how often or in which order functions were traced, so it is the same on all
-ranks that run the same program.
+The name depends only on the program, and not on the number or the order of tracings. So all ranks that run the same program
+have the same names.
 """
 
 import re
@@ -31,11 +31,11 @@ def collective_name(name: str | None, default: str = "", ignore_scope: bool = Fa
     """The name of an operation that is about to be made, for `hvdlite.tensorflow.collective_ops`.
 
     Args:
-        name: the user's, or None.
-        default: stands in for it in graphs.
-        ignore_scope: use the user's name alone. It must then be the only one in flight.
-        scoped: is the name scope a part of the name? It is not where the name is known to be the same on all ranks, and the
-            scope may be numbered by what this rank has made before, as Keras's are.
+        name: the user's name, or None.
+        default: the name that a graph uses if `name` is None.
+        ignore_scope: True: use the user's name alone. No other operation of that name may be in flight.
+        scoped: True: the name scope is a part of the name. False is for names that are known to be the same on all ranks, while
+            the scope may differ: Keras numbers its scopes by the layers that this rank has made before.
     """
     if tf.executing_eagerly():
         return name or ""
@@ -50,9 +50,10 @@ def collective_name(name: str | None, default: str = "", ignore_scope: bool = Fa
 
 
 def _functions() -> tuple[list[str], tf.Graph]:
-    """The tf.functions being traced, the outermost first, and the graph of the outermost one.
+    """The names of the functions that are being traced, the outermost first, and the graph of the outermost one.
 
-    Branches and loops have graphs of their own, whose names are numbered through the process: not the same on all ranks.
+    Branches and loops have graphs, too, but their names are left out: TensorFlow numbers them in each process, and the numbers
+    may differ between ranks.
     """
     graph = tf.compat.v1.get_default_graph()
     names: list[str] = []

@@ -1,15 +1,15 @@
 """The collectives of ``horovod.tensorflow``: eager, in graphs and in ``tf.function``, with gradients.
 
-Over 400 lines, because every function spells out Horovod's signature. Gradients follow Horovod's convention, as in
+Over 400 lines, because every function has Horovod's full signature. Gradients follow Horovod's convention, as in
 `hvdlite.torch.ops`:
 
 - allreduce and alltoall: the gradient of the sum of all ranks' losses (with Adasum: an Adasum of the gradients);
 - allgather and broadcast: that gradient divided by the number of ranks;
 - reducescatter: that gradient times the number of ranks.
 
-`hvdlite.tensorflow.names` explains how operations without a name are paired, and the meaning of a name in a graph. Errors
-across ranks raise a ``tf.errors.OpError`` when the operation runs: FailedPreconditionError
-if the ranks disagree, InvalidArgumentError for a bad argument (docs/errors.md has all).
+`hvdlite.tensorflow.names` explains how operations without a name are matched, and the meaning of a name in a graph. If an
+operation fails when it runs, it raises a ``tf.errors.OpError``: FailedPreconditionError if the ranks disagree,
+InvalidArgumentError for a bad argument (docs/errors.md lists all).
 """
 
 from collections.abc import Sequence
@@ -65,27 +65,27 @@ def allreduce(
     """Reduces a tensor over the ranks. Collective over `process_set`.
 
     Args:
-        tensor: a tensor, or what ``tf.convert_to_tensor`` takes; shape and dtype the same on all ranks. Of ``tf.IndexedSlices``
-            all ranks' rows are gathered, which stand for their sum.
-        average: deprecated, see `op`.
-        device_dense: the device of the operation, such as ``"/cpu:0"``; "" leaves it to TensorFlow.
-        device_sparse: the same for IndexedSlices.
+        tensor: a tensor, or a value that ``tf.convert_to_tensor`` converts, with the same shape and dtype on all ranks. For
+            ``tf.IndexedSlices`` the rows of all ranks are gathered; they represent the sum.
+        average: Horovod's older argument for `op`; deprecated.
+        device_dense: the device of the operation, such as ``"/cpu:0"``; "": TensorFlow chooses it.
+        device_sparse: the device of the operation for IndexedSlices.
         compression: a class with the methods of `hvdlite.compression.Compressor`, or a codec such as ``Compression.int8()``.
         op: Average (the default), Sum, Adasum, Min, Max or Product; for IndexedSlices Average or Sum.
-        prescale_factor: multiplies each rank's tensor.
-        postscale_factor: multiplies the result.
-        name: pairs the ranks' tensors.
+        prescale_factor: a factor for each rank's tensor.
+        postscale_factor: a factor for the result.
+        name: a name for the operation, the same on all ranks, by which their tensors are matched.
         process_set: the ranks that take part.
-        ignore_name_scope: in a graph, leave functions and name scopes out of the name.
-        weight: of this rank in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar tensor, whose value may be
-            known only when a graph runs. The weight itself has no gradient.
+        ignore_name_scope: True: in a graph, the name has no prefix of functions and name scopes.
+        weight: the weight of this rank in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar tensor (eager or
+            of a graph). The weight itself has no gradient.
 
     Returns:
         A new tensor (or IndexedSlices) of the same shape and dtype.
 
     Raises:
         InvalidArgumentError: an argument is wrong (None, a ragged tensor, strings), or this rank is not in the process set.
-        UnsupportedError: IndexedSlices with another op.
+        UnsupportedError: IndexedSlices with an op other than Average and Sum.
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
@@ -136,10 +136,10 @@ def grouped_allreduce(
     *,
     weight: Any = None,
 ) -> list[Any]:
-    """`allreduce` of a list of tensors that are agreed on and sent together; `name` is the group's.
+    """`allreduce` of a list of tensors that are agreed on and sent together. `name` is the name of the group.
 
-    IndexedSlices among them travel beside the group. Dtypes may differ. Returns a list of new tensors. The other arguments and
-    the errors are those of `allreduce`.
+    IndexedSlices in the list are reduced separately, each in its own operation. Dtypes may differ. It returns a list of new
+    tensors. The other arguments and the errors are those of `allreduce`.
 
     """
     op = resolve_op(op, average)
@@ -185,11 +185,11 @@ def allgather(
 ) -> tf.Tensor:
     """Concatenates the ranks' tensors along the first dimension, in rank order. Collective over `process_set`.
 
-    The gradient gives each rank its rows of the *average* of the ranks' incoming gradients: Horovod's convention, the gradient
-    of the sum of all ranks' losses divided by their number.
+    The gradient of a rank is its rows of the *average* of the ranks' incoming gradients. This is Horovod's convention: the
+    gradient of the sum of all ranks' losses, divided by the number of ranks.
 
     Args:
-        tensor: of shape [n, ...]; n may differ between ranks, everything else and the dtype is the same on all.
+        tensor: a tensor of shape [n, ...]. n may differ between ranks; the other dimensions and the dtype may not.
         name: as for `allreduce`.
         ignore_name_scope: as for `allreduce`.
         process_set: the ranks that take part.
@@ -215,9 +215,9 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's.
+    """`allgather` of a list of tensors that are agreed on and sent together. `name` is the name of the group.
 
-    Returns a list of new tensors. The other arguments and the errors are those of `allgather`.
+    It returns a list of new tensors. The other arguments and the errors are those of `allgather`.
     """
     set_id = process_set.require_member(Kind.ALLGATHER)
     members = [as_tensor("grouped_allgather", tensor, name) for tensor in tensors]
@@ -237,18 +237,18 @@ def broadcast(
 ) -> tf.Tensor:
     """Gives all ranks the root's tensor. Collective over `process_set`.
 
-    The gradient gives the root the *average* of the ranks' incoming gradients, and the others zeros: Horovod's convention, the
-    gradient of the sum of all ranks' losses divided by their number.
+    The gradient is the *average* of the ranks' incoming gradients on the root, and zeros on the other ranks. This is Horovod's
+    convention: the gradient of the sum of all ranks' losses, divided by the number of ranks.
 
     Args:
-        tensor: shape and dtype the same on all ranks.
+        tensor: a tensor of any shape, with the same shape and dtype on all ranks.
         root_rank: the root's rank in the whole job, the same on all ranks.
         name: as for `allreduce`.
         ignore_name_scope: as for `allreduce`.
         process_set: the ranks that take part; the root is one of them.
 
     Returns:
-        A new tensor.
+        A new tensor with the root's values.
 
     Raises:
         InvalidArgumentError: this rank or the root is not a member of the process set.
@@ -272,19 +272,19 @@ def alltoall(
     """Sends rows of the tensor to each rank. Collective over `process_set`.
 
     Args:
-        tensor: of shape [n, ...]; n may differ between ranks, everything else and the dtype is the same on all.
-        splits: how many rows each rank of the set gets, in order: a 1-D integer tensor or list. They may add up to less than
-            n: the rest is not sent. None: equal parts.
+        tensor: a tensor of shape [n, ...]. n may differ between ranks; the other dimensions and the dtype may not.
+        splits: number of rows for each rank of the set, in order: a list or a 1-D integer tensor. The sum may be less than n;
+            the other rows are not sent. None: all ranks get the same number of rows.
         name: as for `allreduce`.
         ignore_name_scope: as for `allreduce`.
         process_set: the ranks that take part.
 
     Returns:
-        The rows received, in rank order; with `splits` also how many came from each rank (int32).
+        The received rows in rank order. With `splits` a pair: these rows, and the number of rows from each rank (int32, 1-D).
 
     Raises:
         InvalidArgumentError: this rank is not a member of the process set.
-        tf.errors.OpError: (when it runs) the collective failed, or the splits do not fit.
+        tf.errors.OpError: (when it runs) the collective failed, or the splits are not possible.
 
     """
     set_id = process_set.require_member(Kind.ALLTOALL)
@@ -306,17 +306,17 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduces a tensor over the ranks and gives each a part of the rows. Collective over `process_set`.
+    """Reduces a tensor over the ranks and gives each rank a part of the rows. Collective over `process_set`.
 
-    The gradient gathers the ranks' incoming gradients, times both factors, and with Sum times the number of ranks: Horovod's
-    convention, the gradient of the sum of all ranks' losses times their number.
+    The gradient is the concatenation of the ranks' incoming gradients, times both factors, and with Sum times the number of
+    ranks. This is Horovod's convention: the gradient of the sum of all ranks' losses, times the number of ranks.
 
     Args:
-        tensor: of shape [n, ...]; shape and dtype the same on all ranks. Where n is no multiple of the number of ranks, the
-            first ones get a row more.
+        tensor: a tensor of shape [n, ...], with the same shape and dtype on all ranks. If n is no multiple of the number of
+            ranks, the first ranks get one row more than the others.
         device_dense: as for `allreduce`.
         compression: as for `allreduce`.
-        op: Average, or another operator of `allreduce` but Adasum; only Average and Sum have gradients.
+        op: Average (the default) or Sum.
         name: as for `allreduce`.
         process_set: the ranks that take part.
         ignore_name_scope: as for `allreduce`.
@@ -324,10 +324,11 @@ def reducescatter(
         postscale_factor: as for `allreduce`.
 
     Returns:
-        A new tensor of this rank's rows.
+        A new tensor with this rank's rows.
 
     Raises:
         InvalidArgumentError: an argument is wrong, or this rank is not a member of the process set.
+        UnsupportedError: the tensor is IndexedSlices, or `compression` is a codec.
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
@@ -358,9 +359,9 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's.
+    """`reducescatter` of a list of tensors that are agreed on and sent together.
 
-    Returns a list of new tensors. The other arguments and the errors are those of `reducescatter`.
+    It returns a list of new tensors. The other arguments and the errors are those of `reducescatter`.
     """
     op = resolve_op(op, None)
     set_id = process_set.require_member(Kind.REDUCESCATTER)
@@ -383,9 +384,9 @@ def grouped_reducescatter(
 
 @as_written
 def join() -> tf.Tensor:
-    """Says that this rank has no more batches, and waits for all others to say so. Collective over all ranks.
+    """Announces that this rank has no more batches, and waits until all ranks have done so. Collective over all ranks.
 
-    Meanwhile it takes part in the others' allreduces without a value.
+    While it waits, this rank takes part in the others' allreduces without a value.
 
     Returns:
         The rank that joined last, a scalar int32 tensor.
@@ -412,13 +413,13 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The number of ranks of this node when the operation runs, a scalar int32 tensor."""
+    """The number of ranks on this host when the operation runs, a scalar int32 tensor."""
     return collective_ops.local_size(name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This process's rank on its node when the operation runs, a scalar int32 tensor."""
+    """This process's rank on its host when the operation runs, a scalar int32 tensor."""
     return collective_ops.local_rank(name)
 
 
@@ -429,18 +430,18 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def member_of(process_set: ProcessSet, root_rank: int) -> int:
-    """The id of a process set for a broadcast.
+    """The number of a process set for a broadcast.
 
     Raises:
-        InvalidArgumentError: this rank or the root is not a member of it.
+        InvalidArgumentError: this rank or the root is not a member of the set.
 
     """
     set_id = process_set.require_member(Kind.BROADCAST)
-    # Graphs may be made before hvdlite is initialised; the engine looks again.
+    # A graph may be made before hvdlite is initialized, and then the ranks are not known. The engine checks again.
     if process_set.ranks is not None and root_rank not in process_set.ranks:
         raise InvalidArgumentError(
-            f"broadcast received invalid root rank {root_rank} for provided process set ({process_set}): root_rank counts in "
-            "the whole job, and the root is a member of the set"
+            f"broadcast received invalid root rank {root_rank} for provided process set ({process_set}): root_rank is a "
+            "rank of the whole job, and must be a member of the set"
         )
     return set_id
 
@@ -450,11 +451,11 @@ def _on(device: str) -> AbstractContextManager[Any]:
 
 
 def _default(operation: str, tensor: tf.Tensor) -> str:
-    """The name of an operation in a graph that the user gave none. Eager tensors, captured ones too, have no names."""
+    """The name in a graph of an operation to which the user gave no name. Eager tensors, also captured ones, have no name."""
     return "" if tf.executing_eagerly() else f"{operation}.{getattr(tensor, 'name', 'constant')}"
 
 
 def _dense_only(operation: str, tensor: Any, name: str | None = None) -> tf.Tensor:
     if isinstance(tensor, tf.IndexedSlices):
-        raise UnsupportedError(f"{operation} takes no IndexedSlices: pass tf.convert_to_tensor(slices)")
+        raise UnsupportedError(f"{operation} cannot reduce IndexedSlices: pass tf.convert_to_tensor(slices)")
     return as_tensor(operation, tensor, name)

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` for optimizers of ``tf.compat.v1.train``; those of Keras are handed to `hvdlite.keras`."""
+"""`DistributedOptimizer` for optimizers of ``tf.compat.v1.train``. It passes optimizers of Keras to `hvdlite.keras`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,42 +40,44 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     start_check: str | None = None,
 ) -> Any:
-    """Lets an optimizer reduce gradients over the ranks before it applies them.
+    """Makes an optimizer reduce gradients over the ranks before it applies them.
 
-    An optimizer of ``tf.compat.v1.train`` reduces in `compute_gradients` (and so in `minimize`). With op=Adasum each rank takes
-    a step of its own in `apply_gradients`, and what the steps have changed is reduced. An optimizer of Keras becomes
-    what `hvdlite.tensorflow.keras.DistributedOptimizer` makes of it, with all of these arguments.
+    An optimizer of ``tf.compat.v1.train`` reduces them in `compute_gradients` (and so in `minimize`). With op=Adasum each rank
+    makes its own step in `apply_gradients`, and the changes of the variables are reduced (Maleki et al., Scaling distributed
+    training with adaptive summation, MLSys 2021). An optimizer of Keras is wrapped by
+    `hvdlite.tensorflow.keras.DistributedOptimizer`, with the same arguments.
 
     Args:
-        optimizer: it stays the object it is, with its slots, and gets another class. For v1 optimizers it gains a method
-            `register_local_var(var)`: the gradient of that variable stays this rank's own, and the attribute `weight`: how much
-            this rank's gradients count where the ranks' batches differ in size.
-        name: accepted for compatibility with Horovod; the optimizer keeps its own.
+        optimizer: the optimizer. It is changed in place: it keeps its slots and gets another class. A v1 optimizer gets a
+            method `register_local_var(var)`, which excludes the gradient of a variable from the reduction, and an attribute
+            `weight`: the weight of this rank's gradients, for batches that differ in size.
+        name: accepted for compatibility with Horovod; not used.
         use_locking: accepted for compatibility with Horovod; not used.
         device_dense: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
-        sparse_as_dense: make IndexedSlices dense before they are reduced?
-        backward_passes_per_step: the number of passes to add up on each rank before they are reduced and applied.
+        sparse_as_dense: True: make IndexedSlices dense before they are reduced.
+        backward_passes_per_step: number of passes whose gradients are added up on each rank before they are reduced and
+            applied.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
-        average_aggregated_gradients: divide the sum of the passes by their number?
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
+        average_aggregated_gradients: True: divide the sum over the passes by their number.
         num_groups: deprecated, see `groups`.
-        groups: in how many groups the gradients are reduced, or lists of variables that are reduced together.
-        process_set: the ranks that take part. On others the gradients are this rank's own.
-        scale_local_gradients: divide gradients of local variables by the number of ranks?
-        start_check: what follows if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
-            "broadcast", "warn" or "off"; None leaves it to the knob.
+        groups: a number of groups in which the gradients are reduced, or lists of variables that are reduced together.
+        process_set: the ranks that take part. On other ranks gradients are not reduced.
+        scale_local_gradients: True: divide gradients of local variables by the number of ranks.
+        start_check: the reaction if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
+            "broadcast", "warn" or "off"; None: the knob HVDLITE_START_CHECK decides.
 
     Returns:
-        The optimizer.
+        The same optimizer.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, or this is no optimizer, or one that is wrapped already.
+        InvalidArgumentError: an argument is wrong, `optimizer` is no optimizer, or it is wrapped already.
 
     """
     if _is_keras(optimizer):
-        from hvdlite.tensorflow import keras  # here, as importing Keras takes long
+        from hvdlite.tensorflow import keras  # not at the top, because importing Keras takes long
 
         return keras.DistributedOptimizer(
             optimizer,
@@ -119,7 +121,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _is_keras(optimizer: Any) -> bool:
-    """Is this an optimizer of Keras? Told without importing Keras."""
+    """Whether this is an optimizer of Keras. It does not import Keras."""
     return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(optimizer).__mro__)
 
 
@@ -132,35 +134,36 @@ class _Wrapping:
     weight: tf.Tensor | None = None
 
     def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: ReducerWording) -> Any:
-        """A context: operations made in it come after the ranks have compared their variables."""
+        """A context. Operations that are made in it run after the ranks have compared their variables."""
         shared = [variable for variable in variables if variable not in self.local]
         return after_comparison(shared, gradients, self.reduction.process_set, self.start_check, reducer)
 
 
 class _DistributedOptimizer:
-    """Goes in front of an optimizer's class: gradients are reduced when they are computed."""
+    """The mixin for v1 optimizers: reduces gradients when they are computed."""
 
     _hvdlite: _Wrapping
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not issubclass(cls, tf.compat.v1.train.Optimizer):
             raise UnsupportedError(
-                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
-                "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
+                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, which hvdlite has for isinstance() only: "
+                "derive from the class of a plain optimizer, and pass an instance to DistributedOptimizer"
             )
         return super().__new__(cls)
 
     @property
     def _optimizer(self) -> Any:
-        """The wrapped optimizer: this same object. Programs ask Horovod's optimizer for it."""
+        """This object itself. Programs read the wrapped optimizer from this attribute of Horovod's optimizers."""
         return self
 
     @property
     def weight(self) -> tf.Tensor | None:
-        """How much this rank's gradients count; None: as much as every other rank's.
+        """The weight of this rank's gradients in the mean over the ranks; None: all ranks have the same weight.
 
-        A number of 0 or more, or a scalar tensor, set before `compute_gradients` or `minimize` is called: see
-        `DistributedGradientTape`. The weights of `backward_passes_per_step` passes add up. Needs op Average.
+        It is a number of 0 or more, or a scalar tensor. Set it before `compute_gradients` or `minimize` is called (see
+        `DistributedGradientTape`). The weights of `backward_passes_per_step` passes are added up. Setting it raises
+        InvalidArgumentError for another value, and for an op other than Average.
         """
         return self._hvdlite.weight
 
@@ -175,14 +178,14 @@ class _DistributedOptimizer:
             return wrapping.local.reduce(wrapping.reduction, gradients, variables, gradient_names(variables), weight)
 
     def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable stays this rank's own."""
+        """Excludes the gradient of this variable from the reduction."""
         self._hvdlite.local.add(var)
 
     @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:
-        """As the optimizer's own, reduced over the ranks. Collective over the process set.
+        """As the optimizer's own method, but the gradients are reduced over the ranks. Collective over the process set.
 
-        Before the last of `backward_passes_per_step` passes: this rank's sums.
+        With `backward_passes_per_step` only the last pass returns reduced gradients. The others return this rank's sums.
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         gradients, variables = zip(*pairs, strict=True)
@@ -191,7 +194,7 @@ class _DistributedOptimizer:
 
     @as_written
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """As the optimizer's own. Does nothing (`global_step` is not counted either) before the last pass."""
+        """As the optimizer's own method. Before the last pass it does nothing, and does not count `global_step`."""
         pairs = list(grads_and_vars)
         gradients = [gradient for gradient, _ in pairs]
         return self._hvdlite.aggregation.apply(gradients, lambda: self._hvdlite_update(pairs, global_step, name))
@@ -204,7 +207,7 @@ _ADASUM = replace(OPTIMIZER, prefix="v1_adasum_optimizer", steps_alone=True)
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
-    """Each rank takes its own step, and Adasum combines the changes of all steps."""
+    """The mixin for Adasum: each rank makes its own step, and Adasum combines the changes of all ranks' steps."""
 
     def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any], weight: tf.Tensor | None) -> list[Gradient]:
         local = self._hvdlite.local

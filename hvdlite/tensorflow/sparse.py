@@ -1,4 +1,4 @@
-"""IndexedSlices: every rank gets all ranks' rows."""
+"""Reduces IndexedSlices: every rank gets the rows of all ranks."""
 
 from typing import Any
 
@@ -23,22 +23,23 @@ def allreduce_slices(
     set_id: int,
     weight: tf.Tensor | None = None,
 ) -> tf.IndexedSlices:
-    """Gathers rows and indices of all ranks, which together stand for the sum. Collective over the process set.
+    """Gathers the rows and indices of all ranks. The result represents the sum. Collective over the process set.
 
     Args:
-        slices: rows of shape [n, ...], n may differ between ranks; indices of shape [n].
-        name: for the engine.
+        slices: rows of shape [n, ...] with indices of shape [n]. n may differ between ranks.
+        name: name of the operation in the engine.
         op: Average or Sum.
-        factor: multiplies the rows.
-        compression: of the rows.
+        factor: a factor for the rows.
+        compression: a class that compresses the rows, with the methods of `hvdlite.compression.Compressor`.
         set_id: number of the process set.
-        weight: of this rank in a weighted mean, a scalar of float64. It needs rows of a floating-point or complex dtype.
+        weight: the weight of this rank in a weighted mean, a float64 scalar. Rows must then have a floating-point or complex
+            dtype.
 
     Returns:
-        Rows in the order of the ranks; an index that several ranks (or one of them twice) had occurs several times.
+        The rows in the order of the ranks. If an index occurs on several ranks, or several times on one, all its rows are kept.
 
     Raises:
-        UnsupportedError: another op, integers with a weight, or the compression is a codec.
+        UnsupportedError: `op` is not Average or Sum, the rows are integers and there is a weight, or `compression` is a codec.
 
     """
     if op not in (Average, Sum):
@@ -50,7 +51,7 @@ def allreduce_slices(
     own = slices.values
     if weight is not None:
         if own.dtype.is_integer:
-            raise UnsupportedError(f"IndexedSlices of {own.dtype.name} have no weighted mean; leave the weight out")
+            raise UnsupportedError(f"IndexedSlices of {own.dtype.name} have no weighted mean: leave the weight out")
         weights = collective_ops.allreduce(weight, name=name and f"{name}.weights", op=Sum, set_id=set_id)
         (own,) = shares_of([own], weight, weights)
     sent, context = compression.compress(own)

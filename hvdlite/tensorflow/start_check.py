@@ -1,8 +1,8 @@
-"""TensorFlow's side of the comparison of the ranks (`hvdlite.start_check`), in front of reductions, eager or in graphs.
+"""Compares the ranks' variables before the first reductions in TensorFlow, eager or in graphs (`hvdlite.start_check`).
 
-Who reduces gradients knows the variables, but not when they are updated. So they have been updated once their values have
-changed since the first reduction, and their optimizer's state is not compared. Programs of XLA, which cannot call Python, are
-left alone.
+A tape that reduces gradients knows the variables, but not when they are updated, and not the optimizer. So variables count as
+updated when their values differ from those at the first reduction, and the optimizer's state is not compared. Programs of XLA
+compare nothing, because they cannot call Python.
 """
 
 import contextlib
@@ -28,22 +28,23 @@ from hvdlite.tensorflow.xla import in_xla_context
 
 __all__ = ["OPTIMIZER", "TAPE", "ReducerWording", "after_comparison"]
 
-_serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)  # as for optimizers
+# For each prefix and process set, by its ranks: the next number of a check.
+_serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
 _flags = itertools.count()
-_CHECKS = "_hvdlite_checks"  # of a list's first variable, which lives as long as the list
-_MOST_ROUNDS = 100  # without an update that changes something
+_CHECKS = "_hvdlite_checks"  # attribute of the first variable of a list, with the checks that begin with this variable
+_MOST_ROUNDS = 100  # a check ends after so many rounds, even if no update has changed a variable
 
 
 @dataclass(frozen=True)
 class ReducerWording:
-    """What reduces gradients, in the words of messages.
+    """The texts that describe a tape or an optimizer that reduces gradients.
 
     Attributes:
-        function: that has made it.
-        prefix: of names.
-        remedy: what to write so that the ranks start alike.
-        evidence: what tells whether all ranks read the same data.
-        steps_alone: does each rank update the variables before they are reduced, so that they are to be compared before that?
+        function: name of the function that has made it.
+        prefix: start of the names of checks.
+        remedy: the line of code that gives all ranks the same start.
+        evidence: name of the values that are compared to find ranks that read the same data.
+        steps_alone: True: each rank updates the variables before the reduction, so they are compared before the update.
     """
 
     function: str
@@ -56,15 +57,15 @@ class ReducerWording:
 TAPE = ReducerWording(
     "DistributedGradientTape",
     "gradient_tape",
-    "Broadcast what one rank has, after the first step, which makes the optimizer's variables: "
+    "Broadcast the values of one rank after the first step, which makes the optimizer's variables: "
     "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0)",
     "loss",
 )
 OPTIMIZER = ReducerWording(
     "DistributedOptimizer",
     "v1_optimizer",
-    "Broadcast what one rank has: give the session hvd.BroadcastGlobalVariablesHook(0), or run "
-    "hvd.broadcast_global_variables(0) in it after the initializer",
+    "Broadcast the values of one rank: give the session hvd.BroadcastGlobalVariablesHook(0), or run "
+    "hvd.broadcast_global_variables(0) in the session after the initializer",
     "gradients",
 )
 
@@ -72,25 +73,25 @@ OPTIMIZER = ReducerWording(
 def after_comparison(
     sources: Sequence[Any], evidence: Any, process_set: ProcessSet, mode: str, reducer: ReducerWording
 ) -> contextlib.AbstractContextManager[Any]:
-    """Compares the ranks if it is time; in a graph, has that done whenever the graph runs.
+    """Compares the ranks' variables if the check has rounds left. In a graph it makes operations that do so in each run.
 
-    What is to come after it in a graph of TensorFlow 1 has to be made in the context that this returns. What a ``tf.function``
-    assigns to the variables afterwards waits for it, since it reads them: TensorFlow sees to that. So does what does not depend
-    on gradients, such as weight decay.
+    In a graph of TensorFlow 1, operations that must come after the comparison have to be made in the returned context. A
+    ``tf.function`` needs no context for later assignments: the comparison reads the variables, and TensorFlow orders
+    assignments after reads. This includes assignments that do not depend on gradients, such as weight decay.
 
     Args:
-        sources: the variables. If one of them is something else, nothing is compared.
-        evidence: tensors of this rank, whose values tell whether all ranks read the same data.
+        sources: the variables. If an element is no variable, nothing is compared.
+        evidence: tensors of this rank that differ between ranks if the ranks read different data.
         process_set: the ranks that train together.
-        mode: what follows if they differ, by `hvdlite.start_check.mode_of`.
-        reducer: reduces the gradients of the variables.
+        mode: the reaction if they differ, from `hvdlite.start_check.mode_of`.
+        reducer: describes the tape or the optimizer that reduces the gradients of the variables.
 
     Returns:
-        A context: operations made in it wait for the comparison.
+        A context. Operations that are made in it wait for the comparison.
 
     Raises:
         MismatchError: the ranks differ.
-        UnsupportedError: a graph of TensorFlow 1, and the mode is broadcast.
+        UnsupportedError: `mode` is "broadcast" in a graph of TensorFlow 1.
 
     """
     check = _check_of(sources, process_set, mode, reducer)
@@ -102,7 +103,7 @@ def after_comparison(
             check.round(*(tensor.numpy() for tensor in (*numbers, *check.variables)))
         return contextlib.nullcontext()
 
-    # A variable that gets a value after the last round, so that the program need not initialise it.
+    # The program need not initialize this variable. It gets its value after the last round, to show that the check has ended.
     with tf.device("CPU:0"):
         over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
 
@@ -120,7 +121,7 @@ def after_comparison(
 
 
 class _TrainedInTensorFlow:
-    """The variables whose gradients are reduced."""
+    """The variables whose gradients are reduced (`hvdlite.start_check.Trained`)."""
 
     sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
 
@@ -130,7 +131,7 @@ class _TrainedInTensorFlow:
         self.moment = "before the first update" if reducer.steps_alone else "after the first update"
         self._variables = variables
         self._process_set = process_set
-        self.values: Sequence[Any] = ()  # of the variables, in this round
+        self.values: Sequence[Any] = ()  # values of the variables in this round
 
     def parameters(self) -> Iterable[Leaf]:
         """See `Trained.parameters`."""
@@ -147,7 +148,7 @@ class _TrainedInTensorFlow:
 
 
 class _Check:
-    """The check of the variables whose gradients are reduced together, by one tape after another say."""
+    """Compares the ranks for one list of variables whose gradients are reduced together. Several tapes may use one check."""
 
     def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: ReducerWording) -> None:
         self._open = True
@@ -163,14 +164,16 @@ class _Check:
 
     @property
     def pending(self) -> bool:
-        """Are there more rounds to come?"""
+        """Whether the check has rounds left."""
         return self._open and self._check.pending
 
     def round(self, *numbers: Any) -> None:
-        """What the ranks do together, all of them in the same reductions; a graph may have several at a time.
+        """Makes a round, if there is one left. All ranks make it at the same reduction. Collective over the process set.
+
+        A graph may call it from several threads at a time.
 
         Args:
-            numbers: this rank's own, and behind them the values of the variables.
+            numbers: the values of the evidence on this rank, followed by the values of the variables.
 
         """
         with self._lock:
@@ -181,11 +184,13 @@ class _Check:
                 self._trained.values = ()
 
     def round_of_graph(self, *numbers: Any) -> bool:
-        """`round`, from one of TensorFlow's threads. A thread of our own makes the calls: of one that has called it and lives
-        the engine believes that it may call again, and it would not see a deadlock.
+        """Calls `round` for a graph, in a new thread that ends after the call.
+
+        A thread of TensorFlow must not make the call. The engine takes every living thread that has called it for one that may
+        call again, so it would not detect a deadlock.
 
         Returns:
-            True if no more rounds are to come.
+            True if the check has no rounds left.
 
         """
         with ThreadPoolExecutor(1) as thread:

@@ -1,7 +1,7 @@
-"""Batch normalisation over the batches of all ranks, as a layer of Keras 2 or 3 on TensorFlow.
+"""Batch normalization over the batches of all ranks, as a layer of Keras 2 or 3 on TensorFlow.
 
-Each rank sums up its own values; one small allreduce forward and one backward bring the ranks' sums together, in float64.
-The layer's own backward is TensorFlow's: the gradient of an allreduce is an allreduce.
+Each rank adds up its own values. One small allreduce of float64 in the forward pass, and one in the backward pass, add up the
+ranks' sums. TensorFlow derives the backward pass; the gradient of an allreduce is an allreduce.
 """
 
 from typing import Any
@@ -19,29 +19,30 @@ __all__ = ["SyncBatchNormalization"]
 
 _KERAS_3 = not tf.keras.__version__.startswith("2.")
 
-# Arguments of Keras's layer without a counterpart over ranks.
+# Arguments of Keras's layer that have no meaning over several ranks.
 _REFUSED = ("renorm", "virtual_batch_size", "adjustment", "synchronized")
 
 
 @tf.keras.utils.register_keras_serializable(package="hvdlite")
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Normalises each channel with mean and variance of the batches of all ranks, as one process would the whole batch.
+    """Normalizes each channel with the mean and variance over the batches of all ranks (Ioffe and Szegedy, ICML 2015).
 
-    Collective over `process_set` in training. The batches may differ in size and may be empty on some ranks. What flows back
-    into the input is the gradient of the sum of all ranks' losses; gradients of gamma and beta are this rank's part, for
-    the tape or the optimizer to reduce. The moving variance follows the biased variance, as in Keras 3.
+    The result is that of one process with the whole batch. In training a call is collective over `process_set`. The batches may
+    differ in size, and may be empty on some ranks. The gradient of the input is that of the sum of all ranks' losses. The
+    gradients of gamma and beta are this rank's part; the tape or the optimizer reduces them. The moving variance follows the
+    biased variance, as in Keras 3.
 
-    Inputs are of any floating dtype; they are normalised in float32, or float64 if they are float64.
+    Inputs have any floating-point dtype. They are normalized in float64 if they are float64, and in float32 otherwise.
 
     Args:
-        fused: False; accepted for compatibility with Horovod.
-        process_set: the ranks that share their statistics, or a list of their numbers.
-        **kwargs: of ``tf.keras.layers.BatchNormalization``.
+        fused: must be False; accepted for compatibility with Horovod.
+        process_set: the ranks that share their statistics: a process set, or a list of ranks.
+        **kwargs: arguments of ``tf.keras.layers.BatchNormalization``.
 
     Raises:
-        InvalidArgumentError: `fused` is true, or (on call in training) this rank is not in the process set.
-        UnsupportedError: renorm, virtual batches, or another synchronisation; or Keras runs on another backend.
-        tf.errors.OpError: (on call and backward) the collective failed.
+        InvalidArgumentError: `fused` is true, or (in a call in training) this rank is not in the process set.
+        UnsupportedError: `kwargs` has renorm, virtual_batch_size, adjustment or synchronized; or Keras runs on another backend.
+        tf.errors.OpError: (in a call and in the backward pass) the collective failed.
 
     """
 
@@ -62,21 +63,28 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         self.process_set = given if isinstance(given, ProcessSet) else set_of_ranks(given)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """The normalised input, in the layer's compute dtype; see the class.
+        """The normalized input, see the class.
 
         Args:
-            inputs: of shape [batch, ...].
-            training: use this batch's statistics, and let the moving ones follow? Known when a function is traced. A layer that
-                is not trainable does not.
-            mask: of the shape of `inputs` without the last dimension; excluded values have no part in the statistics.
+            inputs: a tensor of shape [batch, ...].
+            training: True: normalize with the statistics of this batch, and update the moving statistics. It must be known when
+                a function is traced. A layer that is not trainable uses the moving statistics.
+            mask: a tensor with the shape of `inputs` without the last dimension. Values that it excludes do not count in the
+                statistics.
+
+        Returns:
+            A tensor with the shape of `inputs`, in the layer's compute dtype.
+
+        Raises:
+            InvalidArgumentError, UnsupportedError, tf.errors.OpError: see the class; or `training` or `mask` is wrong.
 
         """
         if self._trains(training):
-            return self._normalise(inputs, mask)
+            return self._normalize(inputs, mask)
         return super().call(inputs, training=False, **({} if mask is None else {"mask": mask}))
 
     @as_written
-    def _normalise(self, inputs: Any, mask: Any) -> tf.Tensor:
+    def _normalize(self, inputs: Any, mask: Any) -> tf.Tensor:
         dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         values = tf.cast(inputs, dtype)
         rank = len(inputs.shape)
@@ -99,7 +107,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return tf.cast(own.deviations * scale + offset, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make such a layer; of a process set the members' ranks."""
+        """The arguments that make an equal layer. A process set is stored as the list of its ranks."""
         ranks = None if self.process_set is global_process_set else self.process_set.ranks
         return {**super().get_config(), "process_set": ranks}
 
@@ -117,7 +125,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def _channel_axis(self, rank: int) -> int:
         axes = list(self.axis) if isinstance(self.axis, list | tuple) else [self.axis]
         if len(axes) != 1:
-            raise UnsupportedError(f"SyncBatchNormalization normalises along one axis, not {axes}")
+            raise UnsupportedError(f"SyncBatchNormalization normalizes along one axis, not {axes}")
         return int(axes[0]) % rank
 
     def _weights(self, mask: Any, axis: int, rank: int, dtype: tf.DType) -> tf.Tensor:
@@ -133,7 +141,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         sums = tf.concat([own.count[None], own.sums, own.squares], 0)
         name = collective_name(None, f"{self.name}/sync_batch_norm")
         set_id = self.process_set.require_member(Kind.ALLREDUCE)
-        # A group of one, as groups are what XLA knows.
+        # A group of one tensor, because programs of XLA have only groups.
         (total,) = collective_ops.grouped_allreduce([sums], name=name, op=Sum, prescale=1.0, postscale=1.0, set_id=set_id)
         count, vectors = total[0], tf.reshape(total[1:], [2, -1])
         mean, square = tf.unstack(vectors / tf.maximum(count, 1.0))
@@ -141,15 +149,15 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
 
 class _LocalValues:
-    """This rank's values, around a center of each channel that is near their mean.
+    """Sums of this rank's values for each channel, computed from deviations from a center that is near the mean.
 
     Attributes:
-        deviations: the input minus the center.
-        center: of each channel, float64.
-        count: how many values each channel has, a float64 scalar.
-        sums: of the values of each channel, float64.
-        squares: sums of their squares, float64. From sums of squared deviations, so that what is lost by the subtraction
-            of large squares is lost of float64, not of the input's dtype.
+        deviations: the input minus the center, in the input's shape.
+        center: the center of each channel, a float64 vector.
+        count: number of values of each channel, a float64 scalar.
+        sums: sum of the values of each channel, a float64 vector.
+        squares: sum of the squares for each channel, a float64 vector. It is computed from squared deviations, so that the
+            subtraction of large squares loses digits of float64, and not of the input's dtype.
 
     """
 
@@ -168,7 +176,7 @@ class _LocalValues:
         center = tf.stop_gradient(total(values) / tf.cast(each, values.dtype))
         self.deviations = values - tf.reshape(center, [-1 if place == axis else 1 for place in range(rank)])
         self.center = tf.cast(center, tf.float64)
-        # Deviations from a rounded mean have a mean of their own, which counts where the mean is far from zero.
+        # The center is a rounded mean, so the mean of the deviations is not 0. It matters if the mean is far from 0.
         offset = tf.cast(total(self.deviations), tf.float64) / each
         mean = self.center + offset
         self.sums = self.count * mean

@@ -1,4 +1,4 @@
-"""Tapes whose gradients are reduced over the ranks."""
+"""Tapes that reduce their gradients over the ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,9 +25,9 @@ _Pairs = list[tuple[Any, Gradient]]
 
 
 def gradient_names(variables: Sequence[Any], generic: bool = False) -> list[str]:
-    """Names for the gradients of variables: from the variables' own, or from their places.
+    """Names for the gradients of variables: from the names of the variables, or (`generic`) from their indices.
 
-    Variables of the same name get the same name here; in graphs the engine's names are told apart by their order.
+    Variables with the same name get the same name here. In graphs `collective_name` adds a number to it.
     """
     if generic:
         return [f"grad_{place}" for place in range(len(variables))]
@@ -35,19 +35,18 @@ def gradient_names(variables: Sequence[Any], generic: bool = False) -> list[str]
 
 
 def _name_of(variable: Any, place: int) -> str:
-    # Keras 3 has path, as many of its variables are called "kernel"; eager tensors have no name at all.
+    # In Keras 3 many variables have the name "kernel", but their paths differ. Eager tensors have no name.
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or f"source_{place}"
     return normalise(str(name).removesuffix(":0"))
 
 
 class LocalSources:
-    """Variables (or tensors) whose gradients stay this rank's own.
+    """The local sources: variables (or tensors) whose gradients are not reduced.
 
     Args:
-        scale: divide these gradients by the number of ranks (with weights: multiply them by this rank's share of all weights)?
-            If each rank's loss is a mean over its own samples, the gradients of shared variables are averages over the ranks.
-            This gives local ones the same measure.
-        process_set: whose ranks are counted.
+        scale: True: divide these gradients by the number of ranks, or with weights multiply them by this rank's share of all
+            weights. Then they have the scale of reduced gradients, which are averages over the ranks.
+        process_set: the ranks that are counted.
 
     """
 
@@ -57,14 +56,14 @@ class LocalSources:
         self._sources: dict[int, Any] = {}
 
     def add(self, source: Any) -> None:
-        """From now on its gradient is not reduced."""
+        """Adds a source: its gradient is not reduced from now on."""
         self._sources[identity_of(source)] = source
 
     def __contains__(self, source: Any) -> bool:
         return identity_of(source) in self._sources
 
     def finish(self, gradients: Sequence[Gradient], weight: tf.Tensor | None = None) -> list[Gradient]:
-        """The gradients of local sources as they are given out. With this rank's weight it is collective."""
+        """The gradients of local sources, scaled if `scale` is True. With a weight it is collective over the process set."""
         found = [gradient for gradient in gradients if gradient is not None]
         if not found or not self._scale or self._process_set.included() is False:
             return list(gradients)
@@ -95,7 +94,7 @@ class LocalSources:
         names: Sequence[str],
         weight: Any = None,
     ) -> list[Gradient]:
-        """All gradients in their order: reduced, or those of local sources as they are given out."""
+        """All gradients in their order: reduced, or for local sources the results of `finish`. Collective."""
         own_weight = None if weight is None else as_weight(weight, reduction.op)
         shared = [place for place, source in enumerate(sources) if source not in self]
         local = [place for place, source in enumerate(sources) if source in self]
@@ -106,7 +105,7 @@ class LocalSources:
 
 
 class _DistributedGradientTape:
-    """Goes in front of the class of a tape, whose `gradient` then is a collective."""
+    """The mixin for a tape that makes its `gradient` a collective."""
 
     _hvdlite_reduction: Reduction
     _hvdlite_local: LocalSources
@@ -114,7 +113,7 @@ class _DistributedGradientTape:
     _hvdlite_weight: Any
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of this variable (or tensor) stays this rank's own."""
+        """Excludes the gradient of this variable (or tensor) from the reduction."""
         self._hvdlite_local.add(source)
 
     @as_written
@@ -128,23 +127,25 @@ class _DistributedGradientTape:
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         weight: Any = None,
     ) -> Any:
-        """As ``tf.GradientTape.gradient``, reduced over the ranks. Collective over the process set.
+        """As ``tf.GradientTape.gradient``, but the gradients are reduced over the ranks. Collective over the process set.
 
         Args:
-            target: as for `DistributedGradientTape`.
-            sources: as for `DistributedGradientTape`.
-            output_gradients: as for `DistributedGradientTape`.
-            use_generic_names: name the gradients for the engine by their places, not by the variables: for models whose
-                variables have different names on different ranks.
-            unconnected_gradients: as for `DistributedGradientTape`.
-            weight: how much this rank's gradients count, see `DistributedGradientTape`. None: as that was told.
+            target: as for ``tf.GradientTape.gradient``.
+            sources: as for ``tf.GradientTape.gradient``.
+            output_gradients: as for ``tf.GradientTape.gradient``.
+            use_generic_names: True: the names of the gradients in the engine come from their indices, not from the variables.
+                This is for models whose variables have different names on different ranks.
+            unconnected_gradients: as for ``tf.GradientTape.gradient``.
+            weight: the weight of this rank's gradients, see `DistributedGradientTape`. None: the weight of the tape.
 
         Returns:
-            The gradients, in the structure of `sources`. Those of local sources are this rank's, divided by the number of ranks
-            if the tape was told so (with a weight: times its share of all weights).
+            The gradients, in the structure of `sources`. Gradients of local sources are this rank's own. With
+            `scale_local_gradients` they are divided by the number of ranks, or multiplied by this rank's share of all weights.
 
         Raises:
-            InvalidArgumentError, UnsupportedError, tf.errors.OpError: as `hvdlite.tensorflow.gradients.allreduce_gradients`.
+            InvalidArgumentError, UnsupportedError, tf.errors.OpError: as for
+                `hvdlite.tensorflow.gradients.allreduce_gradients`.
+            MismatchError: the ranks' variables differ after the first update, and `start_check` is "error".
 
         """
         flat = tf.nest.flatten(sources)
@@ -166,7 +167,7 @@ class _DistributedGradientTape:
         *,
         weight: Any = None,
     ) -> tuple[_Pairs, _Pairs]:
-        """As `gradient`, as lists of (source, gradient): first of local sources, then of the others."""
+        """As `gradient`, but returns two lists of (source, gradient): one of local sources, and one of the other sources."""
         flat = tf.nest.flatten(sources)
         gradients = self.gradient(target, flat, output_gradients, use_generic_names, weight=weight)
         pairs = list(zip(flat, gradients, strict=True))
@@ -174,15 +175,15 @@ class _DistributedGradientTape:
         return local, [pair for pair in pairs if pair[0] not in self._hvdlite_local]
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``tf.GradientTape.jacobian``: this rank's own."""
+        """As ``tf.GradientTape.jacobian``. It is not reduced."""
         return self._hvdlite_plain().jacobian(*args, **kwargs)
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``tf.GradientTape.batch_jacobian``: this rank's own."""
+        """As ``tf.GradientTape.batch_jacobian``. It is not reduced."""
         return self._hvdlite_plain().batch_jacobian(*args, **kwargs)
 
     def _hvdlite_plain(self) -> Any:
-        """This tape, all of its state included, under its original class."""
+        """An object of the tape's original class that shares this tape's state."""
         base: Any = type(self).__mro__[2]
         plain = base.__new__(base)
         plain.__dict__ = self.__dict__
@@ -206,37 +207,38 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     *,
     weight: Any = None,
 ) -> Any:
-    """A tape that records like the given one, and whose `gradient` is reduced over the ranks.
+    """Makes a tape with the recording of the given tape. Its `gradient` reduces the gradients over the ranks.
 
     Args:
-        gradtape: a ``tf.GradientTape``, recording, finished or not yet entered. It is not changed.
+        gradtape: a ``tf.GradientTape``. It may be recording, have finished, or not have begun. It is not changed.
         device_dense: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
-        sparse_as_dense: make IndexedSlices dense before they are reduced?
+        sparse_as_dense: True: make IndexedSlices dense before they are reduced.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         num_groups: deprecated, see `groups`.
-        groups: in how many groups the gradients are reduced, or lists of variables that are reduced together.
-        process_set: the ranks that take part. On others the gradients are this rank's own.
-        scale_local_gradients: divide gradients of local sources by the number of ranks?
-        start_check: what follows if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
-            "broadcast", "warn" or "off"; None leaves it to the knob.
-        weight: how much this rank's gradients count: a number of 0 or more or a scalar tensor, such as the number of samples
-            in its batch. The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which is what one
-            process gets from the whole batch. All ranks give one, or none. Needs op Average. A rank of weight 0 contributes
-            nothing, whatever its gradients hold. What is known later, is given to `gradient`.
+        groups: a number of groups in which the gradients are reduced, or lists of variables that are reduced together.
+        process_set: the ranks that take part. On other ranks gradients are not reduced.
+        scale_local_gradients: True: divide gradients of local sources by the number of ranks.
+        start_check: the reaction if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
+            "broadcast", "warn" or "off"; None: the knob HVDLITE_START_CHECK decides.
+        weight: the weight of this rank's gradients, with op Average only: a number of 0 or more or a scalar tensor, such as the
+            number of samples in the rank's batch. The reduced gradients are ``sum(weight * gradient) / sum(weight)`` over the
+            ranks, so they equal those of one process with the whole batch. Either all ranks have a weight, or none. A rank of
+            weight 0 contributes nothing, even if its gradients are infinite or NaN. A weight that is not known yet can be
+            passed to `gradient` later.
 
     Returns:
         An object of the tape's class with the methods `gradient`, `register_local_source` and
-        `get_local_and_global_gradients`. Jacobians are this rank's own.
+        `get_local_and_global_gradients`. Jacobians are not reduced.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
 
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedGradientTape):
-        raise InvalidArgumentError(f"DistributedGradientTape takes a tf.GradientTape that it has not made, got {gradtape!r}")
+        raise InvalidArgumentError(f"DistributedGradientTape takes a plain tf.GradientTape, got {gradtape!r}")
     base = type(gradtape)
     kind: Any = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": _DistributedGradientTape.__doc__})
     tape = kind.__new__(kind)
@@ -268,10 +270,10 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     *,
     weight: Any = None,
 ) -> Any:
-    """A `DistributedGradientTape` that leaves the gradients of some layers to this rank.
+    """As `DistributedGradientTape`, but does not reduce the gradients of some layers.
 
     Args:
-        gradtape: as for `DistributedGradientTape`, like the other arguments.
+        gradtape: as for `DistributedGradientTape`.
         device_dense: as for `DistributedGradientTape`.
         device_sparse: as for `DistributedGradientTape`.
         compression: as for `DistributedGradientTape`.
@@ -281,7 +283,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         num_groups: as for `DistributedGradientTape`.
         groups: as for `DistributedGradientTape`.
         process_set: as for `DistributedGradientTape`.
-        local_layers: a built Keras layer or a list of them, whose trainable weights each rank has for itself.
+        local_layers: a built layer of Keras, or a list of them. Their trainable weights become local sources.
         scale_local_gradients: as for `DistributedGradientTape`.
         start_check: as for `DistributedGradientTape`.
         weight: as for `DistributedGradientTape`.
@@ -308,7 +310,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     for layer in tf.nest.flatten(local_layers) if local_layers is not None else ():
         if not getattr(layer, "built", False):
             raise InvalidArgumentError(
-                f"the local layer {layer!r} is no Keras layer that has been built: call it once, or its build(), before"
+                f"the local layer {layer!r} is no built layer of Keras: call the layer once, or its build(), before"
             )
         for weight in layer.trainable_weights:
             tape.register_local_source(weight)

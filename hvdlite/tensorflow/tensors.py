@@ -1,4 +1,4 @@
-"""Tensors and weights as the TensorFlow door's collectives take them; what cannot be sent is refused by name."""
+"""Converts tensors and weights for the collectives of the TensorFlow door, and refuses those that cannot be sent."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,23 +17,23 @@ def as_tensor(operation: str, value: Any, name: str | None = None) -> tf.Tensor:
     """A dense tensor that can be sent.
 
     Args:
-        operation: for messages, and so is the name.
-        value: what ``tf.convert_to_tensor`` takes.
-        name: the user's.
+        operation: name of the function, for error texts.
+        value: a tensor, or a value that ``tf.convert_to_tensor`` converts.
+        name: the user's name of the operation, for error texts.
 
     Raises:
-        InvalidArgumentError: it is None, ragged or sparse, or of a dtype that cannot be sent, such as string.
+        InvalidArgumentError: `value` is None, ragged or sparse, or its dtype cannot be sent, such as string.
 
     """
     check_given(operation, value, name)
     what = operation if name is None else f"{operation} of {name!r}"
     if isinstance(value, tf.RaggedTensor):
         raise InvalidArgumentError(
-            f"{what}: a RaggedTensor cannot be sent; pass .to_tensor(), or .flat_values and .row_lengths() by themselves"
+            f"{what}: a RaggedTensor cannot be sent; pass .to_tensor(), or send .flat_values and .row_lengths() separately"
         )
     if isinstance(value, tf.SparseTensor):
         raise InvalidArgumentError(
-            f"{what}: a SparseTensor cannot be sent; pass tf.sparse.to_dense(x), or .values and .indices by themselves"
+            f"{what}: a SparseTensor cannot be sent; pass tf.sparse.to_dense(x), or send .values and .indices separately"
         )
     tensor = tf.convert_to_tensor(value)
     code_of_name(tensor.dtype.base_dtype.name, f"tensor given to {what}")
@@ -44,12 +44,11 @@ def as_weight(weight: Any, op: int) -> tf.Tensor:
     """A rank's weight in a weighted mean, as a scalar float64 tensor.
 
     Args:
-        weight: a number, or a real scalar tensor or variable, whose value may be known only when a graph runs.
+        weight: a number of 0 or more, or a real scalar tensor or variable. A tensor of a graph is checked when the graph runs.
         op: the reduce operator.
 
     Raises:
-        InvalidArgumentError: it is something else, or the reduction is no mean. (The value of a tensor is checked when the
-            operation runs.)
+        InvalidArgumentError: `weight` is no such number or tensor, or `op` is not Average.
 
     """
     if not tf.is_tensor(weight):
@@ -68,9 +67,13 @@ def shares_of(tensors: Sequence[tf.Tensor], weight: tf.Tensor, weights: tf.Tenso
     """The tensors times this rank's share of all weights.
 
     Args:
-        tensors: of any shapes, of floating-point or complex dtypes. 16-bit floats are multiplied in float32 and rounded once.
-        weight: of this rank, float64. If it is 0, the results are zeros, whatever the tensors hold.
-        weights: the sum of all ranks' weights.
+        tensors: tensors of any shape and a floating-point or complex dtype. 16-bit floats are multiplied in float32 and rounded
+            once.
+        weight: the weight of this rank, a float64 scalar. If it is 0, the results are zeros, even for infinite or NaN elements.
+        weights: the sum of all ranks' weights, a float64 scalar.
+
+    Returns:
+        Tensors of the same shapes and dtypes.
 
     """
     share = tf.math.divide_no_nan(weight, weights)

@@ -1,4 +1,4 @@
-"""The names of ``horovod.tensorflow.util``, which programs borrow although they are not public."""
+"""The names of ``horovod.tensorflow.util``. They are not public, but programs use them."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _cache = functools.cache
 
 
 def _executing_eagerly() -> bool:
-    """Are operations run at once? Not inside ``tf.function``."""
+    """Whether operations run eagerly. In a ``tf.function`` they do not."""
     return bool(tf.executing_eagerly())
 
 
@@ -22,24 +22,24 @@ def _make_subgraph(f: Callable[..., Any]) -> Any:
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Does TensorFlow see a GPU?
+    """Whether TensorFlow finds a GPU.
 
     Args:
-        ext_base_name: not looked at; `horovod.common.util.gpu_available` asks other frameworks.
-        verbose: likewise.
+        ext_base_name: accepted for compatibility with Horovod; not used. `horovod.common.util.gpu_available` uses it.
+        verbose: accepted for compatibility with Horovod; not used.
     """
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """Variables, in one list or a list of lists, as references that can be keys."""
+    """Converts variables (one, a list, or a list of lists) to references, which can be keys of a dict."""
     if isinstance(vars, Sequence):
         return tuple(vars_to_refs(variable) for variable in vars)
     return vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """What `vars_to_refs` was given, as lists."""
+    """Converts results of `vars_to_refs` back to variables. Sequences become lists."""
     if isinstance(refs, Sequence):
         return [refs_to_vars(ref) for ref in refs]
     return refs.deref()

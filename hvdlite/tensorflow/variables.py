@@ -1,4 +1,4 @@
-"""Variables of TensorFlow, and those of Keras 3, which hold one."""
+"""Finds the variable of TensorFlow inside a variable of Keras 3."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ __all__ = ["identity_of", "of_tensorflow"]
 
 
 def of_tensorflow(variable: Any) -> Any:
-    """The ``tf.Variable`` inside a variable of Keras 3; anything else itself."""
-    inner = getattr(variable, "value", None)  # of a tf.Variable a method
+    """The ``tf.Variable`` inside a variable of Keras 3. Any other object is returned unchanged."""
+    inner = getattr(variable, "value", None)  # a method if this is a tf.Variable
     return variable if inner is None or callable(inner) else inner
 
 
 def identity_of(source: Any) -> int:
-    """What tells variables and tensors apart, as long as they are kept: the same for both of `of_tensorflow`."""
+    """A number that identifies a variable or tensor while it exists. A Keras variable and its inner one have the same."""
     return id(of_tensorflow(source))

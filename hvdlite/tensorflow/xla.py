@@ -1,7 +1,7 @@
-"""Allreduce inside programs that XLA compiles (``jit_compile=True``), where no op of a library can be.
+"""Allreduce and broadcast inside programs that XLA compiles (``jit_compile=True``). Ops of a library cannot be used there.
 
-XLA knows custom calls instead: functions that get bare buffers. hvdlite's is registered through a part of TensorFlow that is
-not public, so it is tried once, and what cannot be had is refused with what to set.
+XLA has custom calls instead: functions that get the addresses of buffers. hvdlite registers its custom calls through a part of
+TensorFlow that is not public. So it tests them once, and if they do not work, an error names the setting that avoids them.
 """
 
 import ctypes
@@ -22,25 +22,25 @@ from hvdlite.xla import TensorGroup, describe
 
 __all__ = ["broadcast_from", "grouped_allreduce", "in_xla_context", "require_no_xla"]
 
-_REMEDY = "set jit_compile=False (of model.compile in Keras, or of tf.function)"
+_REMEDY = "set jit_compile=False (an argument of model.compile in Keras, and of tf.function)"
 _SELF_TEST_TEXT = "hvdlite's self-test"
 
-# The attribute of a graph with what its last call handed on: the next one needs it, so XLA cannot change their order. (A table
-# of graphs would keep them alive by their tensors, and a graph's collections are its branches' too.)
+# The attribute of a graph that has the token of its last call. The token is an operand of the next call, so XLA cannot change
+# their order. (A table by graph would keep the graphs alive through their tensors. Branches share the collections of a graph.)
 _LAST = "_hvdlite_last_call"
 _NO_CODEC: Mapping[str, int] = {}
 
 
 def in_xla_context() -> bool:
-    """Is the function that is being traced meant for XLA?"""
+    """Whether the function that is being traced will be compiled by XLA."""
     return not tf.executing_eagerly() and bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
 def require_no_xla(what: str) -> None:
-    """Refuses an operation that cannot be compiled.
+    """Refuses the operation `what` in a function for XLA.
 
     Raises:
-        UnsupportedError: the function that is being traced is meant for XLA.
+        UnsupportedError: the function that is being traced will be compiled by XLA.
 
     """
     if in_xla_context():
@@ -59,28 +59,28 @@ def grouped_allreduce(
     weight: tf.Tensor | None = None,
     codec: Mapping[str, int] = _NO_CODEC,
 ) -> list[tf.Tensor]:
-    """Reduces tensors in one custom call, in a graph for XLA. It blocks the program, so one call should have all tensors.
+    """Reduces tensors in one custom call, in a graph for XLA. The call blocks the program, so pass all tensors in one call.
 
-    When it fails, the program raises ``tf.errors.InternalError``, of which `hvdlite.xla.failure_in` makes the error that it
-    stands for. The gradient with Average, Sum and Adasum is the same reduction of the gradients, of a weighted mean this
-    rank's share of their sum; otherwise there is none.
+    If the call fails, the program raises ``tf.errors.InternalError``, and `hvdlite.xla.failure_in` returns the error of hvdlite
+    for it. With Average, Sum and Adasum the gradient is the same reduction of the gradients. For a weighted mean it is this
+    rank's share of their sum. Min, Max and Product have no gradient.
 
     Args:
-        tensors: of any dtypes that the engine knows, with static shapes.
-        name: of the group, the same on all ranks.
+        tensors: tensors of any dtype of `hvdlite.dtypes`, with static shapes.
+        name: name of the group, the same on all ranks.
         op: the reduce operator.
-        prescale: multiplies each rank's tensors.
-        postscale: multiplies the results.
-        set_id: of the process set.
-        weight: of this rank in a weighted mean, a scalar of float64.
-        codec: `hvdlite.compression.Codec.fields`, or nothing.
+        prescale: a factor for each rank's tensors.
+        postscale: a factor for the results.
+        set_id: number of the process set.
+        weight: the weight of this rank in a weighted mean, a float64 scalar.
+        codec: `hvdlite.compression.Codec.fields`, or an empty mapping.
 
     Returns:
-        The results, in order.
+        The results in order, with the shapes and dtypes of the tensors.
 
     Raises:
-        InvalidArgumentError: a shape is not known yet, or a dtype or the name cannot be sent.
-        UnsupportedError: this TensorFlow has no custom calls that hvdlite could use, or computes on GPUs.
+        InvalidArgumentError: a shape is not known when the program is traced, or a dtype or the name cannot be sent.
+        UnsupportedError: custom calls of this TensorFlow do not work for hvdlite, or TensorFlow uses GPUs.
 
     """
     if not tensors:
@@ -90,8 +90,8 @@ def grouped_allreduce(
     for tensor in made:
         if not tensor.shape.is_fully_defined():
             raise InvalidArgumentError(
-                f"allreduce of {name!r} in a program for XLA: the shape of {tensor.name} is {tensor.shape} when the program is "
-                f"traced, but has to be known then; give it a static shape (tf.ensure_shape), or {_REMEDY}"
+                f"allreduce of {name!r} in a program for XLA: the shape of {tensor.name} must be known when the program is "
+                f"traced, but is {tensor.shape}; give it a static shape (tf.ensure_shape), or {_REMEDY}"
             )
     kinds = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in made]
     how: dict[str, Any] = {"prescale": prescale, "postscale": postscale, "codec": codec}
@@ -117,7 +117,7 @@ def grouped_allreduce(
 
 
 def broadcast_from(tensors: Sequence[Any], roots: Sequence[int], names: Sequence[str], set_id: int) -> list[tf.Tensor]:
-    """Gives all ranks the tensors of these ranks in one custom call, in a graph for XLA. It has no gradient."""
+    """Broadcasts each tensor from its root in `roots`, all in one custom call, in a graph for XLA. It has no gradient."""
     _require()
     groups = [
         TensorGroup(Kind.BROADCAST, name, [(tensor.dtype.name, tensor.shape.as_list())], root=root, process_set=set_id)
@@ -132,15 +132,15 @@ def _call(operands: Sequence[tf.Tensor], description: str, weight: tf.Tensor | N
     if last is None:
         last = tf.zeros([], tf.int32)
     inputs = [*operands, last] if weight is None else [*operands, weight, last]
-    *results, handed_on = _custom_call("hvdlite_collective", inputs, description, [*operands, last])
-    setattr(graph, _LAST, handed_on)
+    *results, token = _custom_call("hvdlite_collective", inputs, description, [*operands, last])
+    setattr(graph, _LAST, token)
     return results
 
 
 def _custom_call(
     target: str, operands: Sequence[tf.Tensor], config: str, like: Sequence[tf.Tensor] | None = None
 ) -> list[tf.Tensor]:
-    """Results have the dtypes and shapes of the tensors `like`, or of the operands."""
+    """Makes a custom call. Its results have the dtypes and shapes of the tensors `like`, or of the operands."""
     like = operands if like is None else like
     return list(
         gen_xla_ops.xla_custom_call_v2(
@@ -156,14 +156,14 @@ def _custom_call(
 
 @cache
 def _require() -> None:
-    """Registers the custom calls and tries them, once for a process.
+    """Registers the custom calls and tests them, once in a process.
 
     Raises:
-        UnsupportedError: they cannot be had.
+        UnsupportedError: they do not work for hvdlite.
     """
     if tf.config.list_logical_devices("GPU"):
-        raise UnsupportedError(f"collectives in programs that XLA compiles work on CPUs only in this version: {_REMEDY}")
-    load()  # first: TensorFlow looks for ops when a library is opened for the first time
+        raise UnsupportedError(f"collectives in programs that XLA compiles work on CPUs only: {_REMEDY}")
+    load()  # before the CDLL below: TensorFlow looks for ops when the process opens the library for the first time
     if not ctypes.CDLL(str(LIBRARY)).hvdlite_tensorflow_register_xla():
         raise UnsupportedError(
             f"TensorFlow {tf.__version__} does not let hvdlite register custom calls with its XLA, so collectives cannot be "
@@ -172,7 +172,7 @@ def _require() -> None:
     with tf.init_scope(), tf.device("/CPU:0"):
         if not _works():
             raise UnsupportedError(
-                f"custom calls of TensorFlow {tf.__version__}'s XLA do not work as they used to, so collectives cannot be "
+                f"custom calls of TensorFlow {tf.__version__}'s XLA do not work as hvdlite expects, so collectives cannot be "
                 f"compiled: {_REMEDY}"
             )
 

@@ -1,4 +1,4 @@
-"""``python -m hvdlite.timeline``: merge or report on the files of `hvdlite.start_timeline`."""
+"""``python -m hvdlite.timeline``: merges the files of `hvdlite.start_timeline`, or reports on them."""
 
 import argparse
 import json
@@ -16,28 +16,31 @@ __all__ = ["add_arguments", "main", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of both subcommands, for this program and for ``hvdlite timeline``."""
+    """Adds the arguments of both subcommands, for this program and for ``hvdlite timeline``."""
     commands = parser.add_subparsers(dest="action", required=True)
     for name, help_text, output in (
-        ("merge", "put the traces of all ranks on one clock, into one file", "timeline-merged.json"),
-        ("report", "explain how the steps spent their time, in a page of HTML and in sentences", "timeline.html"),
+        ("merge", "write the traces of all ranks to one file, with the times of one clock", "timeline-merged.json"),
+        ("report", "explain how the job spent the time of its steps, in an HTML page and in sentences", "timeline.html"),
     ):
         command = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
         command.add_argument(
-            "files", nargs="+", type=Path, help="rank 0's file, with the other ranks' files beside it; or all files"
+            "files",
+            nargs="+",
+            type=Path,
+            help="the file of rank 0, if the other ranks' files are in the same folder; or all files",
         )
-        command.add_argument("-o", "--output", type=Path, default=Path(output), help="default: %(default)s")
+        command.add_argument("-o", "--output", type=Path, default=Path(output), help="file to write; default: %(default)s")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the subcommand; returns the exit status."""
+    """Runs the subcommand. Returns the exit status: 0, or 1 after an error, which is printed."""
     try:
         given: list[Path] = arguments.files
         paths = files.files_of_job(given[0]) if len(given) == 1 else given
         traces = sorted((files.read(path) for path in paths), key=lambda trace: trace.rank)
         ranks = [trace.rank for trace in traces]
         if len(set(ranks)) < len(ranks):
-            raise InvalidArgumentError(f"several files are of one rank (ranks {ranks}): give those of one job")
+            raise InvalidArgumentError(f"several files have the same rank (ranks {ranks}): pass the files of one job")
         sentences: list[str] = []
         if arguments.action == "merge":
             content = json.dumps(files.merge(traces))
@@ -48,14 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     except (HvdliteError, OSError) as error:
         print(f"hvdlite timeline: {error}", file=sys.stderr)
         return 1
-    print(f"{arguments.output}: of {len(traces)} rank{'' if len(traces) == 1 else 's'}")
+    print(f"{arguments.output}: traces of {len(traces)} rank{'' if len(traces) == 1 else 's'}")
     for sentence in sentences:
         print(f"- {sentence}")
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program; returns the exit status."""
+    """Runs the program with these arguments. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="hvdlite timeline", description="Merges and explains the traces of a job.")
     add_arguments(parser)
     return run(parser.parse_args(argv))

@@ -1,7 +1,7 @@
-"""Advice from the numbers of an analysis, in words.
+"""Makes sentences with advice from the numbers of an analysis.
 
-Shares refer to the whole traced time, without the first steps if these took far longer than the others. They do not use
-medians, because a median does not show what happens in few steps.
+Percentages refer to the whole traced time, without the first steps if these took far longer than the others. They do not use
+medians, because a median does not show events that happen in few steps.
 """
 
 import itertools
@@ -13,15 +13,15 @@ from hvdlite.timeline.tails import Tail, busiest_calls, find_tail
 
 __all__ = ["advice"]
 
-# Advice is given only for more than this share of the time.
+# Advice is given only if it concerns more than this share of the time.
 _NOTHING = 0.05
-# FusedOps smaller than this cost more in latency than in data.
+# For FusedOps smaller than this the latency takes longer than the data.
 _SMALL_BYTES = 64 << 10
 _WHILE_THEY_WAITED = "While they waited, its program was"
 
 
 def advice(analysis: Analysis) -> list[str]:
-    """Sentences, the most important first. There is always at least one."""
+    """The advice: a list of at least one sentence, the most important first."""
     first = analysis.first_steps
     time = sum(analysis.lengths[first:])
     counted = [shares[first:] for shares in analysis.shares]
@@ -31,21 +31,23 @@ def advice(analysis: Analysis) -> list[str]:
     lines = [text for _, text in sorted(_about_slow_steps(analysis, time), reverse=True)]
     if wait < _NOTHING * time:
         lines.append(
-            f"The program waits for {_percent(wait, time)} of the time. There is little to gain from communication: look at "
-            "the computation, or at the input."
+            f"The program waits for {_percent(wait, time)} of the time. Faster communication would gain little: look at the "
+            "computation, or at the input."
         )
     lines += _about_late_ranks(analysis, wait - exposed, time)
     overlap = analysis.overlap(0)
     if exposed > _NOTHING * time and overlap is not None and overlap < 0.5:
         lines.append(
-            f"Only {overlap:.0%} of the time in which data moves is hidden behind computation. Gradients that are ready early "
-            "are sent early: a smaller HVDLITE_FUSION_THRESHOLD lets them go sooner, and compression "
-            "(compression=hvdlite.Compression.bf16) halves what is sent."
+            f"Only {overlap:.0%} of the time in which data moves is hidden behind computation. With a smaller "
+            "HVDLITE_FUSION_THRESHOLD gradients that are ready are sent earlier, and compression "
+            "(compression=hvdlite.Compression.bf16) halves the bytes that are sent."
         )
     lines += _about_fusion(analysis)
     if analysis.dropped:
-        lines.append(f"{analysis.dropped} events are missing from the traces: the disk was too slow. Trace fewer steps.")
-    return (lines or ["Nothing stands out."]) + _about_first_steps(analysis)
+        lines.append(
+            f"{analysis.dropped} events are missing from the traces, because the disk was too slow. Trace fewer steps."
+        )
+    return (lines or ["There is nothing unusual in these traces."]) + _about_first_steps(analysis)
 
 
 def _percent(part: float, whole: float) -> str:
@@ -60,7 +62,7 @@ def _milliseconds(microseconds: float) -> str:
 
 
 def _about_slow_steps(analysis: Analysis, time: float) -> list[tuple[float, str]]:
-    """Sentences about steps that take much longer than others, each with the share of the time that it is about."""
+    """Sentences about steps that take much longer than others, each with the share of the time that it concerns."""
     found = []
     first, usual = analysis.first_steps, median(analysis.lengths)
     for rank, lost in analysis.lost.items():
@@ -80,7 +82,7 @@ def _how_often(analysis: Analysis, tail: Tail) -> str:
     times = f"in {len(tail.steps)} of {steps} steps"
     if len(tail.steps) == 1:
         return f"in step {tail.steps[0]}"
-    return f"{times}, {tail.rhythm}" if tail.rhythm else f"{times}, without a rhythm"
+    return f"{times}, {tail.rhythm}" if tail.rhythm else f"{times}, at irregular intervals"
 
 
 def _rank_was_late(analysis: Analysis, rank: int, tail: Tail, time: float) -> str:
@@ -90,14 +92,17 @@ def _rank_was_late(analysis: Analysis, rank: int, tail: Tail, time: float) -> st
     return (
         f"{_named(analysis, rank)} made the others wait for {_percent(tail.excess, time)} of the time "
         f"({_milliseconds(tail.excess)} of {_milliseconds(time)}) {_how_often(analysis, tail)}: {_milliseconds(tail.each)} "
-        f"each, most often at '{late.tensors.most_common(1)[0][0]}'. {_where(where, _WHILE_THEY_WAITED)}Look at what this "
-        "rank does in these steps: input, checkpoints, evaluation, logging, garbage collection."
+        f"each time, most often at '{late.tensors.most_common(1)[0][0]}'. {_where(where, _WHILE_THEY_WAITED)}Look for work "
+        "that this rank does in these steps: input, checkpoints, evaluation, logging, garbage collection."
     )
 
 
 def _all_were_slow(analysis: Analysis, tail: Tail, time: float) -> str:
     slow = set(tail.steps)
-    more = {"computation": 0.0, "waiting while data moves": 0.0}  # in a slow step than in another one, on the first rank
+    more = {
+        "computation": 0.0,
+        "waiting while data moves": 0.0,
+    }  # time in a slow step minus time in another step, on the first rank
     steps = range(analysis.first_steps, len(analysis.lengths))
     for step in steps:
         share = analysis.shares[0][step]
@@ -108,8 +113,8 @@ def _all_were_slow(analysis: Analysis, tail: Tail, time: float) -> str:
     inside, outside = _inside_and_outside(analysis, tail)
     where = busiest_calls(analysis, 0, inside, outside) if what == "computation" else None
     return (
-        f"All ranks together are slow {_how_often(analysis, tail)}: {_milliseconds(tail.each)} longer each, "
-        f"{_percent(tail.excess, time)} of the time. Most of that is {what}. "
+        f"All ranks together are slow {_how_often(analysis, tail)}: each slow step takes {_milliseconds(tail.each)} longer, "
+        f"together {_percent(tail.excess, time)} of the time. Most of it is {what}. "
         f"{_where(where, f'In these steps the program of rank {analysis.ranks[0][0]} was')}".rstrip()
     )
 
@@ -119,7 +124,7 @@ def _where(calls: tuple[str, float] | None, begin: str) -> str:
 
 
 def _inside_and_outside(analysis: Analysis, tail: Tail) -> tuple[list[Span], list[Span]]:
-    """The time of the slow steps, and that of the others."""
+    """The spans of the slow steps, and those of the other steps."""
     steps = list(itertools.pairwise(analysis.boundaries))
     slow = set(tail.steps)
     others = [span for step, span in enumerate(steps) if step >= analysis.first_steps and step not in slow]
@@ -138,7 +143,7 @@ def _named(analysis: Analysis, rank: int) -> str:
 
 
 def _about_late_ranks(analysis: Analysis, idle: float, time: float) -> list[str]:
-    """About waiting that goes on in most steps; what few slow steps take is left out."""
+    """Sentences about waiting in most steps. They leave out the waiting in few slow steps."""
     usual = median(analysis.lengths)
     tails = {rank: find_tail(lost, usual, analysis.boundaries, analysis.first_steps) for rank, lost in analysis.lost.items()}
     steady = {rank: sum(analysis.lost[rank][analysis.first_steps :]) - tail.excess for rank, tail in tails.items()}
@@ -150,15 +155,15 @@ def _about_late_ranks(analysis: Analysis, idle: float, time: float) -> list[str]
         late = analysis.late[rank]
         where = busiest_calls(analysis, _place(analysis, rank), late.spans)
         return [
-            f"{_named(analysis, rank)} is the last to arrive in most steps: the others wait for it for "
-            f"{_percent(steady[rank], time)} of the time, {_percent(steady[rank], total)} of all waiting for ranks, most often "
-            f"at '{late.tensors.most_common(1)[0][0]}'. {_where(where, _WHILE_THEY_WAITED)}Look at what that rank does "
-            "differently: its input, its share of the data, its processors (are ranks bound to different cores?), other "
+            f"{_named(analysis, rank)} is the last to arrive in most steps. The others wait for it for "
+            f"{_percent(steady[rank], time)} of the time, which is {_percent(steady[rank], total)} of all waiting for ranks, "
+            f"most often at '{late.tensors.most_common(1)[0][0]}'. {_where(where, _WHILE_THEY_WAITED)}Look for differences "
+            "of that rank: its input, its share of the data, its processors (are ranks bound to different cores?), other "
             "programs on its host."
         ]
     return [
-        f"Ranks wait for each other for {_percent(total, time)} of the time, and no single rank is to blame: their steps take "
-        "unequal time by turns. Even out the batches, or give each rank cores of its own (mpirun --bind-to core)."
+        f"Ranks wait for each other for {_percent(total, time)} of the time, and no single rank is the cause: the slowest rank "
+        "changes from step to step. Give all ranks equal batches, or give each rank its own cores (mpirun --bind-to core)."
     ]
 
 
@@ -171,8 +176,8 @@ def _about_first_steps(analysis: Analysis) -> list[str]:
         return []
     steps = "The first step" if first == 1 else f"The first {first} steps"
     return [
-        f"{steps} took {_milliseconds(sum(lengths[:first]))}, a later one takes {_milliseconds(median(lengths[first:]))} (the "
-        "median). Compiling, reading files and making buffers come once; all other sentences leave them out."
+        f"{steps} took {_milliseconds(sum(lengths[:first]))}, a later step takes {_milliseconds(median(lengths[first:]))} (the "
+        "median). Programs are compiled, files opened and buffers made only once. All other sentences leave these steps out."
     ]
 
 
@@ -183,7 +188,7 @@ def _about_fusion(analysis: Analysis) -> list[str]:
     alone = sum(1 for tensors, num_bytes in analysis.fused if tensors == 1 and num_bytes < _SMALL_BYTES)
     if alone / steps > 8:
         return [
-            f"{alone / steps:.0f} small tensors in each step travel alone. DistributedOptimizer fuses gradients by itself; "
-            "tensors of your own can go together with grouped_allreduce."
+            f"In each step {alone / steps:.0f} small tensors are sent alone. DistributedOptimizer fuses gradients by itself; "
+            "to send your own tensors together, use grouped_allreduce."
         ]
     return []

@@ -1,4 +1,4 @@
-"""Where the time of a job's steps went, from the traces of its ranks."""
+"""Computes from the traces of a job's ranks how the job spent the time of its steps."""
 
 import itertools
 from bisect import bisect_left, bisect_right
@@ -15,13 +15,13 @@ __all__ = ["Analysis", "LateRank", "Share", "analyse"]
 
 @dataclass
 class Share:
-    """Of one step of one rank, in microseconds.
+    """The parts of the time of one step of one rank, in microseconds.
 
     Attributes:
-        step: the time from this step's first operation to the next step's.
-        wait: in which the program did nothing but wait for operations.
-        communicate: in which data of some operation moved.
-        hidden: the part of `communicate` in which the program did something else.
+        step: the time from this step's first operation to the first operation of the next step.
+        wait: the time in which the program only waited for operations.
+        communicate: the time in which data of some operation moved.
+        hidden: the part of `communicate` in which the program did not wait.
     """
 
     step: float
@@ -31,19 +31,21 @@ class Share:
 
     @property
     def compute(self) -> float:
-        """The rest of the step."""
+        """The time in which the program did not wait."""
         return self.step - self.wait
 
 
 @dataclass
 class LateRank:
-    """How often a rank was the last to ask for an operation, and for how long the others had to wait for it.
+    """The operations for which a rank was the last to ask.
+
+    The lateness at an operation is the time from the request of the second last rank to the request of this rank.
 
     Attributes:
-        times: how often.
-        lateness: the sum of the times after the last but one, in microseconds.
-        tensors: how often, by tensor.
-        spans: from the last but one to this rank, on the clock of the first trace.
+        times: number of these operations.
+        lateness: sum of the lateness at all of them, in microseconds.
+        tensors: number of these operations by name of the tensor.
+        spans: the times of lateness, on the clock of the first trace.
     """
 
     times: int = 0
@@ -54,23 +56,23 @@ class LateRank:
 
 @dataclass
 class Analysis:
-    """What `analyse` found.
+    """The results of `analyse`. Times are in microseconds.
 
     Attributes:
-        ranks: those with a trace, and their hosts.
-        boundaries: where steps begin, on the clock of the first rank.
-        shares: for each rank, of each step.
-        late: by rank.
-        lost: by late rank, of each step: the time for which the other ranks' programs waited for this rank, as the mean over
-            them, in microseconds.
-        first_steps: how many steps at the beginning took far longer than later ones.
-        fused: of each FusedOp of the first rank: tensors and bytes.
-        unfused: operations whose data went with the agreement.
-        num_bytes: that a step reduces or moves, on the first rank (the median).
-        operations: how many a step has (the median).
-        dropped: events that are missing, of all ranks.
-        traces: of the ranks.
-        shifts: what to add to each trace's times.
+        ranks: the ranks that have a trace, each with the name of its host.
+        boundaries: times at which steps begin, on the clock of the first rank.
+        shares: for each rank a list with the `Share` of each step.
+        late: the `LateRank` of each rank that was ever the last, by rank.
+        lost: for each late rank a list with the time of each step in which the programs of other ranks waited for this rank
+            (the mean over the other ranks).
+        first_steps: number of steps at the beginning that took far longer than later steps.
+        fused: number of tensors and bytes of each FusedOp of the first rank.
+        unfused: number of operations of the first rank whose data travelled with the agreement.
+        num_bytes: bytes that a step of the first rank reduces or moves (the median).
+        operations: number of operations in a step (the median).
+        dropped: number of events that are missing in the traces of all ranks.
+        traces: the traces, in the order of ranks.
+        shifts: for each trace, the number to add to its times (`align`).
     """
 
     ranks: list[tuple[int, str]]
@@ -88,7 +90,7 @@ class Analysis:
     shifts: Sequence[float]
 
     def typical(self, rank: int) -> Share:
-        """The medians of a rank's steps, `rank` being its place in `ranks`."""
+        """The medians over the steps of a rank. `rank` is its index in `ranks`."""
         shares = self.shares[rank]
         middle = [median(values) for values in zip(*((s.step, s.wait, s.communicate, s.hidden) for s in shares), strict=True)]
         return Share(*middle)
@@ -99,13 +101,13 @@ class Analysis:
         return [end - begin for begin, end in itertools.pairwise(self.boundaries)]
 
     def overlap(self, rank: int) -> float | None:
-        """The share of communication that was hidden behind other work; None where there was none."""
+        """The share of communication that was hidden behind other work; None if there was no communication."""
         total = sum(share.communicate for share in self.shares[rank])
         return sum(share.hidden for share in self.shares[rank]) / total if total > 0 else None
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same time, in spans that do not overlap, in order."""
+    """The union of the spans, as spans in order that do not overlap."""
     joined: list[Span] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -116,7 +118,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def length_within(spans: Sequence[Span], begin: float, end: float) -> float:
-    """How much of [begin, end] the spans (of `union`) cover."""
+    """The length of the part of [begin, end] that the spans (from `union`) cover."""
     place = max(0, bisect_right(spans, (begin, float("inf"))) - 1)
     total = 0.0
     for first, last in spans[place:]:
@@ -127,7 +129,7 @@ def length_within(spans: Sequence[Span], begin: float, end: float) -> float:
 
 
 def common(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """The time in both (each of `union`)."""
+    """The intersection of two lists of spans, both from `union`."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
         begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
@@ -141,7 +143,10 @@ def common(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
 
 
 def _boundaries(trace: Trace) -> list[float]:
-    """Where steps begin: whenever the tensor is asked for that comes first among those that come most often."""
+    """The times at which steps begin.
+
+    A step begins with the operation that is first in the trace, among the operations that occur most often.
+    """
     asked = sorted((operation.submitted, operation.kind, operation.name) for operation in trace.operations.values())
     counts = Counter((kind, name) for _, kind, name in asked)
     if not counts:
@@ -200,7 +205,7 @@ def _lost(
     waiting = _WaitingRanks(waits.values())
     lost = {}
     for rank, entry in late.items():
-        # Of a program that gets its results by callbacks no waits are seen: it counts as waiting.
+        # A program that gets its results by callbacks has no waits in its trace. It counts as waiting.
         callbacks = sum(not spans for other, spans in waits.items() if other != rank)
         lost[rank] = [0.0] * (len(boundaries) - 1)
         for span in entry.spans:
@@ -213,10 +218,10 @@ def _lost(
 
 
 class _WaitingRanks:
-    """How many ranks wait at each time.
+    """The number of ranks that wait, as a function of time.
 
     Args:
-        waits: of each rank, as `union` has them.
+        waits: the waits of each rank, from `union`.
     """
 
     def __init__(self, waits: Iterable[Sequence[Span]]) -> None:
@@ -228,7 +233,7 @@ class _WaitingRanks:
         self._until = list(itertools.accumulate(areas, initial=0.0))
 
     def time_between(self, begin: float, end: float) -> float:
-        """The sum of the times for which ranks wait in [begin, end]."""
+        """The sum over all ranks of the time in [begin, end] in which the rank waits."""
         return self._time_until(end) - self._time_until(begin)
 
     def _time_until(self, time: float) -> float:
@@ -237,28 +242,28 @@ class _WaitingRanks:
 
 
 def _first_steps(lengths: Sequence[float]) -> int:
-    """How many steps at the beginning take more than twice the median: at most half of all."""
+    """The number of steps at the beginning that take more than twice the median, but at most half of all steps."""
     usual = median(lengths)
     count = next((index for index, length in enumerate(lengths) if length <= 2 * usual), 0)
     return min(count, len(lengths) // 2)
 
 
 def analyse(traces: Sequence[Trace]) -> Analysis:
-    """Puts the traces of a job side by side.
+    """Compares the traces of a job's ranks.
 
     Args:
-        traces: one for each rank, at least one, in the order of ranks.
+        traces: one trace for each rank, in the order of ranks. There is at least one.
 
     Raises:
-        InvalidArgumentError: there are no operations in the first, or no two steps.
+        InvalidArgumentError: the first trace has no operations, or fewer than two steps.
     """
     shifts = align(traces)
     first = traces[0]
     boundaries = _boundaries(first)
     if len(boundaries) < 2:
         raise InvalidArgumentError(
-            f"the timeline of rank {first.rank} holds {len(first.operations)} operations, and no tensor twice: there are no "
-            "steps to compare. Trace a few training steps."
+            f"the timeline of rank {first.rank} has {len(first.operations)} operations, and no tensor occurs twice, so there "
+            "are no steps to compare: trace a few training steps"
         )
     fused: dict[int, list[TracedOperation]] = defaultdict(list)
     for operation in first.operations.values():

@@ -1,4 +1,4 @@
-"""The traces of a job's ranks, read from their files and put on one clock."""
+"""Reads the traces of a job's ranks from their files, and converts their times to one clock."""
 
 import json
 import os
@@ -16,10 +16,10 @@ __all__ = ["STACK", "Trace", "TracedOperation", "align", "files_of_job", "merge"
 Span = tuple[float, float]  # begin and end, microseconds
 Event = dict[str, Any]
 
-# Collectives that end on no rank before they have begun on all.
+# Collectives that cannot end on a rank before they have begun on all ranks.
 _ALL_WAIT_FOR_ALL = ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "REDUCESCATTER", "BARRIER")
 
-# The name of a span in which the samples of the main thread's Python stack were equal.
+# The name of an event for a span in which all samples of the main thread's Python stack were equal.
 STACK = "STACK"
 
 _OF_TWO_RANKS = ("SEND", "RECV")
@@ -31,12 +31,12 @@ class TracedOperation:
 
     Attributes:
         name: the tensor's name.
-        kind: such as ``ALLREDUCE``.
-        submitted: when the program asked for it.
-        agreed: when this rank learned that all ranks had.
-        data: when its data moved, begin and end; None if it has not ended well.
-        num_bytes: of the tensor.
-        fused_op: the number of the FusedOp, 0 where the data went with the agreement.
+        kind: the kind of the operation, such as ``ALLREDUCE``.
+        submitted: time at which the program asked for it.
+        agreed: time at which this rank knew that all ranks had asked for it.
+        data: begin and end of the time in which its data moved; None if it failed or has not ended.
+        num_bytes: bytes of the tensor.
+        fused_op: the number of the FusedOp; 0 if the data travelled with the agreement.
     """
 
     name: str
@@ -53,16 +53,16 @@ class Trace:
     """The trace of one rank.
 
     Attributes:
-        rank: who wrote it.
-        size: ranks of the job.
-        host: where.
-        boot_id: equal where ranks share a clock.
-        clock_to_epoch: microseconds from the trace's clock to the wall clock's.
-        events: as in the file, oldest first.
-        operations: those that ended, by their numbers.
-        waits: of the program, for an operation: begin and end.
-        stacks: where the main thread's Python program was: begin and end, and the calls from the outermost to the innermost.
-        dropped: how many events are missing.
+        rank: the rank that wrote the trace.
+        size: number of ranks of the job.
+        host: name of the rank's host.
+        boot_id: an identifier of the host's clock: ranks with the same value share a clock.
+        clock_to_epoch: microseconds to add to the trace's times to get the wall clock's.
+        events: the events of the files, oldest first.
+        operations: the operations that ended without an error, by number.
+        waits: begin and end of each wait of the program for an operation.
+        stacks: samples of the main thread's Python stack: begin, end, and the calls from the outermost to the innermost.
+        dropped: number of events that are missing.
     """
 
     rank: int
@@ -78,20 +78,20 @@ class Trace:
 
 
 def files_of_job(path: Path) -> list[Path]:
-    """The files of all ranks, from that of rank 0.
+    """Finds the files of all ranks, from the path of rank 0's file.
 
     Raises:
         InvalidArgumentError: there is no such file.
     """
     if not path.exists():
-        raise InvalidArgumentError(f"there is no timeline at '{path}'; HVDLITE_TIMELINE or start_timeline() makes one")
+        raise InvalidArgumentError(f"there is no timeline at '{path}': record one with HVDLITE_TIMELINE or start_timeline()")
     others = re.compile(re.escape(path.stem) + r"\.rank(\d+)" + re.escape(path.suffix))
     found = [(int(match[1]), entry) for entry in path.parent.iterdir() if (match := others.fullmatch(entry.name))]
     return [path, *(entry for _, entry in sorted(found))]
 
 
 def read(path: Path) -> Trace:
-    """Reads a rank's file and that of its stacks, each with the older half beside it if there is one.
+    """Reads a rank's file and its file of stacks. If a file has an older half (``.old``), that is read first.
 
     Raises:
         InvalidArgumentError: the file is no timeline of hvdlite.
@@ -102,7 +102,7 @@ def read(path: Path) -> Trace:
         events += _events(stacks)
     heads = [event["args"] for event in events if event.get("name") == "hvdlite" and event.get("ph") == "M"]
     if not heads:
-        raise InvalidArgumentError(f"'{path}' is no timeline of hvdlite: it does not say whose it is")
+        raise InvalidArgumentError(f"'{path}' is no timeline of hvdlite: it does not name its rank")
     head = heads[-1]
     trace = Trace(head["rank"], head["size"], head["host"], head["boot_id"], head["clock_to_epoch_us"], events)
     _follow(trace)
@@ -110,7 +110,7 @@ def read(path: Path) -> Trace:
 
 
 def stacks_file(path: Path) -> Path:
-    """The file with the samples of the Python stack that belongs to a rank's file."""
+    """The path of the file with samples of the Python stack, for the path of a rank's file."""
     return path.with_name(f"{path.stem}.stacks{path.suffix}")
 
 
@@ -127,17 +127,17 @@ def _events(path: Path) -> list[Event]:
 
 
 def _at_once(path: Path) -> bytes:
-    """The present content of a file. A second read of a growing file would continue after an end that has moved."""
+    """The content of a file, by one read: a file that grows may have changed before a second read."""
     with path.open("rb", buffering=0) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
 def _parse(text: str) -> Any:
-    """The content of a file, without its end if a write was under way (or cut off) while it was read."""
+    """Parses the content of a file. If its last event is incomplete, because the write had not ended, it is left out."""
     try:
         return json.loads(text)
     except ValueError:
-        end = text.rfind("}}")  # every event is a line, and ends so
+        end = text.rfind("}}")  # each event is one line that ends with these characters
         if end < 0:
             raise
         return json.loads(text[: end + 2] + "]")
@@ -166,16 +166,16 @@ def _follow(trace: Trace) -> None:
             operation.agreed = end
         elif "bytes" in event["args"] and "failed" not in event["args"]:
             operation.kind, operation.data = name, (begin, end)
-            operation.name = operation.name.removeprefix(f"{name.lower()}.")  # rows are called as Horovod calls them
+            operation.name = operation.name.removeprefix(f"{name.lower()}.")  # the name of the row has Horovod's prefix
             operation.num_bytes = event["args"]["bytes"]
             operation.fused_op = event["args"].get("fused_op", 0)
             trace.operations[number] = operation
 
 
 def occurrences(trace: Trace) -> dict[tuple[str, str], list[TracedOperation]]:
-    """The collectives by kind and name, each list in the order of time.
+    """The collectives by kind and name. Each list is in the order of time.
 
-    The names of messages between two ranks are each rank's own: nothing on another rank is found by them.
+    Messages between two ranks are left out, because their names do not match between ranks.
     """
     found = defaultdict(list)
     for operation in trace.operations.values():
@@ -185,7 +185,10 @@ def occurrences(trace: Trace) -> dict[tuple[str, str], list[TracedOperation]]:
 
 
 def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOperation, TracedOperation]]:
-    """Pairs of what both ranks call by one name: those that are nearest in time, `shift` being added to the other's."""
+    """Pairs of operations of two ranks that are the same collective: equal in kind and name, and nearest in time.
+
+    `shift` is added to the times of `other`.
+    """
     theirs = occurrences(other)
     for key, mine in occurrences(one).items():
         candidates = theirs.get(key, [])
@@ -205,11 +208,11 @@ def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOper
 
 
 def align(traces: Sequence[Trace]) -> list[float]:
-    """For each trace what to add to its times so that all are on the first one's clock, in microseconds.
+    """For each trace the number of microseconds to add to its times, so that all times are on the clock of the first trace.
 
-    Ranks of one host share a clock. For another host the wall clocks give a first guess. Then no collective may have ended on
-    one host before it had begun on the other: the narrowest bounds of all operations hold the answer, to within the time of the
-    quickest of them.
+    Ranks of one host share a clock. For another host the difference of the wall clocks is a first guess. A collective cannot
+    end on one host before it has begun on the other, so each collective gives a lower and an upper bound of the number. The
+    result is the middle of the narrowest bounds. Its error is at most the time of the fastest collective.
     """
     first = traces[0]
     shifts = []
@@ -223,13 +226,13 @@ def align(traces: Sequence[Trace]) -> list[float]:
             if mine.kind in _ALL_WAIT_FOR_ALL and mine.data and theirs.data:
                 least = max(least, mine.data[0] - theirs.data[1])
                 most = min(most, mine.data[1] - theirs.data[0])
-        # Clocks drift apart: then no one number fits all, and the middle is the best there is.
+        # If the clocks drift, no number satisfies all bounds. The middle is then the best estimate.
         shifts.append((least + most) / 2 if least > float("-inf") else guess)
     return shifts
 
 
 def merge(traces: Sequence[Trace]) -> list[Event]:
-    """The events of all ranks on the clock of the first, which begins at zero."""
+    """The events of all ranks, on the clock of the first trace, shifted so that the first event is at 0."""
     shifts = align(traces)
     times = [
         event["ts"] + shift for trace, shift in zip(traces, shifts, strict=True) for event in trace.events if "ts" in event

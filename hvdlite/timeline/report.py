@@ -1,4 +1,4 @@
-"""One self-contained page of HTML on where the time of a job's steps went."""
+"""Makes an HTML page that shows how a job spent the time of its steps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ __all__ = ["page"]
 
 _WIDTH = 900
 _COMPUTE, _EXPOSED, _IDLE, _HIDDEN = "#4c78a8", "#e45756", "#f2b447", "#54a24b"
-_MOST_STEPS = 300  # bars that can be told apart
+_MOST_STEPS = 300  # more bars would be too narrow to see
 _MOST_TENSORS = 12
 _MOST_SLOW = 10
 
@@ -33,7 +33,7 @@ svg text { font: 12px system-ui, sans-serif; fill: #333; }
 
 
 def page(analysis: Analysis) -> str:
-    """The page: one string of HTML without scripts, fonts or anything else from elsewhere."""
+    """The page as HTML. It is complete: it loads no scripts, fonts or other files."""
     hosts = Counter(host for _, host in analysis.ranks)
     steps = len(analysis.boundaries) - 1
     step = median(analysis.typical(place).step for place in range(len(analysis.ranks)))
@@ -46,7 +46,7 @@ def page(analysis: Analysis) -> str:
     if missing > 0:
         lead += f" The files of {_count(missing, 'rank')} of the job are missing."
     parts = [
-        f"<h1>Where the time went</h1><p>{lead}</p>",
+        f"<h1>How the job spent its time</h1><p>{lead}</p>",
         "<h2>What to change</h2><ul class='advice'>"
         + "".join(f"<li>{escape(text)}</li>" for text in advice(analysis))
         + "</ul>",
@@ -111,7 +111,7 @@ def _key() -> str:
         (_COMPUTE, "computes"),
         (_EXPOSED, "waits while data moves"),
         (_IDLE, "waits for other ranks"),
-        (_HIDDEN, "data moves meanwhile"),
+        (_HIDDEN, "data moves behind computation"),
     )
     return "<p class='key'>" + "".join(f"<span style='background:{colour}'></span>{text}" for colour, text in entries) + "</p>"
 
@@ -157,7 +157,7 @@ def _rank_table(analysis: Analysis) -> str:
                 _time(late.lateness) if late else "-",
             )
         )
-    head = ("rank (host)", "step", "computes", "waits", "data moves", "of it hidden", "last to arrive", "others waited for it")
+    head = ("rank (host)", "step", "computes", "waits", "data moves", "hidden part", "last to arrive", "others waited for it")
     return _table(head, rows) + "<p class='note'>Medians of the steps; the last two columns are sums over all operations.</p>"
 
 
@@ -179,7 +179,7 @@ def _step_bars(analysis: Analysis) -> str:
 
 
 def _typical_step(analysis: Analysis) -> Span:
-    """The bounds of the step whose length is nearest to the median."""
+    """Begin and end of the step whose length is nearest to the median."""
     steps = list(zip(analysis.boundaries, analysis.boundaries[1:], strict=False))
     middle = median(end - begin for begin, end in steps)
     return min(steps, key=lambda step: abs(step[1] - step[0] - middle))
@@ -199,7 +199,7 @@ def _one_step(analysis: Analysis) -> str:
             for since, until in _clip([span], begin - shift, end - shift):
                 content += _box(70 + (since + shift - begin) * scale, y + 14, (until - since) * scale, 10, _HIDDEN, title)
         y += 32
-    note = f"<p class='note'>{_time(end - begin)}; above: what the program does, below: the data of FusedOps.</p>"
+    note = f"<p class='note'>{_time(end - begin)}. Upper bars show the program, lower bars the data of FusedOps.</p>"
     return _svg(y, content, "what each rank did in one step") + note
 
 
@@ -208,7 +208,7 @@ def _clip(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
 
 
 def _moves(trace: Trace) -> list[tuple[Span, str]]:
-    """When the data of each FusedOp moved, and its tensors."""
+    """For each FusedOp the time in which its data moved, and a text with its tensors."""
     groups = defaultdict(list)
     for number, operation in trace.operations.items():
         groups[operation.fused_op or -number].append(operation)
@@ -231,7 +231,7 @@ def _moves(trace: Trace) -> list[tuple[Span, str]]:
 
 def _last_table(analysis: Analysis) -> str:
     if not analysis.late:
-        return "<p>There are the files of one rank only, so nothing can be said.</p>"
+        return "<p>There is a file of only one rank, so ranks cannot be compared.</p>"
     tensors: dict[str, Counter[int]] = defaultdict(Counter)
     for rank, late in analysis.late.items():
         for name, times in late.tensors.items():
@@ -240,7 +240,7 @@ def _last_table(analysis: Analysis) -> str:
     for name, ranks in sorted(tensors.items(), key=lambda item: -sum(item[1].values()))[:_MOST_TENSORS]:
         rank, times = ranks.most_common(1)[0]
         rows.append((name, f"rank {rank}", f"{times} of {sum(ranks.values())} times"))
-    note = "<p class='note'>The rank that asked last for a tensor, for which all others had to wait.</p>"
+    note = "<p class='note'>The rank that was most often the last to ask for the tensor, so that all others had to wait.</p>"
     return _table(("tensor", "most often last", "how often"), rows) + note
 
 
@@ -257,10 +257,11 @@ def _slow_table(analysis: Analysis) -> str:
         late = analysis.late[rank].spans if lost else [(begin, end)]
         calls = busiest_calls(analysis, place, common(late, [(begin, end)]))
         rows.append((*row, f"{calls[0]} ({calls[1]:.0%})" if calls else "-"))
-    head = ("step", "took", "others waited for", "on average", "where its program was most")
+    head = ("step", "took", "others waited for", "on average", "where its program was most of the time")
     note = (
-        f"<p class='note'>The longest first, on the clock of rank {analysis.ranks[0][0]}. The place is of that rank while the "
-        "others waited for it, or of the first rank in the whole step, by samples of the Python stack.</p>"
+        f"<p class='note'>The longest step is first; times are from the clock of rank {analysis.ranks[0][0]}. The last column "
+        "shows, from samples of the Python stack, where that rank was while the others waited for it, or else where the first "
+        "rank was in the whole step.</p>"
     )
     return _table(head, rows) + note
 
@@ -279,4 +280,6 @@ def _fusion_table(analysis: Analysis) -> str:
             ("bytes of a FusedOp", f"median {_size(median(sizes))}, most {_size(max(sizes))}"),
             ("rate while data moves", f"{sum(sizes) / max(busy, 1.0) / 1e3:.2f} GB/s (algbw)"),
         ]
-    return _table(("", "rank 0"), rows) + "<p class='note'>Tiny tensors travel with the agreement itself.</p>"
+    return (
+        _table(("", "rank 0"), rows) + "<p class='note'>The data of tiny tensors travel in the messages of the agreement.</p>"
+    )

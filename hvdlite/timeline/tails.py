@@ -1,4 +1,4 @@
-"""The steps of a job that take much longer than the others: which, how often, and where the Python programs were meanwhile."""
+"""Finds the steps of a job that take much longer than the others, their rhythm, and the Python calls in them."""
 
 import itertools
 from collections import defaultdict
@@ -11,28 +11,28 @@ from hvdlite.timeline.files import Span
 
 __all__ = ["Tail", "busiest_calls", "find_tail"]
 
-# A step is slow if its value is above both: so many times the median, and the median with so much of a usual step.
+# A step is slow if its value is above this number times the median, and above the median plus this part of a usual step.
 _TIMES_MEDIAN = 3.0
 _PART_OF_STEP = 0.2
-# A rhythm explains so much of the excess of all slow steps, and so many of the steps that it foretells are slow.
+# A rhythm must explain this part of the excess of all slow steps, and this part of the steps that it predicts must be slow.
 _EXPLAINS = 0.6
 _COMES = 0.8
 _LEAST_BEATS = 3
-# Times between slow steps count as equal if they differ from the median by this part of it at most.
+# Times between slow steps count as equal if they differ from their median by at most this part of it.
 _EQUAL = 0.15
-# How many calls, from the innermost on, say where a program is.
+# The number of innermost calls that are named as the place of a program.
 _CALLS = 3
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The slow steps.
+    """The slow steps of one cause.
 
     Attributes:
-        steps: their numbers.
-        excess: what they take beyond the median of all steps, together, in microseconds.
-        usual: the median.
-        rhythm: such as ``every 10th step``; empty if they have none.
+        steps: the numbers of the steps.
+        excess: sum over these steps of their value minus the median, in microseconds.
+        usual: the median of all steps, in microseconds.
+        rhythm: a text such as ``every 10th step``; empty if the steps have no rhythm.
     """
 
     steps: tuple[int, ...]
@@ -42,18 +42,18 @@ class Tail:
 
     @property
     def each(self) -> float:
-        """The mean excess of a slow step."""
+        """The mean excess of a slow step, in microseconds."""
         return self.excess / len(self.steps) if self.steps else 0.0
 
 
 def find_tail(values: Sequence[float], usual_step: float, begins: Sequence[float], skipped: int = 0) -> Tail:
-    """The steps with unusually large values; if most of that comes in a rhythm of steps, those in the rhythm.
+    """Finds the steps with unusually large values. If a rhythm explains most of their excess, only its steps are returned.
 
     Args:
-        values: one for each step, in microseconds.
+        values: a value for each step, in microseconds.
         usual_step: the time of a usual step, in microseconds.
-        begins: when each step began, in microseconds.
-        skipped: so many steps at the beginning do not count.
+        begins: the time at which each step began, in microseconds.
+        skipped: number of steps at the beginning that do not count.
     """
     usual = median(values[skipped:])
     threshold = max(_TIMES_MEDIAN * usual, usual + _PART_OF_STEP * usual_step)
@@ -67,10 +67,10 @@ def find_tail(values: Sequence[float], usual_step: float, begins: Sequence[float
 
 
 def _rhythm_of_steps(slow: dict[int, float], first: int, steps: int) -> tuple[str, list[int]]:
-    """How slow steps come again by their number, and those that do; empty if no rule holds.
+    """Finds a period of steps: a text for it, and the slow steps that it explains. Both are empty if there is none.
 
     Args:
-        slow: step to its excess.
+        slow: the excess of each slow step, by its number.
         first: the first step that counts.
         steps: the number of all steps.
     """
@@ -80,15 +80,15 @@ def _rhythm_of_steps(slow: dict[int, float], first: int, steps: int) -> tuple[st
         for step in slow:
             by_place[step % period].append(step)
         for place, beats in by_place.items():
-            foretold = sum(1 for step in range(first, steps) if step % period == place)
-            enough = len(beats) >= max(_LEAST_BEATS, _COMES * foretold)
+            predicted = sum(1 for step in range(first, steps) if step % period == place)
+            enough = len(beats) >= max(_LEAST_BEATS, _COMES * predicted)
             if enough and sum(slow[step] for step in beats) >= _EXPLAINS * total:
                 return f"every {_ordinal(period)} step", beats
     return "", []
 
 
 def _rhythm_of_time(begins: Sequence[float]) -> str:
-    """How slow steps come again by the clock; empty if they do not."""
+    """Finds a period of time between slow steps: a text for it; empty if there is none."""
     gaps = [after - before for before, after in itertools.pairwise(begins)]
     if len(gaps) < _LEAST_BEATS:
         return ""
@@ -106,13 +106,17 @@ def _ordinal(number: int) -> str:
 def busiest_calls(
     analysis: Analysis, place: int, spans: Iterable[Span], usually: Iterable[Span] = ()
 ) -> tuple[str, float] | None:
-    """Where a rank's Python program was in these spans, and for which share of its samples; None if it was not sampled then.
+    """The Python calls in which a rank's program was most of the time in these spans.
 
     Args:
-        analysis: of the job.
-        place: of the rank in `Analysis.ranks`.
-        spans: on the clock of the first rank.
-        usually: if given, the place counts in which the program was longer in `spans` than in as much of this time.
+        analysis: the analysis of the job.
+        place: the rank's index in `Analysis.ranks`.
+        spans: the spans to look at, on the clock of the first rank.
+        usually: spans to compare with: the result is then the calls whose share of the time increases most from them to
+            `spans`.
+
+    Returns:
+        The innermost calls, and their share of the samples in `spans` (0 to 1). None: the spans have no samples.
     """
     here, whole = _time_by_calls(analysis, place, spans)
     if not whole:

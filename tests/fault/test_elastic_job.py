@@ -130,7 +130,7 @@ def test_the_example():
     arguments = ["--epochs", "5", "--step-seconds", "0", "--kill", "1:30", "0:60"]
     result = run_job(EXAMPLE, 3, args=arguments, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))
     assert result.returncode == 0, result.report()
-    assert "step 31 comes again, with 2 ranks" in result.stdout[0], result.report()
+    assert "step 31 is repeated with 2 ranks" in result.stdout[0], result.report()
     assert "rank 2 is now rank 0 of 1, after step 60" in result.stdout[2], result.report()
     last = result.stdout[2].splitlines()[-1]
     assert last.endswith("after 115 steps, with 1 ranks at the end"), result.report()

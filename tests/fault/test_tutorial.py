@@ -73,7 +73,7 @@ def test_the_network_learns_and_ranks_agree(cells):
 @pytest.mark.slow
 def test_the_timeline_names_the_late_rank(cells):
     text = shown(cells("hvdlite.timeline report"))
-    assert "report.html: of 2 ranks" in text
+    assert "report.html: traces of 2 ranks" in text
     assert "Rank 1 (host " in text
     assert "read_data" in text
     (page,) = (output.data["text/html"] for output in cells("srcdoc").outputs)

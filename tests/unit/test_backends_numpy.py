@@ -187,7 +187,7 @@ def test_other_dtypes_are_refused(value):
 
 
 def test_ragged_lists_are_refused():
-    with pytest.raises(InvalidArgumentError, match="list is not a tensor that hvdlite knows"):
+    with pytest.raises(InvalidArgumentError, match="hvdlite cannot convert a list to a tensor"):
         BACKEND.adopt([[1], [1, 2]])
 
 

@@ -161,8 +161,8 @@ def test_nothing_is_imported_before_it_is_asked_for():
         ("horovod.spark", "Spark; start the training script with mpirun"),
         ("horovod.ray", "Ray; start the training script with mpirun"),
         ("horovod.mxnet", "MXNet"),
-        ("horovod.runner.launch", "the command is hvdlite run"),
-        ("horovod.runner.common.util.secret", "the command is hvdlite run"),
+        ("horovod.runner.launch", "use the command hvdlite run"),
+        ("horovod.runner.common.util.secret", "use the command hvdlite run"),
         ("horovod.tensorflow.gradient_aggregation", "backward_passes_per_step"),
         ("horovod._keras", "use horovod.keras"),
         ("horovod.toch", "docs/shim.md"),
@@ -235,7 +235,7 @@ def test_hvdlite_goes_before_an_installed_horovod_and_rank_0_says_so(real):
         """
     done = run(program, real)
     assert done.returncode == 0
-    assert done.stderr == f"hvdlite serves horovod here; the one in {real / 'horovod' / '__init__.py'} is not used\n"
+    assert done.stderr == f"import horovod imports hvdlite here; the one in {real / 'horovod' / '__init__.py'} is not used\n"
     assert run(program, real, env={"OMPI_COMM_WORLD_RANK": "1"}).stderr == ""
 
 

@@ -10,9 +10,9 @@ import pytest
 @pytest.mark.parametrize(
     ("legacy", "stand_ins", "text"),
     [
-        ("1", {"keras": "3.0.0", "tf_keras": "2.5.0"}, "needs Keras 2.13 or newer, and this is 2.5.0"),
+        ("1", {"keras": "3.0.0", "tf_keras": "2.5.0"}, "needs Keras 2.13 or newer, this is 2.5.0"),
         ("true", {"keras": "3.0.0"}, "(TF_USE_LEGACY_KERAS asks for tf_keras): pip install tf_keras"),
-        ("0", {"keras": "2.6.0", "tf_keras": "2.20.0"}, "needs Keras 2.13 or newer, and this is 2.6.0"),
+        ("0", {"keras": "2.6.0", "tf_keras": "2.20.0"}, "needs Keras 2.13 or newer, this is 2.6.0"),
     ],
 )
 def test_the_keras_of_tf_keras_where_tensorflow_takes_it(tmp_path, legacy, stand_ins, text):

@@ -96,7 +96,7 @@ print([str(each.message) for each in caught if "hvdlite" in str(each.message)])
         (
             "from hvdlite.tensorflow import library; library._doubt = lambda ops, native: 'callbacks are strange'",
             True,
-            r"^\['hvdlite: callbacks are strange\. Collectives in graphs therefore run one after the other",
+            r"^\['hvdlite: callbacks are strange\. So collectives in graphs run one after the other",
         ),
     ],
     ids=["asynchronous", "fallback"],
@@ -150,9 +150,9 @@ def test_the_stream_of_a_gpu_is_tried(monkeypatch):
     """What TensorFlow does not promise: whatever else may be there is found out, without a crash."""
     said = run_on_fake_gpus(monkeypatch, "", DOUBTS).splitlines()
     assert said[:2] == ["in GPU memory", ""]
-    nothing = "no stream is found where it used to be"
-    wrong = "the stream that is found is not the one in use"
-    idle = "the stream that is found has never work to do"
+    nothing = "no stream is where hvdlite expects it"
+    wrong = "the stream that hvdlite finds is not the one that TensorFlow uses"
+    idle = "the stream that hvdlite finds never has work"
     assert said[2:] == ["0 ", f"1 {wrong}", f"2 {nothing}", f"3 {nothing}", f"4 {nothing}", f"idle {idle}"]
 
 
@@ -161,7 +161,7 @@ def test_the_stream_of_a_gpu_is_tried(monkeypatch):
     [
         (
             "fake_tensorflow.lie(fake_tensorflow.OTHER_STREAM)",
-            r"its use on \S+GPU:0 with TensorFlow \S+ does not stand the test: the stream that is found is not the one in use",
+            r"streams of TensorFlow \S+ on \S+GPU:0 fail the test: the stream that hvdlite finds is not the one that \w+ uses",
         ),
         ("fake_tensorflow.BUILT_WITH_CUDA = False", r"this TensorFlow \S+ was built without CUDA"),
     ],
@@ -169,4 +169,4 @@ def test_the_stream_of_a_gpu_is_tried(monkeypatch):
 )
 def test_without_a_stream_tensors_go_through_host_memory(monkeypatch, before, reason):
     said = run_on_fake_gpus(monkeypatch, before)
-    assert re.search(rf"^in host memory\nhvdlite: HVDLITE_TENSORFLOW_GPU_STREAMS is set, but {reason}\. TensorFlow's", said)
+    assert re.search(rf"^in host memory\nhvdlite: HVDLITE_TENSORFLOW_GPU_STREAMS is set, but {reason}\. So TensorFlow's", said)

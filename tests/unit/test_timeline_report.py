@@ -135,9 +135,9 @@ def test_a_rank_that_is_late_in_every_step(tmp_path):
     every = dict.fromkeys(range(20), 3_000.0)
     (text, *_) = advice(analyse(job(tmp_path, [{}, {"late": 3_000.0, "host": "b"}, {"late": 300.0}], longer=every)))
     assert text.startswith(
-        "Rank 1 (host b) is the last to arrive in most steps: the others wait for it for 21% of the time, 100% of all waiting "
-        "for ranks, most often at 'grad0'. While they waited, its program was at a.py:1 main > a.py:9 forward (100% of the "
-        "samples). Look at what that rank does differently"
+        "Rank 1 (host b) is the last to arrive in most steps. The others wait for it for 21% of the time, which is 100% of all "
+        "waiting for ranks, most often at 'grad0'. While they waited, its program was at a.py:1 main > a.py:9 forward (100% of "
+        "the samples). Look for differences of that rank"
     )
 
 
@@ -155,7 +155,7 @@ def test_a_rank_that_is_late_in_few_steps(tmp_path):
     lines = tailed(tmp_path, dict.fromkeys(range(4, 60, 10), 20_000.0), wait=0.0)
     assert lines[0].startswith(
         "Rank 1 (host b) made the others wait for 17% of the time (120 ms of 710 ms) in 6 of 59 steps, every 10th step: 20 ms "
-        f"each, most often at 'grad0'. While they waited, its program was at {SLEEPS} (100% of the samples). "
+        f"each time, most often at 'grad0'. While they waited, its program was at {SLEEPS} (100% of the samples). "
     )
     assert not any("in most steps" in line for line in lines)
 
@@ -169,8 +169,8 @@ def test_slow_steps_among_others_that_have_no_rhythm(tmp_path):
     ("steps", "said"),
     [
         ((5,), "in step 5: "),
-        ((5, 9, 30), "in 3 of 59 steps, without a rhythm: "),
-        ((2, 12, 22, 41, 50), "in 5 of 59 steps, without a rhythm: "),
+        ((5, 9, 30), "in 3 of 59 steps, at irregular intervals: "),
+        ((2, 12, 22, 41, 50), "in 5 of 59 steps, at irregular intervals: "),
         (range(1, 60, 3), "in 20 of 59 steps, every 3rd step: "),
     ],
 )
@@ -194,14 +194,15 @@ def test_steps_that_are_slow_on_all_ranks(tmp_path):
     slow = dict.fromkeys(longer, (40_000.0, "c.py:5 save"))
     lines = advice(analyse(job(tmp_path, [{"slow": slow}, {"slow": slow}], steps=100, longer=longer)))
     assert lines[0].startswith(
-        "All ranks together are slow in 5 of 99 steps, every 20th step: 40 ms longer each, 17% of the time."
+        "All ranks together are slow in 5 of 99 steps, every 20th step: each slow step takes 40 ms longer, together 17% of the "
+        "time."
     )
-    assert "Most of that is computation. In these steps the program of rank 0 was at c.py:5 save (80% of" in lines[0]
+    assert "Most of it is computation. In these steps the program of rank 0 was at c.py:5 save (80% of" in lines[0]
 
 
 def test_the_first_steps_are_told_apart(tmp_path):
     lines = tailed(tmp_path, {0: 900_000.0, 1: 90_000.0}, wait=0.0)
-    assert lines[-1].startswith("The first 2 steps took 1.01 s, a later one takes 10 ms (the median).")
+    assert lines[-1].startswith("The first 2 steps took 1.01 s, a later step takes 10 ms (the median).")
     assert not any("made the others wait" in line for line in lines)
 
 
@@ -220,7 +221,9 @@ def test_a_late_rank_among_several(tmp_path):
 def test_the_trace_of_one_rank(tmp_path):
     found = analyse(job(tmp_path, [{"slow": {9: (50_000.0, SLEEPS)}}], longer={9: 50_000.0}))
     assert found.lost == {}
-    assert advice(found)[0].startswith("All ranks together are slow in step 8: 50 ms longer each")  # it asks late for the next
+    assert advice(found)[0].startswith(
+        "All ranks together are slow in step 8: each slow step takes 50 ms longer"
+    )  # it asks late for the next
     assert f"In these steps the program of rank 0 was at {SLEEPS}" in advice(found)[0]
     assert SLEEPS.replace(">", "&gt;") in page(found)
 
@@ -229,7 +232,7 @@ def test_traces_without_stacks_say_less(tmp_path):
     traces = job(tmp_path, [{}, {"slow": {4: (200_000.0, SLEEPS)}, "host": "b"}], longer={4: 200_000.0})
     for trace in traces:
         trace.stacks.clear()
-    assert "most often at 'grad0'. Look at what this rank does" in advice(analyse(traces))[0]
+    assert "most often at 'grad0'. Look for work that this rank does" in advice(analyse(traces))[0]
 
 
 def test_messages_between_two_ranks_are_matched_with_nothing(tmp_path):
@@ -242,7 +245,7 @@ def test_messages_between_two_ranks_are_matched_with_nothing(tmp_path):
 
 
 def test_nothing_to_gain(tmp_path):
-    assert "There is little to gain from communication" in advice(analyse(job(tmp_path, [{"wait": 100.0}] * 2)))[0]
+    assert "Faster communication would gain little" in advice(analyse(job(tmp_path, [{"wait": 100.0}] * 2)))[0]
 
 
 def test_little_is_hidden(tmp_path):
@@ -324,7 +327,7 @@ def _files(tmp_path):
 def test_the_program_merges_what_lies_beside_rank_0(tmp_path, capsys):
     target = tmp_path / "merged.json"
     assert program.main(["merge", str(_files(tmp_path)), "-o", str(target)]) == 0
-    assert capsys.readouterr().out == f"{target}: of 2 ranks\n"
+    assert capsys.readouterr().out == f"{target}: traces of 2 ranks\n"
     assert {event["pid"] for event in json.loads(target.read_text())} == {0, 1}
 
 
@@ -332,7 +335,7 @@ def test_the_report_is_said_in_sentences_too(tmp_path, capsys):
     target = tmp_path / "page.html"
     assert program.main(["report", str(_files(tmp_path)), "-o", str(target)]) == 0
     first, *sentences = capsys.readouterr().out.splitlines()
-    assert first == f"{target}: of 2 ranks"
+    assert first == f"{target}: traces of 2 ranks"
     assert sentences == [
         f"- {text}" for text in advice(analyse([files.read(path) for path in files.files_of_job(tmp_path / "t.json")]))
     ]
@@ -340,7 +343,7 @@ def test_the_report_is_said_in_sentences_too(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "there is no timeline at"), ("[", "cannot be read as a timeline"), ("[]", "does not say whose it is")],
+    [(None, "there is no timeline at"), ("[", "cannot be read as a timeline"), ("[]", "does not name its rank")],
 )
 def test_what_is_no_timeline_is_named(tmp_path, capsys, content, said):
     if content is not None:

@@ -1,7 +1,7 @@
-"""What `hvdlite.keras` needs of a Keras backend, and the one that this process runs on.
+"""The interface of `hvdlite.keras` to a Keras backend, and the backend on which this process runs.
 
-Everything else of `hvdlite.keras` is written once, over this interface. A backend's module is imported only where Keras
-runs on that backend, so none imports a framework that the user has not chosen.
+All other modules of `hvdlite.keras` use this interface and serve every backend. A backend's module is imported only if Keras
+runs on that backend, so hvdlite imports no framework that the user has not chosen.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
-__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend"]
+__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend", "partition"]
 
 _BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -26,11 +26,11 @@ class Reduction:
 
     Attributes:
         op: `hvdlite.Average` or `hvdlite.Sum`.
-        prescale: multiplies each rank's gradients.
-        postscale: multiplies the results.
+        prescale: a factor for each rank's gradients.
+        postscale: a factor for the results.
         compression: a class with static `compress` and `decompress`, for tensors of this backend's framework.
-        sparse_as_dense: are sparse gradients made dense, rather than gathered?
-        process_set: the ranks that take part; this process is one of them, and not the only one.
+        sparse_as_dense: True: sparse gradients are made dense. False: their rows are gathered.
+        process_set: the ranks that take part, at least two; this rank is one of them.
 
     """
 
@@ -49,29 +49,32 @@ class WeightTotal(Protocol):
         """Adds the weight of a pass, from `KerasBackend.as_weight`."""
 
     def take(self) -> Any:
-        """The sum, which is 0 again after that."""
+        """The sum of the weights since the last call."""
 
 
 class KerasBackend(Protocol):
-    """One Keras backend. Tensors are that framework's throughout; errors are those of `hvdlite.ops`."""
+    """One Keras backend. All tensors are those of the backend's framework. Methods raise the errors of `hvdlite.ops`."""
 
     @property
     def name(self) -> str:
-        """As Keras calls it: ``"tensorflow"``, ``"torch"`` or ``"jax"``."""
+        """Keras's name of the backend: ``"tensorflow"``, ``"torch"`` or ``"jax"``."""
 
     @property
     def traces_steps(self) -> bool:
-        """Is it known when a step is traced which gradients are None, so that all ranks have None in the same places?"""
+        """Whether steps are traced, so that the same gradients are None on all ranks.
+
+        If steps are not traced, a gradient may be None on some ranks only.
+        """
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
-        """Have these tensors values, outside of any program that is being traced?"""
+        """Whether these tensors have values. A tensor in a program that is being traced has none."""
 
     def check_supported(self) -> None:
-        """Called when an optimizer is wrapped.
+        """Checks that hvdlite can train with the framework as it is. Called when an optimizer is wrapped.
 
         Raises:
             UnsupportedError: the framework itself distributes the training (``tf.distribute``, ``keras.distribution``),
-                or this installation of it cannot be served; the text says what to do.
+                or hvdlite does not support this installation of it; the text says what to do.
         """
 
     def reduce_gradients(
@@ -85,40 +88,40 @@ class KerasBackend(Protocol):
     ) -> list[Any]:
         """Reduces the gradients of one step over the ranks of the set. Collective over it.
 
-        Called eagerly or while a step is traced (``tf.function``, ``jax.jit``, both with XLA too), by a rank of the set,
-        with the same names in the same order on all of them, and shapes and dtypes that have been compared.
+        It is called eagerly, or while a step is traced (``tf.function``, ``jax.jit``, both also with XLA). All ranks of the set
+        call it with the same names in the same order. Their shapes and dtypes have been compared before.
 
         Args:
-            gradients: of the backend's type, sparse ones (``tf.IndexedSlices``) among them, not modified; None where the
-                loss does not depend on the variable. If `traces_steps`, all ranks have None in the same places.
-            variables: those that the gradients belong to.
-            names: for the engine, unique among what can be in flight.
-            groups: places in `gradients`: each of the lists is agreed on and sent together, places in no list by
-                themselves. None: whatever suits the backend, the same on all ranks and in all runs.
-            reduction: how.
-            weight: of this rank in weighted means, from `as_weight`. All ranks give one, or none.
+            gradients: tensors of the backend, dense or sparse (``tf.IndexedSlices``), which are not modified. None: the loss
+                does not depend on the variable. If `traces_steps`, the same gradients are None on all ranks.
+            variables: the variables of the gradients.
+            names: names of the allreduces in the engine, unique among all operations in flight.
+            groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together; a gradient in no
+                list is sent alone. None: the backend chooses the groups, the same on all ranks and in all runs.
+            reduction: how to reduce.
+            weight: the weight of this rank in weighted means, from `as_weight`. Either all ranks give a weight, or none.
 
         Returns:
-            The results in order, with shapes and dtypes of the gradients, the same bits on all ranks. None where the
-            gradient is None on all ranks.
+            The reduced gradients in order, with the shapes and dtypes of the gradients and the same bits on all ranks. A
+            gradient that is None on all ranks stays None.
         """
 
     def as_weight(self, weight: Any, op: int) -> Any:
-        """A rank's weight as `reduce_gradients` takes it.
+        """Converts a rank's weight to the type that `reduce_gradients` takes.
 
         Args:
             weight: a number of 0 or more, or a scalar tensor of the backend, which may be traced.
             op: the reduce operator.
 
         Raises:
-            InvalidArgumentError: it is something else, or the reduction is no mean.
+            InvalidArgumentError: `weight` is no such number or tensor, or `op` is not Average.
         """
 
     def new_weight_total(self) -> WeightTotal:
-        """Adds up the weights of passes that are reduced together.
+        """Makes an object that adds up the weights of passes that are reduced together.
 
         Raises:
-            UnsupportedError: this backend cannot, because its steps keep nothing but the optimizer's variables.
+            UnsupportedError: steps of this backend (JAX) can keep no other values than the optimizer's variables.
         """
 
     def broadcast_from(
@@ -130,31 +133,32 @@ class KerasBackend(Protocol):
         gradients: Sequence[Any],
         complete: Any,
     ) -> list[Any]:
-        """Gives all ranks of the set the values that one of them has of each variable. Called as `reduce_gradients` is.
+        """Broadcasts each variable from its own root. It is called under the same conditions as `reduce_gradients`.
 
         Args:
-            variables: of Keras or the framework; as many on all ranks, of the same shapes and dtypes.
-            roots: for each the rank in the job that has the value.
+            variables: variables of Keras or the framework, with the same shapes and dtypes on all ranks.
+            roots: for each variable, the rank in the job whose value all ranks get.
             names: as for `reduce_gradients`.
             process_set: the ranks that take part.
-            gradients: what comes before, as `reduce_gradients` gave it.
-            complete: with gradient accumulation: is the step complete? What is traced for other steps too (on JAX) sends
-                nothing then.
+            gradients: results of `reduce_gradients`. The broadcasts come after that reduction.
+            complete: with gradient accumulation, a boolean or a traced tensor: whether the step is complete. On JAX the same
+                program runs for incomplete steps, and then sends nothing. None: there is no accumulation.
 
         Returns:
-            The values, which the caller assigns; None where the variable has it already.
+            The values in order, which the caller assigns; None: the variable has the value already.
         """
 
     def compare_when_run(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
     ) -> AbstractContextManager[Any]:
-        """Where a program that is traced applies gradients in a loop of its own: a context, for the reduction of these
-        gradients, in front of which the program compares the ranks' variables whenever it runs (`hvdlite.start_check`).
-        Nothing is compared where such a program cannot call Python.
+        """A context for the reduction of gradients in a traced program that is the user's own loop.
+
+        Whenever the program runs, it compares the ranks' variables before the operations that are traced in this context
+        (`hvdlite.start_check`). A program that cannot call Python compares nothing.
         """
 
     def scale(self, gradient: Any, factor: float) -> Any:
-        """The gradient, sparse or not, multiplied by a number; its dtype stays."""
+        """The gradient, dense or sparse, multiplied by a number. The dtype does not change."""
 
     def allreduce(
         self,
@@ -168,7 +172,7 @@ class KerasBackend(Protocol):
         """Reduces a value over all ranks.
 
         Args:
-            value: a tensor or variable of the backend, or anything of which it makes a tensor: numbers, arrays, lists.
+            value: a tensor or variable of the backend, or a value that it can convert (number, array, list).
             name: as for `hvdlite.allreduce`.
             op: as for `hvdlite.allreduce`.
             prescale_factor: as for `hvdlite.allreduce`.
@@ -180,32 +184,50 @@ class KerasBackend(Protocol):
         """
 
     def allgather(self, value: Any, name: str | None) -> Any:
-        """Concatenates all ranks' values along the first dimension; arguments and result as for `allreduce`."""
+        """Concatenates all ranks' values along the first dimension. Arguments and result are as for `allreduce`."""
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """Gives all ranks the root's value; arguments and result as for `allreduce`."""
+        """Gives all ranks the root's value. Arguments and result are as for `allreduce`."""
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """Reduces a value and leaves each rank with its part of the rows; arguments and result as for `allreduce`."""
+        """Reduces a value and gives each rank a part of its rows. Arguments and result are as for `allreduce`."""
 
     def other_variables(self, model: Any) -> list[Any]:
-        """What a model holds of the framework's own kind and Keras does not count among its weights, without random seeds.
+        """Variables of the framework in a model that Keras does not count among its weights. Random seeds are left out.
 
         Returns:
-            Objects for `hvdlite.keras.variables`, in an order that is the same on all ranks: ``tf.Variable``, or
-            `hvdlite.keras.variables.Held`.
+            Objects that `hvdlite.keras.variables` can read and broadcast (``tf.Variable`` or `Held`), in the same order on all
+            ranks.
         """
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
-        """The error of hvdlite behind one of the framework, if it means that a rank is lost (`hvdlite.elastic.LossIn`)."""
+        """The HorovodInternalError that caused this error of the framework; None: a lost rank did not cause it."""
+
+
+def partition(groups: Sequence[Sequence[int]] | None, present: Sequence[int]) -> list[list[int]]:
+    """Divides the indices of the gradients that are present into groups.
+
+    Args:
+        groups: lists of indices, as for `KerasBackend.reduce_gradients`; None: all gradients are in one group.
+        present: the indices of the gradients that are reduced, in order.
+
+    Returns:
+        The groups that are not empty. An index in no list is a group of its own.
+
+    """
+    if groups is None:
+        return [list(present)] if present else []
+    chosen = [[place for place in members if place in present] for members in groups]
+    grouped = {place for members in chosen for place in members}
+    return [members for members in chosen if members] + [[place] for place in present if place not in grouped]
 
 
 @cache
 def current_backend() -> KerasBackend:
-    """The backend that Keras runs on, which a process cannot change.
+    """The backend that Keras runs on. It is the same for the whole life of the process.
 
     Raises:
-        UnsupportedError: hvdlite has nothing for this one.
+        UnsupportedError: hvdlite does not support this backend.
     """
     name: str = keras.backend.backend()
     if name not in _BACKENDS:

@@ -1,4 +1,4 @@
-"""Keras on JAX: steps are compiled programs, unless ``run_eagerly`` is set; on CPUs only."""
+"""Keras on JAX, on CPUs only. Steps are compiled programs, unless ``run_eagerly`` is set."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from hvdlite import ops, xla
 from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
-from hvdlite.keras.backends import Reduction, WeightTotal
+from hvdlite.keras.backends import Reduction, WeightTotal, partition
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
@@ -23,9 +23,9 @@ __all__ = ["JaxKerasBackend", "make_backend"]
 
 
 class JaxKerasBackend:
-    """All gradients of a step go in one call, since XLA runs the calls of a program one after another.
+    """Reduces all gradients of a step in one call, because XLA runs the calls of a program one after another.
 
-    Single values go through NumPy where nothing is compiled.
+    Outside of compiled programs single values are converted to NumPy arrays.
     """
 
     name = "jax"
@@ -36,11 +36,11 @@ class JaxKerasBackend:
         return not any(isinstance(tensor, jax.core.Tracer) for tensor in tensors)
 
     def check_supported(self) -> None:
-        """Refuses devices other than CPUs, and ``keras.distribution``, which would divide what mpirun has divided already."""
+        """Refuses devices other than CPUs, and ``keras.distribution``, which would distribute the training a second time."""
         require_cpu()
         if keras.distribution.distribution() is not None:
             raise UnsupportedError(
-                "Keras trains under a keras.distribution, which hvdlite's ranks know nothing of: leave it out "
+                "Keras trains under a keras.distribution, which hvdlite does not support: leave it out "
                 "(keras.distribution.set_distribution(None)), and start one rank for each device"
             )
 
@@ -58,8 +58,8 @@ class JaxKerasBackend:
         compressor, codec = split(reduction.compression)
         reduced = list(gradients)
         described: list[TensorGroup] = []
-        sent: list[tuple[int, Any, Any]] = []  # place, what is sent, and what decompression needs
-        for places in _partition(groups, [gradient is not None for gradient in gradients]):
+        sent: list[tuple[int, Any, Any]] = []  # index of the gradient, tensor to send, context for decompress
+        for places in partition(groups, [place for place, gradient in enumerate(gradients) if gradient is not None]):
             members = [(place, *compressor.compress(_dense(gradients[place], names[place]))) for place in places]
             described.append(
                 TensorGroup(
@@ -86,10 +86,10 @@ class JaxKerasBackend:
         return as_weight(weight, op)
 
     def new_weight_total(self) -> WeightTotal:
-        """As `KerasBackend.new_weight_total`: refused."""
+        """As `KerasBackend.new_weight_total`: always raises UnsupportedError."""
         raise UnsupportedError(
             "on JAX the weights of the passes of an accumulation (gradient_accumulation_steps, backward_passes_per_step) "
-            "cannot be added up: train on Keras's torch or TensorFlow backend, or without weights or accumulation"
+            "cannot be added up: train on Keras's torch or TensorFlow backend, or leave out the weights or the accumulation"
         )
 
     def broadcast_from(
@@ -101,7 +101,10 @@ class JaxKerasBackend:
         gradients: Sequence[Any],
         complete: Any,
     ) -> list[Any]:
-        """As `KerasBackend.broadcast_from`, in one call, for which a gradient is an operand too: so it comes behind theirs."""
+        """As `KerasBackend.broadcast_from`, in one call.
+
+        A reduced gradient is an operand of the call, too. So XLA runs the call after the reduction.
+        """
         set_id = process_set.require_member(Kind.BROADCAST)
         kinds = [(root, name, variable.value) for root, name, variable in zip(roots, names, variables, strict=True)]
         kinds.append((roots[0], f"{names[0]}.behind", gradients[0].ravel()[:1]))
@@ -118,7 +121,7 @@ class JaxKerasBackend:
         return received[:-1]
 
     def other_variables(self, model: Any) -> list[Any]:
-        """As `KerasBackend.other_variables`: arrays do not change."""
+        """As `KerasBackend.other_variables`: there are none, because arrays of JAX do not change."""
         return []
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
@@ -128,7 +131,7 @@ class JaxKerasBackend:
     def compare_when_run(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
     ) -> AbstractContextManager[Any]:
-        """As `KerasBackend.compare_when_run`; a traced step of one's own has no variables, but takes and gives their values."""
+        """As `KerasBackend.compare_when_run`. It compares nothing: in a traced step variables are arguments and results."""
         return contextlib.nullcontext()
 
     def scale(self, gradient: Any, factor: float) -> Any:
@@ -144,7 +147,7 @@ class JaxKerasBackend:
         postscale_factor: float,
         compression: Any,
     ) -> Any:
-        """As `KerasBackend.allreduce`; in a compiled program, too, if it has a name."""
+        """As `KerasBackend.allreduce`. In a compiled program it needs a name."""
         factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
 
         def compiled(tensor: Any, name: str) -> Any:
@@ -156,11 +159,11 @@ class JaxKerasBackend:
         return _apply(value, name, eager, compiled)
 
     def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`; not in a compiled program."""
+        """As `KerasBackend.allgather`. In a compiled program it raises UnsupportedError."""
         return _apply(value, name, lambda array: ops.allgather(array, name))
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`; in a compiled program, too, if it has a name."""
+        """As `KerasBackend.broadcast`. In a compiled program it needs a name."""
         return _apply(
             value,
             name,
@@ -169,41 +172,33 @@ class JaxKerasBackend:
         )
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`; not in a compiled program."""
+        """As `KerasBackend.reducescatter`. In a compiled program it raises UnsupportedError."""
         return _apply(value, name, lambda array: ops.reducescatter(array, name, op=op))
-
-
-def _partition(groups: Sequence[Sequence[int]] | None, present: Sequence[bool]) -> list[list[int]]:
-    """The places of gradients that are present, in groups, of which those in no list are alone; one group without lists."""
-    everything = [place for place, is_there in enumerate(present) if is_there]
-    if groups is None:
-        return [everything] if everything else []
-    chosen = [[place for place in members if present[place]] for members in groups]
-    grouped = {place for members in chosen for place in members}
-    return [members for members in chosen if members] + [[place] for place in everything if place not in grouped]
 
 
 def _dense(gradient: Any, name: str) -> Any:
     if not isinstance(gradient, jax.Array):
-        raise UnsupportedError(f"the gradient of {name!r} is a {type(gradient).__name__}; on JAX only dense arrays are reduced")
+        raise UnsupportedError(
+            f"the gradient of {name!r} is a {type(gradient).__name__}; on JAX only dense arrays are supported"
+        )
     return gradient
 
 
 def _apply(value: Any, name: str | None, eager: Callable[[Any], Any], compiled: Callable[[Any, str], Any] | None = None) -> Any:
-    """Runs a collective on a value in host memory, or as part of the program that is being compiled."""
+    """Runs a collective on a value in host memory, or adds it to the program that is being compiled."""
     tensor = keras.ops.convert_to_tensor(value)
     if not isinstance(tensor, jax.core.Tracer):
         return jnp.asarray(eager(np.asarray(tensor)))
     if compiled is None:
         raise UnsupportedError(
-            "in a compiled program XLA must know the shape of a result, so there are allreduce and broadcast only: call it "
+            "in a compiled program XLA must know the shape of a result, so only allreduce and broadcast work there: call it "
             "outside of the training step, or compile the model with run_eagerly=True"
         )
     if not name:
-        raise InvalidArgumentError("a collective in a compiled program needs a name: it cannot be numbered when it runs")
+        raise InvalidArgumentError("a collective in a compiled program needs a name, since it cannot be numbered: pass name=")
     return compiled(tensor, name)
 
 
 def make_backend() -> JaxKerasBackend:
-    """The backend."""
+    """Makes the backend."""
     return JaxKerasBackend()

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow, Keras 2 included: in graphs, compiled by XLA or not, and eagerly."""
+"""Keras on TensorFlow, also Keras 2. Steps run eagerly or in graphs, and XLA may compile the graphs."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +27,7 @@ _LOOP = ReducerWording("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradi
 
 
 class TensorFlowWeightTotal:
-    """A `WeightTotal` for programs, too: in a variable that is not the optimizer's, so that it is not saved."""
+    """A `WeightTotal` that also works in graphs. It is a variable outside of the optimizer, so that it is not saved."""
 
     def __init__(self) -> None:
         with tf.init_scope():
@@ -46,7 +46,7 @@ class TensorFlowWeightTotal:
 
 
 class TensorFlowKerasBackend:
-    """All of it is `hvdlite.tensorflow`'s."""
+    """Calls the functions of `hvdlite.tensorflow`."""
 
     name = "tensorflow"
     traces_steps = True
@@ -56,11 +56,11 @@ class TensorFlowKerasBackend:
         return bool(tf.executing_eagerly())
 
     def check_supported(self) -> None:
-        """Refuses strategies, which would divide among themselves what mpirun has divided among the ranks."""
+        """Refuses strategies of ``tf.distribute``, which would distribute the training a second time."""
         if tf.distribute.has_strategy():
             raise UnsupportedError(
-                f"Keras trains under a {type(tf.distribute.get_strategy()).__name__} of tf.distribute, which hvdlite's ranks "
-                "know nothing of: leave the strategy out, and start one rank for each device"
+                f"Keras trains under a {type(tf.distribute.get_strategy()).__name__} of tf.distribute, which hvdlite "
+                "does not support: leave the strategy out, and start one rank for each device"
             )
 
     def reduce_gradients(
@@ -83,7 +83,7 @@ class TensorFlowKerasBackend:
             sparse_as_dense=reduction.sparse_as_dense,
             groups=groups,
             process_set=reduction.process_set,
-            scoped=False,  # the names are those of the first rank, and Keras numbers its scopes
+            scoped=False,  # names of the first rank; Keras numbers its scopes, and the numbers may differ between ranks
             weight=weight,
         )
 
@@ -115,8 +115,8 @@ class TensorFlowKerasBackend:
             return [handle.synchronize() for handle in handles]
         if xla.in_xla_context():
             return xla.broadcast_from(tensors, roots, names, set_id)
-        # A graph drops what has no use, such as the reduction of a gradient whose variable another rank steps. An op with state
-        # stays, and so do its inputs.
+        # TensorFlow removes ops whose results are not used, such as the reduction of a gradient whose variable another rank
+        # updates. It does not remove an op with state and the inputs of this op.
         heads = [tf.reshape(getattr(gradient, "values", gradient), [-1])[:1] for gradient in gradients]
         head = tf.concat([tf.cast(each, tf.float32) for each in heads], 0)
         collective_ops.broadcast(
@@ -130,11 +130,11 @@ class TensorFlowKerasBackend:
     def compare_when_run(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
     ) -> AbstractContextManager[Any]:
-        """As `KerasBackend.compare_when_run`; programs of XLA cannot call Python."""
+        """As `KerasBackend.compare_when_run`. Programs of XLA cannot call Python, so they compare nothing."""
         return after_comparison(variables, gradients, reduction.process_set, start_check, _LOOP)
 
     def other_variables(self, model: Any) -> list[Any]:
-        """As `KerasBackend.other_variables`; Keras 2 counts them. Those of strings and resources are left out."""
+        """As `KerasBackend.other_variables`. Variables of strings and resources are left out. Keras 2 counts all as weights."""
         if not KERAS_3:
             return []
         found = held_by(model, lambda value: isinstance(value, tf.Variable)).values()
@@ -159,7 +159,7 @@ class TensorFlowKerasBackend:
         postscale_factor: float,
         compression: Any,
     ) -> Any:
-        """As `KerasBackend.allreduce`; in a graph, too."""
+        """As `KerasBackend.allreduce`. It also works in a graph."""
         return hvd.allreduce(
             as_tensor("allreduce", value, name),
             name=name,
@@ -170,18 +170,18 @@ class TensorFlowKerasBackend:
         )
 
     def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`; in a graph, too."""
+        """As `KerasBackend.allgather`. It also works in a graph."""
         return hvd.allgather(as_tensor("allgather", value, name), name=name)
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`; in a graph, too."""
+        """As `KerasBackend.broadcast`. It also works in a graph."""
         return hvd.broadcast(as_tensor("broadcast", value, name), root_rank, name=name)
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`; in a graph, too."""
+        """As `KerasBackend.reducescatter`. It also works in a graph."""
         return hvd.reducescatter(as_tensor("reducescatter", value, name), name=name, op=op)
 
 
 def make_backend() -> TensorFlowKerasBackend:
-    """The backend."""
+    """Makes the backend."""
     return TensorFlowKerasBackend()

@@ -1,7 +1,7 @@
-"""Keras on torch: gradients are plain tensors that exist when the optimizer is called."""
+"""Keras on torch. Gradients are tensors with values when the optimizer is called, and never traced."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from hvdlite import ops
 from hvdlite.errors import HorovodInternalError
-from hvdlite.keras.backends import Reduction
+from hvdlite.keras.backends import Reduction, partition
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
 from hvdlite.process_sets import ProcessSet
@@ -22,7 +22,7 @@ __all__ = ["TorchKerasBackend", "make_backend"]
 
 
 class TorchWeightTotal:
-    """A `WeightTotal`."""
+    """A `WeightTotal` of numbers."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -38,9 +38,9 @@ class TorchWeightTotal:
 
 
 class TorchKerasBackend:
-    """All gradients of a step go in one group, which is always fused in the same way.
+    """Reduces all gradients of a step in one group, so that they are fused in the same way in each step.
 
-    Compiled steps (``jit_compile=True``) leave the graph here.
+    A compiled step (``jit_compile=True``) leaves its graph for the calls of this class.
     """
 
     name = "torch"
@@ -51,7 +51,7 @@ class TorchKerasBackend:
         return True
 
     def check_supported(self) -> None:
-        """Nothing stands in the way: Keras knows none of torch's ways of distributing a model."""
+        """Checks nothing: Keras does not use torch's ways to distribute a model."""
 
     def reduce_gradients(
         self,
@@ -62,14 +62,14 @@ class TorchKerasBackend:
         reduction: Reduction,
         weight: Any = None,
     ) -> list[Any]:
-        """As `KerasBackend.reduce_gradients`. A gradient that is None on some ranks only counts as zeros there."""
+        """As `KerasBackend.reduce_gradients`. If a gradient is None on some ranks only, it counts as zeros there."""
         process_set = reduction.process_set
         used = np.array([gradient is not None for gradient in gradients], dtype=np.uint8)
         base = names[0]
         handle = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
         sent = [_sent(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
         reduced: list[Any] = [None] * len(sent)
-        for members in _partition(groups, len(sent)):
+        for members in partition(groups, range(len(sent))):
             outputs = ops.grouped_allreduce(
                 [sent[place] for place in members],
                 name=names[members[0]],
@@ -105,7 +105,7 @@ class TorchKerasBackend:
         gradients: Sequence[Any],
         complete: Any,
     ) -> list[Any]:
-        """As `KerasBackend.broadcast_from`, in place where the engine reaches the memory."""
+        """As `KerasBackend.broadcast_from`. It works in place if the engine can reach the variable's memory."""
         held = [variable.value.detach() for variable in variables]
         sent = [reachable(tensor.contiguous()) for tensor in held]
         handles = [
@@ -119,8 +119,8 @@ class TorchKerasBackend:
         ]
 
     def other_variables(self, model: Any) -> list[Any]:
-        """As `KerasBackend.other_variables`: buffers of torch's modules, and parameters that Keras has not made its own."""
-        # By their memory: torch makes parameters of the tensors of Keras's variables.
+        """As `KerasBackend.other_variables`: buffers of torch modules, and parameters that are no variables of Keras."""
+        # Compared by address: torch wraps the tensor of each variable of Keras in a parameter, which is another object.
         known = {variable.value.data_ptr() for variable in (*model.variables, *model.metrics_variables)}
         found = []
         for place, layer in enumerate(model._flatten_layers()):
@@ -132,12 +132,12 @@ class TorchKerasBackend:
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""
-        return None  # they are hvdlite's own
+        return None  # errors of hvdlite reach the caller as they are
 
     def compare_when_run(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
     ) -> AbstractContextManager[Any]:
-        """As `KerasBackend.compare_when_run`; gradients are never traced."""
+        """As `KerasBackend.compare_when_run`. It compares nothing, because gradients are never traced."""
         return contextlib.nullcontext()
 
     def scale(self, gradient: Any, factor: float) -> Any:
@@ -154,46 +154,33 @@ class TorchKerasBackend:
         compression: Any,
     ) -> Any:
         """As `KerasBackend.allreduce`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        output = ops.allreduce(
-            reachable(tensor.detach()),
-            name=name,
-            compression=compression,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
-        return output.to(tensor.device)
+        factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return _apply(value, lambda tensor: ops.allreduce(tensor, name=name, compression=compression, op=op, **factors))
 
     def allgather(self, value: Any, name: str | None) -> Any:
         """As `KerasBackend.allgather`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        return ops.allgather(reachable(tensor.detach()), name).to(tensor.device)
+        return _apply(value, lambda tensor: ops.allgather(tensor, name))
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
         """As `KerasBackend.broadcast`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        return ops.broadcast(reachable(tensor.detach()), root_rank, name).to(tensor.device)
+        return _apply(value, lambda tensor: ops.broadcast(tensor, root_rank, name))
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """As `KerasBackend.reducescatter`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        return ops.reducescatter(reachable(tensor.detach()), name, op=op).to(tensor.device)
+        return _apply(value, lambda tensor: ops.reducescatter(tensor, name, op=op))
+
+
+def _apply(value: Any, collective: Callable[[torch.Tensor], Any]) -> Any:
+    """Runs a collective on a value, in memory that the engine can reach. The result is on the value's device."""
+    tensor = keras.ops.convert_to_tensor(value)
+    return collective(reachable(tensor.detach())).to(tensor.device)
 
 
 def _sent(gradient: Any, variable: Any) -> torch.Tensor:
-    """The gradient where the engine reaches it; zeros of the variable's shape and dtype for None."""
+    """The gradient in memory that the engine can reach. For None: zeros of the variable's shape and dtype."""
     return reachable(torch.zeros_like(variable.value) if gradient is None else gradient.detach())
 
 
-def _partition(groups: Sequence[Sequence[int]] | None, count: int) -> list[Sequence[int]]:
-    """The places 0 to count - 1 in groups, of which those in no list are alone; all in one if there are no lists."""
-    if groups is None:
-        return [range(count)]
-    grouped = {place for members in groups for place in members}
-    return [*groups, *([place] for place in range(count) if place not in grouped)]
-
-
 def make_backend() -> TorchKerasBackend:
-    """The backend."""
+    """Makes the backend."""
     return TorchKerasBackend()

@@ -1,102 +1,27 @@
-"""The names of ``horovod.tensorflow.keras``: `hvdlite.keras`, but for the arguments in which Horovod's two modules differ."""
+"""The names of ``horovod.tensorflow.keras``: those of `hvdlite.keras`, with Horovod's other order of some arguments."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from hvdlite import (
-    Average,
-    Compression,
-    ProcessSet,
-    Sum,
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gather_stats,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mark_step,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    stall_limit,
-    start_timeline,
-    stats,
-    stop_timeline,
-)
+from hvdlite import basics, process_sets, usage
 from hvdlite import keras as _keras
-from hvdlite.keras import (
-    PartialDistributedOptimizer,
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_variables,
-    load_model,
-    reducescatter,
-)
+from hvdlite.basics import *
+from hvdlite.compression import Compression
+from hvdlite.keras import PartialDistributedOptimizer, check_consistency, load_model, values
+from hvdlite.keras.values import *
+from hvdlite.keras.variables import broadcast_global_variables, broadcast_variables
+from hvdlite.process_sets import *
+from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.requests import Adasum, Average, Sum
 from hvdlite.tensorflow.keras import callbacks, elastic
+from hvdlite.usage import *
 
-__all__ = [
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_variables",
-    "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "gather_stats",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "load_model",
-    "local_rank",
-    "local_size",
-    "mark_step",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "stall_limit",
-    "start_timeline",
-    "stats",
-    "stop_timeline",
-]
+__all__ = ["Adasum", "Average", "Compression", "Sum", "callbacks", "check_consistency", "elastic", "load_model"]
+__all__ += ["DistributedOptimizer", "PartialDistributedOptimizer", "broadcast_global_variables", "broadcast_variables"]
+__all__ += basics.__all__
+__all__ += process_sets.__all__
+__all__ += usage.__all__
+__all__ += values.__all__
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

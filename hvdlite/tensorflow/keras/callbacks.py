@@ -1,4 +1,4 @@
-"""The names of ``horovod.tensorflow.keras.callbacks``: `hvdlite.keras`'s, but for one whose arguments have another order."""
+"""The names of ``horovod.tensorflow.keras.callbacks``. One callback has another order of arguments than in `hvdlite.keras`."""
 
 from typing import Any
 

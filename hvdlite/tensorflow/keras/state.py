@@ -1,4 +1,4 @@
-"""`TensorFlowKerasState` of `hvdlite.tensorflow.elastic`, here as it needs Keras."""
+"""`TensorFlowKerasState` of `hvdlite.tensorflow.elastic`, in its own module because it needs Keras."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class TensorFlowKerasState(KerasState):
     Args:
         model: as for `hvdlite.keras.elastic.KerasState`.
         optimizer: as for `hvdlite.keras.elastic.KerasState`.
-        backend: accepted for compatibility with Horovod; the model knows its own.
+        backend: accepted for compatibility with Horovod; not used.
         **kwargs: as for `hvdlite.keras.elastic.KerasState`.
 
     """

@@ -329,7 +329,7 @@ def test_the_best_checkpoint_is_written_by_rank_0(hvd, tmp_path):
     fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.MetricAverageCallback(), checkpoint])
     assert file.exists() == (WORLD.rank == 0)
     if WORLD.rank == 0:
-        with pytest.raises(InvalidArgumentError, match="no place to write to"):
+        with pytest.raises(InvalidArgumentError, match="has no filepath"):
             hvd.callbacks.BestModelCheckpoint().on_train_begin()
 
 

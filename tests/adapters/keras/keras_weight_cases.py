@@ -132,7 +132,7 @@ def test_the_weights_of_accumulated_passes_add_up(hvd):
         added = [2 * rank + 3.0 for rank in range(WORLD.size)]
         wanted -= np.dot(weights.sum(0), added) / weights.sum()
         np.testing.assert_allclose(found, [wanted] * 2, rtol=1e-6)
-    with pytest.raises(InvalidArgumentError, match="every pass has a weight, or none has"):
+    with pytest.raises(InvalidArgumentError, match="every pass has a weight, or none"):
         apply(optimizer, variable, 1.0, None)
 
 
@@ -165,7 +165,7 @@ def test_what_does_not_go_with_a_weight(hvd):
 @needs_keras_3
 def test_losses_that_do_not_tell_their_weight(hvd):
     optimizer, variable = wrapped(hvd, weighted=True)
-    with pytest.raises(InvalidArgumentError, match="the loss says the weight"):
+    with pytest.raises(InvalidArgumentError, match="the loss gives the weight"):
         optimizer.weight = 1
     gradient = keras.ops.zeros((2,))
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -180,7 +180,7 @@ def test_losses_that_do_not_tell_their_weight(hvd):
         def call(self, y_true, y_pred):
             return keras.ops.mean(y_true - y_pred)
 
-    said = {"gives one number, and not one for each sample": OneNumber()}
+    said = {"gives one number instead of one for each sample": OneNumber()}
     said["has reduction='sum', which divides by nothing"] = keras.losses.MeanSquaredError(reduction="sum")
     for text, loss in said.items():
         loss(np.zeros((2, 1), np.float32), np.ones((2, 1), np.float32))

@@ -51,7 +51,7 @@ def test_variables_that_nobody_has_broadcast_are_an_error(hvd, how):
         in text
     )
     assert " on rank 0, but " in text
-    assert " on rank 1. Broadcast what one rank has" in text
+    assert " on rank 1. Broadcast the values of one rank" in text
     np.testing.assert_array_equal(model.weights.numpy(), weights)  # nothing was applied
 
 

@@ -95,9 +95,9 @@ def test_what_cannot_be_broadcast_is_named(hvd, mode):
         (lambda: hvd.broadcast_variables([number, words], 0), "'words:0' given to broadcast_variables of dtype string"),
         (
             lambda: hvd.broadcast_variables([number, ragged], 0),
-            "takes variables, and number 2 of those given is a RaggedTensor",
+            "takes variables, but element 2 is a RaggedTensor",
         ),
-        (lambda: hvd.broadcast_variables([None], 0), "number 1 of those given is a NoneType"),
+        (lambda: hvd.broadcast_variables([None], 0), "element 1 is a NoneType"),
         (lambda: hvd.broadcast(None, 0), "broadcast: None is no tensor"),
         (lambda: hvd.allreduce(None, name="loss"), "allreduce of 'loss': None is no tensor"),
         (lambda: hvd.grouped_allreduce([number, None], name="losses"), "grouped_allreduce of 'losses': None is no tensor"),

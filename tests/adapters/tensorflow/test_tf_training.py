@@ -124,7 +124,7 @@ def test_tape_that_is_entered_after_it_was_wrapped(hvd):
         loss = network.loss(inputs, targets)
     assert isinstance(tape, tf.GradientTape)
     assert_close(tape.gradient(loss, network.variables), own_gradients(network, whole))
-    with pytest.raises(InvalidArgumentError, match="that it has not made"):
+    with pytest.raises(InvalidArgumentError, match="takes a plain"):
         hvd.DistributedGradientTape(tape)
 
 
@@ -156,7 +156,7 @@ def test_partial_tape_keeps_the_gradients_of_its_layers(hvd):
     tf.keras.utils.set_random_seed(1)
     shared, local = tf.keras.layers.Dense(4, activation="tanh"), tf.keras.layers.Dense(1)
     inputs = tf.constant(np.random.default_rng(hvd.rank()).standard_normal((3, FEATURES)), tf.float32)
-    with pytest.raises(InvalidArgumentError, match="has been built"):
+    with pytest.raises(InvalidArgumentError, match="is no built layer"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=local)
     local(shared(inputs))
     weights = [*shared.trainable_weights, *local.trainable_weights]

@@ -138,7 +138,7 @@ def test_passes_without_a_weight_among_others(hvd):
     optimizer.weight = RANK + 1
     optimizer.compute_gradients(lambda: variable * 2.0, [variable])
     optimizer.weight = None
-    with pytest.raises(InvalidArgumentError, match="every pass has a weight, or none has"):
+    with pytest.raises(InvalidArgumentError, match="every pass has a weight, or none"):
         optimizer.compute_gradients(lambda: variable * 2.0, [variable])
 
 

@@ -171,5 +171,5 @@ def test_what_this_tensorflow_may_lack(monkeypatch):
             require()
         library.hvdlite_tensorflow_register_xla = lambda: 1
         patch.setattr(xla, "_custom_call", lambda target, operands, config: operands)
-        with pytest.raises(UnsupportedError, match=r"do not work as they used to.*jit_compile=False"):
+        with pytest.raises(UnsupportedError, match=r"do not work as hvdlite expects.*jit_compile=False"):
             require()

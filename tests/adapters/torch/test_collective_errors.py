@@ -42,7 +42,7 @@ REFUSED = {
     "device": (
         lambda hvd: hvd.grouped_allreduce([ONE, ONE.to("meta")], name="x"),
         NotImplementedError,
-        r"allreduce of 'x' in process set 0: this torch tensor is on meta, .*pass .cpu\(\) of it",
+        r"allreduce of 'x' in process set 0: this torch tensor is on meta, .*pass its .cpu\(\)",
     ),
     "sparse": (
         lambda hvd: hvd.allreduce(COORDINATES, name="x"),

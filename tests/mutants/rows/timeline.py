@@ -40,7 +40,7 @@ ROWS = (
         "timeline-rhythm-coverage",
         "slow steps have a rhythm although most of the steps that it foretells are fast",
         "hvdlite/timeline/tails.py",
-        "len(beats) >= max(_LEAST_BEATS, _COMES * foretold)",
+        "len(beats) >= max(_LEAST_BEATS, _COMES * predicted)",
         "len(beats) >= _LEAST_BEATS",
         ("tests/unit/test_timeline_report.py",),
     ),
