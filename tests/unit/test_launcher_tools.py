@@ -104,7 +104,7 @@ def test_a_framework_that_is_absent_broken_or_without_its_door(tmp_path, monkeyp
     assert (broken.status, "No module named 'nonsense_that_is_not_there'" in broken.found) == ("warn", True)
     without = checks.framework("fineframework", "absentdoor")
     assert without.status == "fail"
-    assert without.found.startswith("version 1.2 is here, but absentdoor cannot be imported: ")
+    assert without.found.startswith("version 1.2 is installed, but absentdoor cannot be imported: ")
     fine = Finding("fineframework", "ok", "version 1.2 is here, and json can be imported")
     assert checks.framework("fineframework", "json") == fine
 
@@ -259,17 +259,17 @@ def test_a_rank_without_the_folder_says_so(tmp_path):
         timeout=60,
     )
     assert done.returncode == 1
-    assert "pass folder=, one that all hosts share" in done.stderr
+    assert "pass folder=, which all hosts must share" in done.stderr
 
 
 def test_a_rank_that_ends_without_a_result(tmp_path):
-    with pytest.raises(PeerLostError, match="rank 0 ended well, but has left no result"):
+    with pytest.raises(PeerLostError, match="rank 0 ended with exit code 0 but without a result"):
         functions._results(str(tmp_path), 1, JobOutcome(0))
     with pytest.raises(SystemFailure, match="the launcher ended with 7"):
         functions._results(str(tmp_path), 1, JobOutcome(7))
     killed = functions._error(str(tmp_path), JobOutcome(137, RankExit(0, "h", 7, -9, False), ("last",)))
     assert isinstance(killed, PeerLostError)
-    assert "rank 0 (host h, pid 7) was ended by signal 9 (SIGKILL). Its last words: last" in str(killed)
+    assert "rank 0 (host h, pid 7) was ended by signal 9 (SIGKILL). Its last output: last" in str(killed)
 
 
 def test_other_hosts_need_a_shared_folder():
