@@ -105,7 +105,7 @@ def test_a_framework_that_is_absent_broken_or_without_its_door(tmp_path, monkeyp
     without = checks.framework("fineframework", "absentdoor")
     assert without.status == "fail"
     assert without.found.startswith("version 1.2 is installed, but absentdoor cannot be imported: ")
-    fine = Finding("fineframework", "ok", "version 1.2 is here, and json can be imported")
+    fine = Finding("fineframework", "ok", "version 1.2 is installed, and json can be imported")
     assert checks.framework("fineframework", "json") == fine
 
 
@@ -247,7 +247,7 @@ def test_an_exception_that_would_end_the_caller_does_not(tmp_path):
 def test_a_result_that_cannot_be_pickled_is_an_error_of_that_rank(tmp_path):
     done = call(tmp_path, 0, threading.Lock)
     assert done.returncode == 1
-    assert "the result of rank 0, a lock, cannot be pickled" in done.stderr
+    assert "the result of rank 0, of type lock, cannot be pickled" in done.stderr
 
 
 def test_a_rank_without_the_folder_says_so(tmp_path):
