@@ -103,9 +103,7 @@ class LaunchedJob:
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
-        """Asks the programs to end: by SIGINT if `number` is SIGINT, otherwise by SIGTERM. A second call kills the job. May be
-        called in a signal handler.
-        """
+        """Asks the programs to end, by SIGINT or otherwise by SIGTERM. Safe in a signal handler. A second call kills the job."""
         self._asked_to_end.append(number)
 
     def run(self) -> JobOutcome:
@@ -289,9 +287,8 @@ class LaunchedJob:
         number = int(said["rank"])
         if kind == "h":
             self._started[number] = (said["host"], said["pid"])
-            if (
-                len(self._started) == self._size
-            ):  # no rank connects any more, and no socket file is left if this process is killed
+            if len(self._started) == self._size:
+                # No rank will connect any more. Without the folder, no socket file is left if this process is killed.
                 shutil.rmtree(self._folder, ignore_errors=True)
         else:
             host, pid = self._started.get(number, ("?", 0))
@@ -354,8 +351,7 @@ def told_to_end(
 ) -> Iterator[list[int]]:
     """Asks the job to end when this process gets one of the signals `numbers`. Yields the list of received signals.
 
-    Signals that are ignored stay ignored (nohup and a shell's ``&`` ignore some). Outside of the main thread, no signal is
-    handled.
+    Signals that are ignored stay ignored (nohup and a shell's ``&`` ignore some). Only the main thread handles signals.
     """
     received: list[int] = []
 
