@@ -103,7 +103,7 @@ class LaunchedJob:
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
-        """Asks the programs to end, by SIGINT or otherwise by SIGTERM. Safe in a signal handler. A second call kills the job."""
+        """Asks the programs to end, by SIGINT or SIGTERM. Signal handlers may call it. A second call kills the job."""
         self._asked_to_end.append(number)
 
     def run(self) -> JobOutcome:

@@ -47,12 +47,12 @@ def title(case: Case) -> tuple[str, str]:
 
 
 def row_titles() -> list[tuple[str, str]]:
-    """Those of all rows, in order."""
+    """The titles of all rows, in order."""
     return list(dict.fromkeys(map(title, CASES)))
 
 
 def describe(outcome: Outcome) -> str:
-    """A cell: what the survivors said, when the last of them did, and what mpirun returned."""
+    """The text of a cell: the survivors' error, the time at which the last of them reported it, and mpirun's exit code."""
     case, parts = outcome.case, []
     if len(outcome.went_on) == len(case.survivors):
         late, ranks = max(outcome.went_on.values())
@@ -86,7 +86,7 @@ def _short(text: str) -> str:
 
 
 def table(outcomes: Mapping[Case, Outcome]) -> str:
-    """The Markdown of the rows, each with a column for every mode."""
+    """The table in Markdown, with a column for each mode."""
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     lines = [
         f"Run on {datetime.date.today()}, {version}, Python {sys.version.split()[0]}; of three ranks, or of four.",
@@ -105,7 +105,7 @@ def table(outcomes: Mapping[Case, Outcome]) -> str:
 
 
 def main() -> None:
-    """Runs all cases that can run, and replaces the table."""
+    """Runs all cases but those left out, and replaces the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without", action="append", default=[], help="leave out an ending, such as SIGSTOP")
     left_out = parser.parse_args().without

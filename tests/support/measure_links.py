@@ -1,7 +1,9 @@
-"""Times of an allreduce between emulated hosts beside Open MPI's, in one job: python -m support.measure_links, in tests/.
+"""Measures allreduces of hvdlite and of Open MPI between emulated hosts, in one job: python -m support.measure_links, in
+tests/.
 
-Each figure is the mean of many calls, one after the other, on the slowest rank. hvdlite and Open MPI take turns, and the
-table has the median of the turns. "wire" is the time that an ideal ring's bytes and the delays of recursive doubling take.
+Each figure is the mean of many calls, one after the other, on the slowest rank. hvdlite and Open MPI are measured alternately,
+and the table has the median of the turns. "wire" is the time for the bytes of an ideal ring and the delays of recursive
+doubling.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import sys
 
 from support.hosts import emulated_hosts
 
-CALLS = {4: 60, 64 << 10: 60, 4 << 20: 4}  # one after the other, by the bytes of the tensor
+CALLS = {4: 60, 64 << 10: 60, 4 << 20: 4}  # the number of calls in a turn, for each size of the tensor in bytes
 PROGRAM = """
 import json, os, sys, time
 import numpy as np
@@ -52,19 +54,23 @@ if world.rank == 0:
 
 
 def ideal(hosts: int, size: int, rate_mbit: float, delay_us: float) -> float:
-    """Seconds: the delays of recursive doubling, and the bytes that a ring sends over each host's link."""
+    """The seconds for the delays of recursive doubling, and for the bytes that a ring sends over each host's link."""
     return (hosts - 1).bit_length() * delay_us * 1e-6 + 2 * (hosts - 1) / hosts * size / (rate_mbit * 1e6 / 8)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m support.measure_links", description=__doc__.splitlines()[0])
     layouts = "2x1,4x1,8x1,2x2"
-    parser.add_argument("--hosts", default=layouts, metavar="HxR,...", help="hosts and ranks on each; default: %(default)s")
-    parser.add_argument("--sizes", default="4,65536,4194304", metavar="BYTES,...", help="of the tensor; default: %(default)s")
-    parser.add_argument("--algorithms", default="auto", metavar="NAME,...", help="of hvdlite, one after the other")
-    parser.add_argument("--turns", type=int, default=3, help="of each figure; default: %(default)s")
-    parser.add_argument("--rate-mbit", type=float, default=100, help="of each host's link; default: %(default)s")
-    parser.add_argument("--delay-us", type=float, default=1000, help="one way; default: %(default)s")
+    parser.add_argument(
+        "--hosts", default=layouts, metavar="HxR,...", help="numbers of hosts and of ranks on each; default: %(default)s"
+    )
+    parser.add_argument(
+        "--sizes", default="4,65536,4194304", metavar="BYTES,...", help="sizes of the tensor; default: %(default)s"
+    )
+    parser.add_argument("--algorithms", default="auto", metavar="NAME,...", help="hvdlite's algorithms to measure")
+    parser.add_argument("--turns", type=int, default=3, help="the number of turns; default: %(default)s")
+    parser.add_argument("--rate-mbit", type=float, default=100, help="the rate of each host's link; default: %(default)s")
+    parser.add_argument("--delay-us", type=float, default=1000, help="the delay of one way; default: %(default)s")
     words = parser.parse_args()
     sizes = [(int(size), CALLS.get(int(size), 20)) for size in words.sizes.split(",")]
     algorithms = words.algorithms.split(",")
