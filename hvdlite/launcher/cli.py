@@ -47,7 +47,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--np",
         "--num-proc",
         dest="np",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
         help="the number of ranks [the number of slots of the hosts]",
     )
@@ -59,14 +59,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file that names the hosts: a line for each host, `a slots=2` or `a:2`",
     )
-    add(
-        "--launcher",
-        choices=plan.LAUNCHERS,
-        default="auto",
-        help="auto uses srun in an allocation of Slurm, and mpirun elsewhere",
-    )
-    add("--mpirun", default="", metavar="PATH", help="the mpirun to start [that of the MPI that mpi4py loads]")
-    add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in quotes")
+    plan.add_flags(parser)
     add("--binding-args", default="", metavar="WORDS", help="arguments for mpirun or srun that bind ranks to cores, in quotes")
     add(
         "--bind",
@@ -83,19 +76,19 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--min-np",
         "--min-num-proc",
         dest="min_np",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
         help="does the same as --elastic, and ends training with an error if fewer than N ranks are left",
     )
     add(
         "--reset-limit",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
         help="does the same as --elastic, and lets training continue after at most N changes of its ranks",
     )
     add(
         "--spares",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
         help="does the same as --elastic, and starts N processes more than -n says, which replace lost ranks",
     )
@@ -108,8 +101,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         help="a variable to pass to all ranks, in addition to those that are always passed",
     )
-    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="the port that ssh uses")
-    add("-i", "--ssh-identity-file", default="", metavar="FILE", help="the file with the key that ssh uses")
+
     add(
         "--network-interface",
         "--network-interfaces",
@@ -136,13 +128,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("-cb", "--check-build", action="store_true", help="the same as `hvdlite doctor`")
     flags.add_to(parser)
     add("command", nargs=argparse.REMAINDER, metavar="command", help="the program of each rank, with its arguments")
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return number
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -28,11 +28,7 @@ _GRACE = 1.0  # the seconds in which the programs have to end when they are told
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say how programs are started on other hosts."""
     group = parser.add_argument_group("starting programs on other hosts", "these flags mean the same as for `hvdlite run`")
-    group.add_argument("--launcher", choices=plan.LAUNCHERS, default="auto", help="auto, mpirun or srun [auto]")
-    group.add_argument("--mpirun", default="", metavar="PATH", help="the mpirun to start [that of the MPI that mpi4py loads]")
-    group.add_argument("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in quotes")
-    group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="the port that ssh uses")
-    group.add_argument("-i", "--ssh-identity-file", default="", metavar="FILE", help="the file with the key that ssh uses")
+    plan.add_flags(group)
 
 
 def names_of(hosts: str) -> list[str]:

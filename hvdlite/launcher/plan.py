@@ -1,5 +1,6 @@
 """Turns a user's wishes into a command line: chooses the launcher, the number of ranks, and the hosts."""
 
+import argparse
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from hvdlite.launcher.command import LauncherCommand, Wishes, mpirun_line, names
 from hvdlite.launcher.hosts import Host, parse_hosts, read_hostfile, total_slots
 from hvdlite.launcher.slurm import Allocation, choose_plugin, read_allocation
 
-__all__ = ["LAUNCHERS", "LaunchPlan", "allocated_hosts", "environment", "make", "refuse_nested"]
+__all__ = ["LAUNCHERS", "LaunchPlan", "add_flags", "allocated_hosts", "environment", "make", "positive", "refuse_nested"]
 
 LAUNCHERS = ("auto", "mpirun", "srun")
 
@@ -35,6 +36,28 @@ class LaunchPlan:
     bind: bool
     remote: bool
     notes: tuple[str, ...]
+
+
+def add_flags(parser: argparse._ActionsContainer) -> None:
+    """Adds the flags that choose the launcher, and say how it reaches other hosts."""
+    add = parser.add_argument
+    add("--launcher", choices=LAUNCHERS, default="auto", help="auto uses srun in an allocation of Slurm, and mpirun elsewhere")
+    add("--mpirun", default="", metavar="PATH", help="the mpirun to start [that of the MPI that mpi4py loads]")
+    add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in quotes")
+    add("-p", "--ssh-port", type=positive, metavar="PORT", help="the port that ssh uses")
+    add("-i", "--ssh-identity-file", default="", metavar="FILE", help="the file with the key that ssh uses")
+
+
+def positive(text: str) -> int:
+    """The whole number above 0 that a flag has as its value.
+
+    Raises:
+        ArgumentTypeError: `text` is not such a number.
+    """
+    number = int(text) if text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
 
 
 def environment() -> dict[str, str]:
