@@ -32,7 +32,7 @@ STEPS=(
   'tests-2-nccl|300|fakes|3|tests/gpu on two ranks, through NCCL'
   'tests-2-staged|200|fakes|3|tests/gpu on two ranks, through host memory'
   'tests-1|200|fakes|3|tests/gpu on one rank'
-  'collectives|90||60|allreduce of CUDA tensors beside NCCL (python -m hvdlite.bench collectives --device cuda)'
+  'collectives|90||60|allreduce of CUDA tensors by hvdlite and by NCCL (python -m hvdlite.bench collectives --device cuda)'
   'loss|120|fakes|3|the death of a rank during operations on GPU tensors'
   'digits|120||8|examples/torch_digits.py on two ranks'
   'cupy|60||8|examples/cupy_allreduce.py on two ranks'

@@ -83,13 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     launching = [_launching()]
-    told = argparse.ArgumentDefaultsHelpFormatter
+    formatter = _HelpFormatter
 
     job = commands.add_parser(
         "collectives",
         help="measures arrays of all sizes, gradients, small tensors and an idle engine",
         parents=launching,
-        formatter_class=told,
+        formatter_class=formatter,
     )
     plan = collectives.CollectivesPlan()
     usual = [name for name, kind in PEERS.items() if kind.by_default]
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "training",
         help="measures steps of training, with and without communication",
         parents=launching,
-        formatter_class=told,
+        formatter_class=formatter,
     )
     job.add_argument("--seconds", type=float, default=180.0, help="the approximate time for all measurements")
     job.add_argument("--framework", choices=list(_WAYS), default="torch", help="the framework; keras is Keras on TensorFlow")
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "tensorflow-ops",
         help="measures operations in a graph of TensorFlow, on one rank",
         parents=launching,
-        formatter_class=told,
+        formatter_class=formatter,
     )
     job.add_argument("--seconds", type=float, default=ops.seconds, help="the approximate time for all measurements")
     job.add_argument("--tensors", type=int, default=ops.tensors, help="the number of tensors in the graph")
@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "submission",
         help="measures the time to submit one of many small tensors",
         parents=launching,
-        formatter_class=told,
+        formatter_class=formatter,
     )
     job.add_argument("--seconds", type=float, default=submitted.seconds, help="the approximate limit for all measurements")
     job.add_argument(
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "messages",
         help="measures messages of all sizes from the first rank to the last",
         parents=launching,
-        formatter_class=told,
+        formatter_class=formatter,
     )
     job.add_argument("--seconds", type=float, default=messaging.seconds, help="the approximate time for all measurements")
     usual_messages = ",".join(map(report.short_bytes, messaging.sizes))
@@ -161,7 +161,9 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     kernel_plan = kernels.KernelPlan()
-    job = commands.add_parser("kernels", help="measures the fusion kernels of one GPU, in this process", formatter_class=told)
+    job = commands.add_parser(
+        "kernels", help="measures the fusion kernels of one GPU, in this process", formatter_class=formatter
+    )
     _add_names(job, "--cases", list(kernels.CASES), kernel_plan.cases)
     usual_sizes = ",".join(map(report.short_bytes, kernel_plan.sizes))
     job.add_argument("--sizes", type=_sizes, default=usual_sizes, metavar="BYTES,...", help="the sizes of all tensors together")
@@ -179,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--targets", action="store_true", help="list each missed target, and end with status 3 if there is one")
 
     guarding = guard.GuardPlan()
-    job = commands.add_parser("guard", help="checks that this build is not slower than another one", formatter_class=told)
+    job = commands.add_parser("guard", help="checks that this build is not slower than another one", formatter_class=formatter)
     job.add_argument("--against", type=Path, required=True, metavar="DIR", help="a built checkout of the other hvdlite")
     job.add_argument("--pairs", type=int, default=guarding.pairs, help="the number of jobs of each build, at least 10")
     job.add_argument("--seconds", type=float, default=guarding.seconds, help="the approximate time for each figure in a job")
@@ -197,10 +199,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to the help of each flag that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+
+
 def _launching() -> argparse.ArgumentParser:
     """The arguments that this process does not pass on to the ranks that it starts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-n", dest="ranks", type=int, metavar="N", help="the number of ranks to start [2]")
+    parser.add_argument(
+        "-n", dest="ranks", type=int, metavar="N", help="the number of ranks to start [2; for tensorflow-ops 1]"
+    )
     parser.add_argument(
         "--bind", choices=[*launch.BINDINGS, "both"], help="core: bind each rank to a core; both: measure both ways [core]"
     )

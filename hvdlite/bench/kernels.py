@@ -47,9 +47,9 @@ _SPREAD = 256 << 20  # bytes: consecutive launches use different memory up to th
 _MOST_SETS = 64
 
 # The targets of docs/gpu.md.
-_LARGE = 1_000_000  # a tensor of at least so many bytes is large
+_LARGE = 1_000_000  # a tensor with at least this number of bytes is large
 _LEAST_PERCENT = 85.0  # the smallest rate for large tensors, in percent of the copy's rate
-_SMALL = 8 << 10  # a tensor of at most so many bytes is small
+_SMALL = 8 << 10  # a tensor with at most this number of bytes is small
 _MANY = 160
 _LONGEST = 10e-6  # the largest time in seconds to pack _MANY small tensors
 
@@ -97,7 +97,7 @@ def run(config: Config, plan: KernelPlan, sink: Callable[[Sequence[report.Record
 
 
 class _Setting:
-    """One case with tensors of one size, in so many sets that the caches do not hold them."""
+    """One case with tensors of one size. There are several sets of them, which together are larger than the caches."""
 
     def __init__(self, fusion: Fusion, name: str, size: int, number: int) -> None:
         self.fusion, self.name, self.case, self.size, self.number = fusion, name, CASES[name], size, number

@@ -87,13 +87,13 @@ class Communicator:
             self._library = _load()
             unique = _UniqueId()
             result = self._library.onecclGetUniqueId(ctypes.byref(unique)) if rank == 0 else 0
-            told = from_first(self._error("onecclGetUniqueId", result) if result else bytes(unique))
-            if isinstance(told, str):  # the error of rank 0, which all ranks raise
-                raise RuntimeError(told)
+            answer = from_first(self._error("onecclGetUniqueId", result) if result else bytes(unique))
+            if isinstance(answer, str):  # the error of rank 0, which all ranks raise
+                raise RuntimeError(answer)
             self._handle = ctypes.c_void_p()
             self._check(
                 "onecclCommInitRank",
-                self._library.onecclCommInitRank(ctypes.byref(self._handle), size, _UniqueId.from_buffer_copy(told), rank),
+                self._library.onecclCommInitRank(ctypes.byref(self._handle), size, _UniqueId.from_buffer_copy(answer), rank),
             )
 
     def sum(self, address: int, count: int) -> None:

@@ -1,7 +1,7 @@
-"""`python -m hvdlite.bench submission`: measures the time that the caller needs to submit one of many tensors, in each way.
+"""`python -m hvdlite.bench submission`: measures the time in which a caller submits one of many tensors, by each interface.
 
-All tensors are small and equal, so that the time is that of the call and not of the bytes. For `DistributedOptimizer` the
-program measures a backward with hooks, and one without, for comparison.
+All tensors are small and equal, so the time is that of the call and not of the bytes. For `DistributedOptimizer` the program
+compares a backward with its hooks to a backward without hooks.
 """
 
 import itertools
@@ -89,7 +89,7 @@ def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> S
         losses[0].backward()
 
     forward()
-    backward()  # makes the plan
+    backward()  # the first backward makes the optimizer's plan, and is not timed
     average = sum(range(1, world.size + 1)) / world.size
     _check(world, way, params, 1 + world.rank if way == "none" else average)
     if way == "hooks":

@@ -62,7 +62,7 @@ def knobs() -> Iterator[Finding]:
     set_by = [f"{variable}={os.environ.get(variable, '')}" for variable in config.origins.values()]
     problems = [*config.warnings, *config.notes]
     found = "; ".join([", ".join(set_by) or "no variable sets a knob: all have their defaults", *problems])
-    yield Finding("knobs", "warn" if problems else "ok", found, "unset what has no effect" if problems else "")
+    yield Finding("knobs", "warn" if problems else "ok", found, "unset the variables that have no effect" if problems else "")
 
 
 def tuning() -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--spares",
         type=plan.positive,
         metavar="N",
-        help="does the same as --elastic, and starts N processes more than -n says, which replace lost ranks",
+        help="does the same as --elastic, and starts N more processes than -n names, which replace lost ranks",
     )
     add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
@@ -110,7 +110,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="the network interfaces to use",
     )
-    add("--tcp", action="store_true", help="makes NCCL use no InfiniBand (NCCL_IB_DISABLE=1)")
+    add("--tcp", action="store_true", help="forbids NCCL to use InfiniBand (NCCL_IB_DISABLE=1)")
     add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if a rank has not started after this time")
     add(
         "--grace",

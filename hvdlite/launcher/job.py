@@ -28,7 +28,7 @@ GRACE_SECONDS = 30.0  # the time in which programs have to end after the job is 
 _TERM_SECONDS = 8.0  # the time in which mpirun has to end the job
 # Open MPI's mpirun prints this text if it fails before it has started any rank, which happens on busy machines.
 NOT_LAUNCHED = "listener thread failed to start"
-_LAUNCHES = 3  # mpirun is started at most so many times
+_LAUNCHES = 3  # the largest number of starts of mpirun
 _REST_SECONDS = 5.0  # the time in which ranks have to pass on their last output after mpirun has ended
 
 

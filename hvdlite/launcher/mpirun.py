@@ -139,7 +139,7 @@ def _candidates(loaded: Loaded | None, prefix: str, path: str) -> Iterator[tuple
         for folder in list(dict.fromkeys([*Path(library).parents, *real.parents])):
             for name in ("mpirun", f"mpirun.{loaded.family}" if loaded else "", "mpiexec.hydra", "mpiexec"):
                 if name and folder != folder.parent and os.access(folder / "bin" / name, os.X_OK):
-                    yield str(folder / "bin" / name), f"it lies beside the library that mpi4py loads, {library}"
+                    yield str(folder / "bin" / name), f"it belongs to the library that mpi4py loads, {library}"
     for name in ("mpirun", "mpiexec"):
         if os.access(Path(prefix, "bin", name), os.X_OK):
             yield str(Path(prefix, "bin", name)), f"it belongs to this Python's environment, {prefix}"

@@ -7,8 +7,8 @@ __all__ = ["EPILOG", "add_flags", "command", "run"]
 
 EPILOG = """\
 hvdlite tune compares two settings at a time: it measures them alternately, in one job. It takes a setting only if the
-difference is larger than the noise, and if the setting is faster than the defaults in a last comparison; otherwise the defaults
-stay. Run it on a machine that does nothing else, with the same ranks and hosts as the jobs that will use the result:
+difference is larger than the noise, and if the setting is faster than the defaults in a final comparison; otherwise the
+defaults stay. Run it on a machine that does nothing else, with the same ranks and hosts as the jobs that will use the result:
 
   hvdlite tune -n 4
   HVDLITE_TUNING_FILE=auto hvdlite run -n 4 python train.py

@@ -176,7 +176,7 @@ def test_the_mpirun_beside_the_library_comes_first(tmp_path, monkeypatch):
     loaded = Loaded("openmpi", "Open MPI v5.0.11", "m", (str(library),))
     monkeypatch.setattr(mpirun, "ask_mpi4py", lambda python: loaded)
     found = mpirun.find()
-    assert (found.path, found.reason) == (programs["lib"], f"it lies beside the library that mpi4py loads, {library}")
+    assert (found.path, found.reason) == (programs["lib"], f"it belongs to the library that mpi4py loads, {library}")
     os.remove(programs["lib"])
     assert mpirun.find().path == programs["own"]
     os.remove(programs["own"])
