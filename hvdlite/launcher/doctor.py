@@ -61,7 +61,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     """The last line of the report, with the number of findings of each kind."""
     count = {status: sum(finding.status == status for finding in findings) for status in _MARKS}
     said = "a required part does not work" if count["fail"] else "all required parts work"
-    return f"{said}: {count['fail']} failed, {count['warn']} could be better, {count['ok']} passed"
+    return f"{said}: {count['fail']} failed, {count['warn']} could work better, {count['ok']} passed"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -194,7 +194,7 @@ def _clock(first: str, other: str, pair: Mapping[str, Any]) -> Iterator[Finding]
     how = "ahead of" if ahead > 0 else "behind"
     found = f"the clock of {other} is {_time(abs(ahead))} {how} that of {first} (± {_time(pair['error'])})"
     if abs(ahead) > _CLOCK:
-        remedy = "let chrony or another client of NTP set the clocks; hvdlite needs no equal clocks, but logs do"
+        remedy = "let chrony or another client of NTP set the clocks; hvdlite works without it, but logs are hard to compare"
         yield Finding("clocks", "warn", found, remedy)
     else:
         yield Finding("clocks", "ok", found)

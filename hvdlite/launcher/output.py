@@ -185,7 +185,7 @@ def first_failure(
         tail: a function that returns the last lines of a rank's stderr.
     """
     failed = [ending for ending in endings if ending.failed]
-    failed.sort(key=lambda ending: ending.stopped)  # stable
+    failed.sort(key=lambda ending: ending.stopped)  # the sort is stable
     if not failed:
         return None
     found, seen = failed[0], set()

@@ -70,7 +70,7 @@ def refuse_nested(what: str) -> None:
     claim = launcher_claim()
     if claim is not None and claim.size > 1 and not claim.variable.startswith("SLURM"):
         raise InvalidArgumentError(
-            f"{what} starts ranks, but this process is itself one of {claim.size} ({claim.variable}={claim.size}, set by "
+            f"{what} starts ranks, but this process is itself one of {claim.size} ranks ({claim.variable}={claim.size}, set by "
             f"{claim.launcher}): call it from a process that no launcher has started"
         )
 

@@ -56,7 +56,7 @@ def describe(outcome: Outcome) -> str:
     case, parts = outcome.case, []
     if len(outcome.went_on) == len(case.survivors):
         late, ranks = max(outcome.went_on.values())
-        return f"go on with {ranks} ranks within {late:.2f} s; exit code {outcome.job.returncode}"
+        return f"continue with {ranks} ranks within {late:.2f} s; exit code {outcome.job.returncode}"
     heard = {}
     for rank in case.survivors:
         times = [(one[rank][0], one[rank][1]) for one in (outcome.said, outcome.raised) if rank in one]
@@ -68,10 +68,10 @@ def describe(outcome: Outcome) -> str:
         verb = "raise" if len(outcome.raised) == len(case.survivors) else "print"
         parts.append(f"{who} {verb} within {late:.2f} s: “{_short(text)}”")
     else:
-        parts.append("nothing to say")
+        parts.append("no report")
     code = outcome.job.returncode
     if case.ending == "link cut":
-        parts.append("`mpirun` goes on waiting for its daemon there")
+        parts.append("`mpirun` continues to wait for its daemon on that host")
         return "; ".join(parts)
     parts.append("**did not end**" if outcome.job.timed_out else f"exit code {code}")
     if outcome.orphans:
@@ -91,7 +91,7 @@ def table(outcomes: Mapping[Case, Outcome]) -> str:
     lines = [
         f"Run on {datetime.date.today()}, {version}, Python {sys.version.split()[0]}; of three ranks, or of four.",
         "",
-        "| rank 1 … | while … | `mpirun` | `mpirun --with-ft ulfm` | there, in a function of `hvd.elastic.run` |",
+        "| rank 1 … | while … | `mpirun` | `mpirun --with-ft ulfm` | `--with-ft ulfm`, in a function of `hvd.elastic.run` |",
         "|---|---|---|---|---|",
     ]
     rows: dict[tuple[str, str], dict[str, str]] = {}

@@ -13,8 +13,8 @@ from support.limits import eventually, waits_in_engine
 _TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(_TESTS.parent), str(_TESTS)])}
 _ENOUGH = 4  # the number of sleeps that are looked at
-# A waiting caller checks for signals at this interval, and then spins for less than 0.1 ms, in which it makes at most so many
-# passes.
+# A waiting caller checks for signals at this interval, and then spins for less than 0.1 ms, in which it makes
+# at most _SPINS passes.
 _SLICE_US = 100_000
 _SPINS = 2000
 

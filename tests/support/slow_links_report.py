@@ -80,7 +80,7 @@ def draw(trainings: Trainings, picture: Path) -> None:
         right.plot(*curve(trainings[way]), color=COLOURS[place], label=way, linewidth=1.6)
     left.invert_yaxis()
     left.margins(x=0.2)
-    left.set_title("a step, and what a host sends in it", fontsize=10)
+    left.set_title("a step, and the bytes that a host sends in it", fontsize=10)
     left.set_xlabel("milliseconds")
     right.set_title(f"{STEPS} steps of training", fontsize=10)
     right.set_xlabel("seconds of training")

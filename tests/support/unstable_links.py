@@ -97,7 +97,7 @@ def run(way: str, condition: Condition) -> tuple[Any, float]:
 
 
 def cell(way: str, condition: Condition, good: int | None) -> tuple[str, int | None]:
-    """The text about a training, and a checksum of its weights; None if it has not ended well."""
+    """The text about a training, and a checksum of its weights; None if it has failed."""
     result, seconds = run(way, condition)
     if result.timed_out:
         return f"waits for more than {seconds:.0f} s", None

@@ -144,7 +144,7 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
 
     def _forget(self) -> None:
-        """In the child: closes all descriptors of the server, so that only what the imports opened stays open."""
+        """Closes all descriptors of the server in the child, so that only the files of the imports stay open."""
         for process, (_, stub) in self._children.items():
             os.close(process)
             stub.close()

@@ -29,7 +29,7 @@ def test_the_report_has_a_remedy_for_each_problem():
     good = Finding("processors", "ok", "2 cores")
     assert doctor.render(bad) == "FAIL  mpirun            there is none\n                        To do: install one"
     assert doctor.render(good) == "ok    processors        2 cores"
-    assert doctor.verdict([bad, good]) == "a required part does not work: 1 failed, 0 could be better, 1 passed"
+    assert doctor.verdict([bad, good]) == "a required part does not work: 1 failed, 0 could work better, 1 passed"
 
 
 def test_all_checks_here(capsys):
