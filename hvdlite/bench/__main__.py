@@ -82,18 +82,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m hvdlite.bench", description="Measures hvdlite and other libraries; see docs/benchmarks.md."
     )
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
-    launching = [_launching()]
-    formatter = _HelpFormatter
 
-    job = commands.add_parser(
-        "collectives",
-        help="measures arrays of all sizes, gradients, small tensors and an idle engine",
-        parents=launching,
-        formatter_class=formatter,
-    )
+    def add(name: str, text: str, seconds: float | None = None) -> argparse.ArgumentParser:
+        """Adds a command; with `seconds`, one whose measurements ranks make in about this time."""
+        parents = [_launching()] if seconds is not None else []
+        job = commands.add_parser(name, help=text, parents=parents, formatter_class=_HelpFormatter)
+        if seconds is not None:
+            job.add_argument("--seconds", type=float, default=seconds, help="the approximate time for all measurements")
+        return job
+
     plan = collectives.CollectivesPlan()
+    job = add("collectives", "measures arrays of all sizes, gradients, small tensors and an idle engine", plan.seconds)
     usual = [name for name, kind in PEERS.items() if kind.by_default]
-    job.add_argument("--seconds", type=float, default=plan.seconds, help="the approximate time for all measurements")
     _add_names(job, "--cases", collectives.CASES, plan.cases)
     _add_names(job, "--cache", collectives.CACHES, plan.caches)
     _add_names(job, "--peers", [*PEERS, *(name for name in cuda_collectives.PEERS if name not in PEERS)], usual)
@@ -109,13 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device", choices=["cpu", "cuda"], default="cpu", help="the memory of the tensors; cuda needs torch and a GPU"
     )
 
-    job = commands.add_parser(
-        "training",
-        help="measures steps of training, with and without communication",
-        parents=launching,
-        formatter_class=formatter,
-    )
-    job.add_argument("--seconds", type=float, default=180.0, help="the approximate time for all measurements")
+    job = add("training", "measures steps of training, with and without communication", 180.0)
     job.add_argument("--framework", choices=list(_WAYS), default="torch", help="the framework; keras is Keras on TensorFlow")
     _add_names(job, "--models", list(MODELS), list(MODELS))
     _add_names(job, "--zero-grad", training.ZERO_GRAD, training.ZERO_GRAD)
@@ -125,45 +119,25 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)  # a job that is a part of a run prints no tables
 
     ops = tensorflow_ops.OpsPlan()
-    job = commands.add_parser(
-        "tensorflow-ops",
-        help="measures operations in a graph of TensorFlow, on one rank",
-        parents=launching,
-        formatter_class=formatter,
-    )
-    job.add_argument("--seconds", type=float, default=ops.seconds, help="the approximate time for all measurements")
+    job = add("tensorflow-ops", "measures operations in a graph of TensorFlow, on one rank", ops.seconds)
     job.add_argument("--tensors", type=int, default=ops.tensors, help="the number of tensors in the graph")
     job.add_argument("--elements", type=int, default=ops.elements, help="the number of elements of each tensor")
 
     submitted = submission.SubmissionPlan()
-    job = commands.add_parser(
-        "submission",
-        help="measures the time to submit one of many small tensors",
-        parents=launching,
-        formatter_class=formatter,
-    )
-    job.add_argument("--seconds", type=float, default=submitted.seconds, help="the approximate limit for all measurements")
+    job = add("submission", "measures the time to submit one of many small tensors", submitted.seconds)
     job.add_argument(
         "--tensors", type=int, default=submitted.tensors, help="the number of tensors that are submitted before the wait"
     )
 
     messaging = messages.MessagesPlan()
-    job = commands.add_parser(
-        "messages",
-        help="measures messages of all sizes from the first rank to the last",
-        parents=launching,
-        formatter_class=formatter,
-    )
-    job.add_argument("--seconds", type=float, default=messaging.seconds, help="the approximate time for all measurements")
+    job = add("messages", "measures messages of all sizes from the first rank to the last", messaging.seconds)
     usual_messages = ",".join(map(report.short_bytes, messaging.sizes))
     job.add_argument(
         "--sizes", type=_sizes, default=usual_messages, metavar="BYTES,...", help="the sizes of the tensors, such as 8,64M"
     )
 
     kernel_plan = kernels.KernelPlan()
-    job = commands.add_parser(
-        "kernels", help="measures the fusion kernels of one GPU, in this process", formatter_class=formatter
-    )
+    job = add("kernels", "measures the fusion kernels of one GPU, in this process")
     _add_names(job, "--cases", list(kernels.CASES), kernel_plan.cases)
     usual_sizes = ",".join(map(report.short_bytes, kernel_plan.sizes))
     job.add_argument("--sizes", type=_sizes, default=usual_sizes, metavar="BYTES,...", help="the sizes of all tensors together")
@@ -178,22 +152,22 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--repeats", type=int, default=kernel_plan.repeats, help="the number of rows; the median is reported")
     job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="the number of the GPU")
     _add_output(job)
-    job.add_argument("--targets", action="store_true", help="list each missed target, and end with status 3 if there is one")
+    job.add_argument("--targets", action="store_true", help="lists each missed target, and ends with status 3 if there is one")
 
     guarding = guard.GuardPlan()
-    job = commands.add_parser("guard", help="checks that this build is not slower than another one", formatter_class=formatter)
+    job = add("guard", "checks that this build is not slower than another one")
     job.add_argument("--against", type=Path, required=True, metavar="DIR", help="a built checkout of the other hvdlite")
     job.add_argument("--pairs", type=int, default=guarding.pairs, help="the number of jobs of each build, at least 10")
     job.add_argument("--seconds", type=float, default=guarding.seconds, help="the approximate time for each figure in a job")
     job.add_argument(
         "--tolerance", type=float, default=guarding.tolerance, help="the largest accepted ratio of this build to the other"
     )
-    job.add_argument("--any-load", action="store_true", help="also count jobs during which the machine had other work")
+    job.add_argument("--any-load", action="store_true", help="also counts jobs during which the machine had other work")
     _add_output(job)
 
-    table = commands.add_parser("table", help="print an output file as tables in markdown")
+    table = add("table", "prints an output file as tables in markdown")
     table.add_argument("lines", metavar="FILE.jsonl", type=Path)
-    plot = commands.add_parser("plot", help="draw an output file")
+    plot = add("plot", "draws an output file")
     plot.add_argument("lines", metavar="FILE.jsonl", type=Path)
     plot.add_argument("picture", metavar="FILE.png", type=Path)
     return parser

@@ -125,7 +125,7 @@ _CASES = {
     "gradients": "{tensors} gradients, one by one",
     "small": "one of {tensors} small tensors",
     "gradients_submit": "submitting one of {tensors} gradients",
-    "idle": "idle, a share of each second",
+    "idle": "idle, for each second",
     "tensorflow_ops": "one of {tensors} operations in a graph",
     "small_submit": "submitting one of {tensors} small tensors",
     "submission": "one of {tensors} small tensors",

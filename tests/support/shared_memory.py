@@ -12,7 +12,8 @@ from support.limits import eventually
 
 __all__ = ["NO_PROC", "SMALL_SHM", "needs_mount", "nothing_left_behind"]
 
-# Moves the job into a namespace with its own small /dev/shm (the size is in KiB), after MPI has allocated its memory in the old one.
+# Moves the job into a namespace with its own small /dev/shm (the size is in KiB), after MPI has allocated its memory in the old
+# one.
 SMALL_SHM = """
 import ctypes, os
 from mpi4py import MPI
