@@ -40,8 +40,8 @@ __all__ = [
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
 SEGMENT_BYTES = 64  # so small that some hundred elements need many rounds
 TILE_BYTES = 256
-# Bytes of a tile: so small that only payloads in the flag's line take fewer steps, an odd size, and a size that allows all
-# modes.
+# Tile sizes in bytes. With the smallest, only payloads in the flag's line take fewer steps. The second is odd, and the third
+# allows all modes.
 TILES = (256, 320, 4096)
 REAL_TILE = config.from_environment({}).tile_bytes
 STEP_KNOBS = {"dtype", "op", "prescale", "postscale", "divisor", "root", "parts"}
