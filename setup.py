@@ -1,4 +1,4 @@
-"""Builds the native part through CMake; what can be said declaratively is in pyproject.toml."""
+"""Builds the native code through CMake. All settings that need no code are in pyproject.toml."""
 
 import sys
 from pathlib import Path
@@ -11,9 +11,9 @@ import mpi_choice
 from cmake_build import CMakeBuild
 
 setup(
-    # Names the module so that the wheel is marked as native; CMake knows the sources.
+    # The module makes setuptools mark the wheel as native. CMake knows the sources.
     ext_modules=[Extension("hvdlite._engine", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
-    # Whoever builds against an MPI wheel needs that wheel at run time; whoever brings an MPI does not.
+    # A build against an MPI wheel needs this wheel at run time. A build against the machine's MPI needs no wheel.
     install_requires=["numpy>=1.24", "mpi4py>=4", *mpi_choice.decide().requirements],
 )

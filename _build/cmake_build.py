@@ -1,4 +1,4 @@
-"""setuptools' build_ext, done by CMake and Ninja."""
+"""Replaces setuptools' build_ext by CMake and Ninja."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class CMakeBuild(build_ext):
-    """Configures, builds and installs into the wheel's folder; in place (editable, develop) into the source tree."""
+    """Configures, builds and installs into the wheel's folder; a build in place (editable, develop) into the source tree."""
 
     def run(self) -> None:
         try:
@@ -25,7 +25,7 @@ class CMakeBuild(build_ext):
             raise SystemExit(f"hvdlite: {error}") from None
         for note in choice.notes:
             print(f"hvdlite: MPI: {note}", file=sys.stderr)
-        # An editable build keeps its objects, so that building again is incremental.
+        # An editable build keeps its objects, so that the next build is incremental.
         folder = ROOT / "build" / "dev" if self.editable_mode else Path(self.build_temp).resolve()
         self._configure(folder, shims)
         self._cmake("--build", str(folder), "--parallel", _jobs())
@@ -55,7 +55,7 @@ class CMakeBuild(build_ext):
             f"-DHVDLITE_BUILD_FAKES={'ON' if self._for_tests() else 'OFF'}",
         ]
         folder.mkdir(parents=True, exist_ok=True)
-        # What another environment found names programs that may be gone by now. CMake's --fresh would remove objects, too.
+        # Another environment's cache may name programs that no longer exist. CMake's --fresh would also remove the objects.
         stamp, text = folder / "hvdlite-arguments.txt", "\n".join(arguments)
         if not stamp.exists() or stamp.read_text() != text:
             (folder / "CMakeCache.txt").unlink(missing_ok=True)
@@ -66,12 +66,12 @@ class CMakeBuild(build_ext):
         stamp.write_text(text)
 
     def _for_tests(self) -> bool:
-        """Is this a build to test from, in the source tree or with sanitizers? A wheel needs none of tests/native."""
+        """Is this a build for tests, in the source tree or with sanitizers? A wheel needs no code of tests/native."""
         return bool(self.editable_mode or self.inplace or os.environ.get("HVDLITE_SANITIZE"))
 
     def _install(self, folder: Path, prefix: Path) -> None:
         target = prefix / "hvdlite"
-        for stale in target.glob("*.so"):  # a shim of an earlier build must not slip into this wheel
+        for stale in target.glob("*.so"):  # a shim of an earlier build must not get into this wheel
             stale.unlink()
         self._cmake("--install", str(folder), "--prefix", str(prefix))
         if self.inplace:
@@ -82,7 +82,7 @@ class CMakeBuild(build_ext):
 
 
 def _publish(source: Path, target: Path) -> None:
-    """Copies libraries so that a process that runs from the source tree keeps the ones it has mapped."""
+    """Copies the libraries into new files, so that a process that runs from the source tree keeps the files it has mapped."""
     fresh = {path.name for path in source.glob("*.so")}
     for name in fresh:
         temporary = target / f".{name}.new"
@@ -94,7 +94,7 @@ def _publish(source: Path, target: Path) -> None:
 
 
 def _tool(name: str, attribute: str) -> str:
-    """The program of a PyPI wheel (pip's isolated environments need not have it on PATH), or else the machine's."""
+    """The path of a program: from its PyPI wheel if that is installed (it need not be on PATH), otherwise the machine's."""
     try:
         path = os.path.join(getattr(importlib.import_module(name), attribute), name)
         if os.access(path, os.X_OK):

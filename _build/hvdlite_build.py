@@ -5,7 +5,7 @@ If the requirement were fixed, the wheel would hide the MPI of a machine that ha
 
 import mpi_choice
 from setuptools import build_meta
-from setuptools.build_meta import *  # noqa: F403  (the hooks that stay as they are)
+from setuptools.build_meta import *  # noqa: F403  (the hooks that this file does not replace)
 
 
 def get_requires_for_build_wheel(config_settings=None):

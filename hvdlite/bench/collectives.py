@@ -1,7 +1,8 @@
-"""`python -m hvdlite.bench collectives`: arrays of all sizes, a network's gradients, many small tensors, nothing at all.
+"""`python -m hvdlite.bench collectives`: measures allreduces of arrays of all sizes, of a network's gradients and of many small
+tensors, and the processor time of idle engines.
 
-The peers share one array of each size, so that none has luckier pages; and each of them has to show a right sum before
-it is timed.
+All peers reduce the same array of each size, so that none has an array whose memory is faster. Before a peer is timed, its sum
+is compared with the right one.
 """
 
 import itertools
@@ -12,20 +13,20 @@ from dataclasses import dataclass
 
 from hvdlite.bench import report
 from hvdlite.bench.machine import aligned_zeros, cache_flusher, thread_seconds
-from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.measure import Effort, Subject, divided, measure
 from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.peers import Array, Submissions
 from hvdlite.bench.team import Team, check_batch, check_call
 from hvdlite.bench.world import World
 
-__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SMALL_ELEMENTS", "CollectivesPlan", "batches", "run"]
+__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SHARES", "SMALL_ELEMENTS", "CollectivesPlan", "Sink", "batches", "run"]
 
 CASES = ("idle", "allreduce", "gradients", "small")
 CACHES = ("warm", "cold")
 DEFAULT_SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
-SMALL_ELEMENTS = 16  # of each small tensor
+SMALL_ELEMENTS = 16  # the number of elements of each small tensor
 
-_SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # of the time
+SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # the part of the time that each case gets
 _IDLE_ROUNDS = 3
 _BATCH = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=5)
 
@@ -35,11 +36,11 @@ class CollectivesPlan:
     """The selection to measure.
 
     Attributes:
-        cases: of `CASES`.
-        sizes: bytes of the arrays of the case allreduce.
-        caches: of `CACHES`.
-        tensors: how many the case small has.
-        peers: by name; None for those that take part by default.
+        cases: names of `CASES`.
+        sizes: the sizes of the arrays of the case allreduce, in bytes.
+        caches: names of `CACHES`.
+        tensors: the number of tensors of the case small.
+        peers: the names of the peers; None for those that take part by default.
         seconds: the approximate time for all measurements.
     """
 
@@ -55,17 +56,17 @@ Sink = Callable[[Sequence[report.Record]], None]
 
 
 def run(world: World, plan: CollectivesPlan, sink: Sink) -> None:
-    """Measures, and passes comparable results together to `sink`, on all ranks. Collective.
+    """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
 
     Raises:
-        WrongSum: a peer's result is wrong; on all ranks.
+        WrongSum: a peer's result is wrong. All ranks raise it.
     """
     team = Team(world, plan.peers)
     try:
         sink(team.records)
         seconds = {
-            case: plan.seconds * share / sum(_SHARES[other] for other in plan.cases if other in _SHARES)
-            for case, share in _SHARES.items()
+            case: plan.seconds * share / sum(SHARES[other] for other in plan.cases if other in SHARES)
+            for case, share in SHARES.items()
             if case in plan.cases
         }
         if "idle" in plan.cases:
@@ -98,7 +99,7 @@ def _sizes(world: World, team: Team, plan: CollectivesPlan, seconds: float, sink
             if peer.sums:
                 check_call(world, peer, array, call)
             subjects.append(Subject(peer.name, steps, call))
-        # What small arrays leave of their time goes to the large ones.
+        # If small arrays need less than their part of the time, the large arrays get the rest.
         left = world.from_first((deadline - time.monotonic()) / (len(groups) - place))
         done = measure(world, subjects, effort_of(cache, world.size, world.crowded), left)
         more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": cache}
@@ -107,10 +108,16 @@ def _sizes(world: World, team: Team, plan: CollectivesPlan, seconds: float, sink
 
 
 def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
-    """How an array is measured. Back-to-back calls sum sums, so their number is bounded: float32 has to hold the result.
+    """The effort for an array.
 
-    Where ranks share cores (`crowded`) a sample is longer: until each of them has had the processor once, which belongs to none
-    of the calls, takes as long as several of them.
+    Each of several back-to-back calls sums the sums of the call before. So the number of calls is bounded, because float32 has
+    to hold the result. If ranks share cores (`crowded`), a sample is longer: the time until each rank has had the core once is
+    as long as several calls, and belongs to none of them.
+
+    Args:
+        cache: a name of `CACHES`.
+        ranks: the number of ranks.
+        crowded: do ranks share cores?
     """
     if cache == "cold":
         return Effort(sample_seconds=0, most_calls=1, warm_up=False)
@@ -118,7 +125,7 @@ def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
 
 
 def _toucher(arrays: Sequence[Array], rank: int) -> Callable[[], None]:
-    """A function that writes new values into the arrays, as a step of training would."""
+    """A function that writes new values into the arrays, as a step of training does."""
     turns = itertools.count()
 
     def touch() -> None:
@@ -141,9 +148,13 @@ def batches(
     sink: Sink,
     effort: Effort = _BATCH,
 ) -> None:
-    """Many tensors, submitted one by one and then waited for; reports one tensor's share where all are alike. Collective.
+    """Measures many tensors that are submitted one by one and then waited for, and passes the records to `sink`. Collective.
 
-    A second result is what submitting took, again for one tensor.
+    If all tensors have the same shape, the reported time is that of one tensor. A second measurement, of the case
+    ``{case}_submit``, is the time to submit one tensor.
+
+    Raises:
+        WrongSum: a peer's result is wrong. All ranks raise it.
     """
     alike = len(set(shapes)) == 1
     arrays = [aligned_zeros(shape) for shape in shapes]
@@ -162,10 +173,10 @@ def batches(
     nbytes = sum(array.nbytes for array in arrays) // divisor
     group = []
     for name, at in done.items():
-        group.append(report.measurement(case, name, _divided(at.rounds, divisor), 1, bytes=nbytes, **more))
+        group.append(report.measurement(case, name, divided(at.rounds, divisor), 1, bytes=nbytes, **more))
     sink(report.with_percentages(group))
     peers = {peer.name for peer in team.peers}
-    submits = {name: _divided(at.parts, len(arrays)) for name, at in done.items() if name in peers}
+    submits = {name: divided(at.parts, len(arrays)) for name, at in done.items() if name in peers}
     sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
 
 
@@ -173,17 +184,13 @@ def _submitting(batch: Submissions) -> Callable[[], float]:
     return lambda: batch.submitted
 
 
-def _divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float]]:
-    return [[value / divisor for value in values] for values in rounds]
-
-
-# --- nothing at all ---------------------------------------------------------------------------------------------------
+# --- idle engines -----------------------------------------------------------------------------------------------------
 
 
 def _idle(world: World, team: Team, seconds: float) -> list[report.Record]:
-    """The processor time of each peer's threads while the program makes no call: seconds in a second."""
+    """The processor time of each peer's threads while the program makes no call, in seconds for each second."""
     names = [peer.name for peer in team.peers if team.threads[peer.name]]
-    time.sleep(seconds / 4)  # what still spins after the last call goes to sleep meanwhile
+    time.sleep(seconds / 4)  # threads that still spin after the last call go to sleep in this time
     rounds: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(_IDLE_ROUNDS):
         before = {name: thread_seconds(team.threads[name]) for name in names}

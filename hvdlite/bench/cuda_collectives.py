@@ -1,8 +1,9 @@
-"""`python -m hvdlite.bench collectives --device cuda`: allreduce of torch's CUDA tensors, beside torch's own NCCL.
+"""`python -m hvdlite.bench collectives --device cuda`: measures allreduces of torch's CUDA tensors by hvdlite and by NCCL.
 
-As on the host, everything is interleaved in one run and each peer has to show a right sum first. Every time ends when the GPU
-has done the work, in two ways: *waited*, where the host waits for the GPU after each call, and *queued*, where it hands over
-twenty calls in a row and then waits once, as a training loop does; the time is one call's share.
+As for host memory, the peers are measured alternately in one run, and each peer's sum is compared with the right one first.
+Every time ends when the GPU has done the work. There are two ways: *waited*, in which the host waits for the GPU after each
+call, and *queued*, in which the host makes twenty calls in a row and then waits once, as a training loop does. The time of
+*queued* is divided by the number of calls.
 """
 
 import importlib
@@ -12,10 +13,11 @@ from functools import partial
 from typing import Any
 
 from hvdlite.bench import report
-from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.collectives import SHARES, SMALL_ELEMENTS, Sink
+from hvdlite.bench.measure import Effort, Subject, divided, measure
 from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.peers import Submissions, installed, join_group, leave_groups
-from hvdlite.bench.team import WrongSum, contribution, expected_sum
+from hvdlite.bench.team import check_sum, contribution, expected_sum
 from hvdlite.bench.world import World
 
 __all__ = ["CASES", "DEFAULT_SIZES", "PEERS", "CudaPlan", "RankGpu", "no_gpu", "run"]
@@ -24,14 +26,20 @@ CASES = ("allreduce", "gradients", "small")
 PEERS = ("hvdlite", "hvdlite-out", "nccl")
 DEFAULT_SIZES = tuple(4**power for power in range(5, 15))  # 1 KiB to 256 MiB
 
-_QUEUED = 20  # calls in a row
-_SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # of the time
-_SMALL_ELEMENTS = 16
+_QUEUED = 20  # the number of calls in a row
 
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """What is measured: cases of `CASES`, bytes of the tensors, the number of small tensors, peers of `PEERS`, seconds."""
+    """The selection to measure.
+
+    Attributes:
+        cases: names of `CASES`.
+        sizes: the sizes of the tensors of the case allreduce, in bytes.
+        tensors: the number of tensors of the case small.
+        peers: names of `PEERS`.
+        seconds: the approximate time for all measurements.
+    """
 
     cases: Sequence[str] = CASES
     sizes: Sequence[int] = DEFAULT_SIZES
@@ -40,12 +48,11 @@ class CudaPlan:
     seconds: float = 60.0
 
 
-Sink = Callable[[Sequence[report.Record]], None]
 Call = Callable[[], Any]
 
 
 def no_gpu() -> str | None:
-    """Why no CUDA tensors can be had here, or None."""
+    """The reason why this process cannot make CUDA tensors; None if it can."""
     if missing := installed("torch", "pip install torch"):
         return missing
     import torch
@@ -56,12 +63,12 @@ def no_gpu() -> str | None:
 
 
 class RankGpu:
-    """Where this rank's tensors are.
+    """The GPU of this rank's tensors. Making it is collective.
 
     Attributes:
-        device: torch's.
-        name: for people.
-        shared: do several ranks use one GPU? Then times say nothing.
+        device: the torch.device of the GPU.
+        name: the name of the GPU, for the output.
+        shared: do several ranks use one GPU? If so, the times mean nothing.
     """
 
     def __init__(self, world: World) -> None:
@@ -74,7 +81,7 @@ class RankGpu:
         self.shared = any(world.everyone(place >= torch.cuda.device_count()))
 
     def wait(self) -> None:
-        """Until the GPU has done all that it was given."""
+        """Waits until the GPU has done all the work that this process gave it."""
         import torch
 
         torch.cuda.synchronize(self.device)
@@ -84,7 +91,7 @@ class RankGpu:
 
 
 class _HvdliteOnGpu:
-    """In place, through the door for torch."""
+    """hvdlite in place, through its door for torch."""
 
     name = "hvdlite"
 
@@ -112,7 +119,7 @@ class _HvdliteOnGpu:
 
 
 class _HvdliteOnGpuOut(_HvdliteOnGpu):
-    """The result is a new tensor."""
+    """hvdlite out of place: the result is a new tensor."""
 
     name = "hvdlite-out"
 
@@ -154,7 +161,7 @@ class _TorchNccl:
 
 
 class _DeviceCopy:
-    """What the GPU can do: it copies the tensor to another place."""
+    """The speed of the GPU: it copies the tensor to other memory."""
 
     name = "memcpy"
 
@@ -167,7 +174,7 @@ _KINDS: tuple[type[_HvdliteOnGpu] | type[_TorchNccl], ...] = (_HvdliteOnGpu, _Hv
 
 
 def _team(world: World, gpu: RankGpu, wanted: Sequence[str]) -> tuple[list[_Peer], list[report.Record]]:
-    """The peers that start, and a record of each."""
+    """The wanted peers that could be started on all ranks, and a record of each wanted peer. Collective."""
     peers: list[_Peer] = []
     records: list[report.Record] = []
     for kind in _KINDS:
@@ -176,8 +183,8 @@ def _team(world: World, gpu: RankGpu, wanted: Sequence[str]) -> tuple[list[_Peer
         peer, problem = None, None
         try:
             peer = kind(world, gpu)
-        except Exception as error:  # any error of its software: the others are measured without it
-            problem = f"it does not start: {error}"
+        except Exception as error:  # an error of the peer's software; the other peers are measured without it
+            problem = f"it cannot be started: {error}"
         problem = world.all_agree(problem)
         if peer is not None and problem is None:
             peers.append(peer)
@@ -190,23 +197,23 @@ def _team(world: World, gpu: RankGpu, wanted: Sequence[str]) -> tuple[list[_Peer
 
 
 def run(world: World, plan: CudaPlan, sink: Sink, gpu: RankGpu | None = None) -> None:
-    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+    """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
 
     Raises:
-        WrongSum: a peer's result is wrong; on all ranks.
+        WrongSum: a peer's result is wrong. All ranks raise it.
     """
     importlib.import_module("hvdlite.torch").init()
     gpu = gpu or RankGpu(world)
     peers, records = _team(world, gpu, plan.peers)
     try:
         sink([{"record": "gpu", "name": gpu.name, "shared": gpu.shared}, *records])
-        total = sum(_SHARES[case] for case in plan.cases)
+        total = sum(SHARES[case] for case in plan.cases)
         for case in plan.cases:
-            seconds = plan.seconds * _SHARES[case] / total
+            seconds = plan.seconds * SHARES[case] / total
             if case == "allreduce":
                 _sizes(world, gpu, peers, plan.sizes, seconds, sink)
             else:
-                shapes = resnet50_shapes() if case == "gradients" else [(_SMALL_ELEMENTS,)] * plan.tensors
+                shapes = resnet50_shapes() if case == "gradients" else [(SMALL_ELEMENTS,)] * plan.tensors
                 _batches(world, gpu, peers, case, shapes, seconds, sink)
     finally:
         for peer in reversed(peers):
@@ -227,8 +234,7 @@ def _sizes(world: World, gpu: RankGpu, peers: Sequence[_Peer], sizes: Sequence[i
             more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": manner}
             group = []
             for name, at in done.items():
-                rounds = [[value / calls for value in values] for values in at.rounds]
-                group.append(report.measurement("allreduce", name, rounds, calls, **more))
+                group.append(report.measurement("allreduce", name, divided(at.rounds, calls), calls, **more))
             sink(_with_copies(group))
 
 
@@ -246,7 +252,7 @@ def _subject(world: World, gpu: RankGpu, name: str, tensor: Any, call: Call, cal
 
 
 def _with_copies(group: Sequence[report.Record]) -> list[report.Record]:
-    """Adds how much of the GPU's copy rate each reaches."""
+    """Adds to each peer's record the part of the GPU's copy rate that it reaches, in percent."""
     copy = next(record["median"] for record in group if record["peer"] == _DeviceCopy.name)
     return [
         record if record["peer"] == _DeviceCopy.name else {**record, "percent_of_memcpy": 100 * copy / record["median"]}
@@ -279,8 +285,8 @@ def _batches(
     divisor = len(tensors) if alike else 1
     more = {"ranks": world.size, "bind": world.bind, "cache": "waited", "tensors": len(tensors)}
     nbytes = sum(tensor.nbytes for tensor in tensors) // divisor
-    sink([report.measurement(case, name, _divided(at.rounds, divisor), 1, bytes=nbytes, **more) for name, at in done.items()])
-    submits = {name: _divided(at.parts, len(tensors)) for name, at in done.items()}
+    sink([report.measurement(case, name, divided(at.rounds, divisor), 1, bytes=nbytes, **more) for name, at in done.items()])
+    submits = {name: divided(at.parts, len(tensors)) for name, at in done.items()}
     sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
 
 
@@ -289,11 +295,7 @@ def _run_batch(gpu: RankGpu, batch: Submissions) -> None:
     gpu.wait()
 
 
-def _divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float]]:
-    return [[value / divisor for value in values] for values in rounds]
-
-
-# --- right first ------------------------------------------------------------------------------------------------------
+# --- checking results -------------------------------------------------------------------------------------------------
 
 
 def _check_call(world: World, gpu: RankGpu, name: str, tensor: Any, call: Call) -> None:
@@ -304,7 +306,7 @@ def _check_call(world: World, gpu: RankGpu, name: str, tensor: Any, call: Call) 
     result = tensor if result is None else result
     gpu.wait()
     right = torch.equal(result.cpu(), torch.from_numpy(expected_sum(world.size, tensor.numel())))
-    _agree(world, name, tensor.nbytes, right)
+    check_sum(world, name, tensor.nbytes, right)
 
 
 def _check_batch(world: World, gpu: RankGpu, name: str, tensors: Sequence[Any], batch: Submissions) -> None:
@@ -315,9 +317,4 @@ def _check_batch(world: World, gpu: RankGpu, name: str, tensors: Sequence[Any], 
     _run_batch(gpu, batch)
     largest = torch.from_numpy(expected_sum(world.size, max(tensor.numel() for tensor in tensors)))
     right = all(torch.equal(tensor.cpu().ravel(), largest[: tensor.numel()]) for tensor in tensors)
-    _agree(world, name, sum(tensor.nbytes for tensor in tensors), right)
-
-
-def _agree(world: World, name: str, nbytes: int, right: bool) -> None:
-    if wrong := world.all_agree(None if right else f"the sum of {report.format_bytes(nbytes)} is wrong"):
-        raise WrongSum(f"{name}: {wrong}; its times are worth nothing")
+    check_sum(world, name, sum(tensor.nbytes for tensor in tensors), right)

@@ -1,4 +1,6 @@
-"""The GPU's fusion kernels by themselves, from the core's C functions ``hvdlite_fusion_*``: for the benchmark and for tests."""
+"""Runs the fusion kernels of a GPU without an engine, by the core's C functions ``hvdlite_fusion_*``: for the benchmark and
+tests.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -18,7 +20,12 @@ SUM = 1
 
 
 class Times(NamedTuple):
-    """Seconds of one launch: from event to event of the GPU, and of the host until it is handed over."""
+    """The times of one launch in seconds.
+
+    Attributes:
+        gpu: the time on the GPU, between two events.
+        host: the time until the host has submitted the launch.
+    """
 
     gpu: float
     host: float
@@ -26,22 +33,22 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Move:
-    """Tensors into a buffer or out of it.
+    """A launch that packs tensors into a buffer or unpacks them.
 
     Attributes:
-        tensors: addresses; None stands for the identity on the way in, for nothing on the way out.
-        places: where each is in the buffer: (offset, count) in elements.
-        buffer: its address.
-        source: element type where it comes from.
-        target: and where it goes.
-        unpack: out of the buffer?
-        factor: by which elements are multiplied.
-        divisor: by which they are divided.
-        op: whose identity fills the place of a tensor that is None; its number in csrc/base/types.h.
-        nonfinite: address of an int32 for each tensor, which becomes 1 if it is not finite.
-        sets: of tensors and buffers, taken in turn by consecutive launches.
-        tensor_stride: bytes between the tensors of one set and those of the next.
-        buffer_stride: the same of the buffers.
+        tensors: the addresses of the tensors. None packs the identity of `op`; unpacking skips it.
+        places: the place of each tensor in the buffer: (offset, count) in elements.
+        buffer: the address of the buffer.
+        source: the dtype of the elements that are read.
+        target: the dtype of the elements that are written.
+        unpack: from the buffer to the tensors?
+        factor: the number that elements are multiplied by.
+        divisor: the number that elements are divided by.
+        op: the number in csrc/base/types.h of the op whose identity stands for a tensor that is None.
+        nonfinite: the address of one int32 for each tensor, which becomes 1 if the tensor is not finite; None for no check.
+        sets: the number of sets of tensors and buffers. Consecutive launches use the sets in turn.
+        tensor_stride: the bytes from the tensors of one set to those of the next.
+        buffer_stride: the bytes from the buffer of one set to that of the next.
     """
 
     tensors: Sequence[int | None]
@@ -97,10 +104,14 @@ def _core() -> ctypes.CDLL:
 
 
 class Fusion:
-    """The kernels of one GPU, a stream and memory for them; to be closed.
+    """The fusion kernels of one GPU, with a stream and memory. The caller must close it.
+
+    Args:
+        config: the knobs.
+        ordinal: the number of the GPU.
 
     Raises:
-        UnsupportedError: there is no driver, no GPU, or no kernel for it.
+        UnsupportedError: there is no driver, no GPU, or no kernel for the GPU.
     """
 
     def __init__(self, config: Config, ordinal: int = 0) -> None:
@@ -111,33 +122,33 @@ class Fusion:
         self._check(self._core.hvdlite_fusion_open(*texts, ordinal, byref(self._handle)))
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the stream and the memory."""
         self._core.hvdlite_fusion_close(self._handle)
         self._handle = c_void_p()
 
     @property
     def gpu(self) -> str:
-        """Its name."""
+        """The name of the GPU."""
         return str(self._core.hvdlite_fusion_gpu(self._handle).decode())
 
     @property
     def origin(self) -> str:
-        """Which way the kernels came."""
+        """The source of the kernels: compiled in, or compiled by NVRTC."""
         return str(self._core.hvdlite_fusion_origin(self._handle).decode())
 
     @property
     def uploads(self) -> int:
-        """How many lists of tensors were copied to the GPU."""
+        """The number of tensor lists that were copied to the GPU."""
         return int(self._core.hvdlite_fusion_uploads(self._handle))
 
     def memory(self, nbytes: int) -> int:
-        """The address of this many bytes on the GPU, until `close`."""
+        """Allocates `nbytes` bytes on the GPU until `close`, and returns their address."""
         address = c_void_p()
         self._check(self._core.hvdlite_fusion_memory(self._handle, nbytes, byref(address)))
         return address.value or 0
 
     def run(self, move: Move, launches: int = 1) -> Times:
-        """Does it this many times, and waits."""
+        """Launches `move` `launches` times, waits for the GPU, and returns the times of one launch."""
         number = len(move.tensors)
         native = _MoveStruct(
             *(move.unpack, move.source, move.target, move.op, move.factor, move.divisor, number),
@@ -151,7 +162,16 @@ class Fusion:
         return Times(device.value * 1e-6, host.value * 1e-6)
 
     def copy(self, to: int, source: int, nbytes: int, launches: int = 1, sets: int = 1, stride: int = 0) -> Times:
-        """What the driver's own copy takes, between any two addresses; sets as in `Move`."""
+        """Copies with the driver's function between any two addresses, and returns the times of one copy.
+
+        Args:
+            to: the target address.
+            source: the source address.
+            nbytes: the bytes of one copy.
+            launches: the number of copies.
+            sets: the number of sets, as in `Move`.
+            stride: the bytes from one set to the next.
+        """
         device, host = c_double(), c_double()
         what = (to, source, nbytes, launches, sets, stride)
         self._check(self._core.hvdlite_fusion_copy(self._handle, *what, byref(device), byref(host)))

@@ -1,7 +1,8 @@
-"""Is this build slower than another one? Fresh jobs of both take turns, and each figure's ratio comes with its interval.
+"""Checks that this build is not slower than another one: runs fresh jobs of both builds alternately, and reports the ratio of
+each figure with its confidence interval.
 
-Only figures of jobs count during which the machine had little else to do: others are measured again. The program that
-measures is this build's for both (`guard_job`), with the other's package on PYTHONPATH.
+Only jobs count during which the machine had little other work; other jobs are repeated. For both builds the jobs run this
+build's program (`guard_job`), with the package of the measured build on PYTHONPATH.
 """
 
 import json
@@ -42,25 +43,31 @@ __all__ = [
 ]
 
 FEWEST_PAIRS = 10
-_QUIET = 0.02  # of the processors that others may have during a job
+_QUIET = 0.02  # the largest share of the processors that others may take during a job
 _CONFIDENCE = 0.95
 _RESAMPLES = 4000
-_JOB_SECONDS = 600.0  # after which a job hangs
-_ATTEMPTS = 3  # to start a job, where mpirun gives up before it has started a rank
-_LAST_LINES = 20  # of a job that failed
+_JOB_SECONDS = 600.0  # a job that takes longer hangs
+_ATTEMPTS = 3  # how often a job is started, if mpirun fails before it has started a rank
+_LAST_LINES = 20  # the number of lines that the error shows of a failed job's output
 _PROGRAM = Path(__file__).with_name("guard_job.py")
-# Not as a script, whose folder Python would search for modules first.
+# The program is not run as a script, because Python would search the script's folder for modules first.
 _START = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 Figures = Mapping[str, float]
 
 
 class GuardError(Exception):
-    """There is no comparison: a build is none, a job failed, or the machine was not quiet."""
+    """A comparison is impossible: a folder has no build, a job failed, or the machine was not quiet."""
 
 
 class Figure(NamedTuple):
-    """What a job measures: of which kind of job, and in words; a share of a processor, or seconds."""
+    """A figure that a job measures.
+
+    Attributes:
+        job: the kind of job, a key of `_JOBS`.
+        what: the figure in words.
+        share: is the figure a share of a processor? Otherwise it is in seconds.
+    """
 
     job: str
     what: str
@@ -72,29 +79,29 @@ FIGURES: Mapping[str, Figure] = {
     "large": Figure("pair", "an allreduce of 16 MiB in place"),
     "gradients": Figure("pair", "60 gradients, submitted one by one"),
     "many": Figure("pair", "100 tensors of 64 B, submitted one by one"),
-    "grouped": Figure("pair", "the same in one call"),
-    "mismatch": Figure("pair", "until ranks are told of a mismatch"),
+    "grouped": Figure("pair", "100 tensors of 64 B, submitted in one call"),
+    "mismatch": Figure("pair", "time until ranks get the error of a mismatch"),
     "idle": Figure("pair", "processor time of an idle rank", share=True),
-    "waiting": Figure("pair", "the same while one waits for another", share=True),
-    "crowded": Figure("crowd", "an allreduce of 64 B of 4 ranks that are not bound"),
-    "crowded_processor": Figure("crowd", "its processor time on each rank"),
-    "death": Figure("death", "until a rank is told that another was killed"),
+    "waiting": Figure("pair", "processor time of a rank while one waits for another", share=True),
+    "crowded": Figure("crowd", "an allreduce of 64 B on 4 ranks that are not bound"),
+    "crowded_processor": Figure("crowd", "processor time of that allreduce on each rank"),
+    "death": Figure("death", "time until a rank gets the error that another was killed"),
 }
 
-# By kind of job: ranks, and whether each has a core to itself.
+# For each kind of job, the number of ranks and their binding.
 _JOBS = {"pair": (2, "core"), "crowd": (4, "none"), "death": (2, "core")}
 
 
 @dataclass(frozen=True)
 class GuardPlan:
-    """How much is done.
+    """The size of a comparison.
 
     Attributes:
-        pairs: jobs of each build.
-        seconds: for each figure of a job, about.
-        tolerance: a ratio whose interval lies above it makes a build slower.
-        any_load: count jobs under any other load of the machine?
-        most_repeats: jobs that may be measured again, all together.
+        pairs: the number of turns of each build.
+        seconds: the approximate time for each figure in a job.
+        tolerance: a build is slower if the whole interval of a ratio lies above this number.
+        any_load: also count jobs during which the machine had other work?
+        most_repeats: the largest number of turns that are repeated, in the whole comparison.
     """
 
     pairs: int = FEWEST_PAIRS
@@ -105,7 +112,12 @@ class GuardPlan:
 
 
 class Run(NamedTuple):
-    """One turn of a build: its figures, and the share of the processors that others had meanwhile."""
+    """One turn of a build.
+
+    Attributes:
+        figures: the figures of all kinds of jobs, by name.
+        load: the share of the processors that others took in this time.
+    """
 
     figures: Figures
     load: float
@@ -115,10 +127,15 @@ class Run(NamedTuple):
 
 
 def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """The ratio of the medians of what was measured in turn, between the ends of its interval.
+    """The lower end of the confidence interval of a ratio, the ratio, and the upper end.
 
-    The interval is the bootstrap's, over pairs of neighbours, which a drift of the machine hits alike. The same numbers always
-    give the same interval.
+    The ratio is the median of our figures divided by the median of theirs. The interval comes from a bootstrap over pairs of
+    figures that were measured one after the other, so a slow change of the machine affects both figures of a pair. The same
+    figures always give the same interval.
+
+    Args:
+        ours: the figures of this build, one for each turn.
+        theirs: the figures of the other build, as many as `ours`.
     """
     draw = random.Random(len(ours))
     pairs = list(zip(ours, theirs, strict=True))
@@ -133,26 +150,26 @@ def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, flo
 
 
 def slower(records: Iterable[Record], tolerance: float) -> list[str]:
-    """The figures in which this build is slower than the other by more than is tolerated."""
+    """The names of the figures in which this build is slower than the other by more than `tolerance`."""
     return [record["figure"] for record in records if record["record"] == "guard" and record["interval"][0] > tolerance]
 
 
-# --- in turn ----------------------------------------------------------------------------------------------------------
+# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 def compare(
     builds: Sequence[Path], plan: GuardPlan, measure: Callable[[Path], Run], say: Callable[[str], None]
 ) -> list[Record]:
-    """Measures this build and the other in turn.
+    """Measures this build and the other alternately; returns a record ``guard_run`` and a record ``guard`` for each figure.
 
     Args:
-        builds: this one, the other.
-        plan: how often.
-        measure: runs a build's jobs once.
-        say: gets a line of progress.
+        builds: the folders of this build and of the other.
+        plan: the size of the comparison.
+        measure: a function that runs the jobs of a build once.
+        say: a function that prints a line of progress.
 
     Raises:
-        GuardError: the machine was not quiet, as often as jobs were repeated.
+        GuardError: the machine was not quiet in more turns than `plan` allows to repeat.
     """
     found: list[dict[str, list[float]]] = [{}, {}]
     loads: list[float] = []
@@ -166,11 +183,11 @@ def compare(
                 repeats += 1
                 if repeats > plan.most_repeats:
                     raise GuardError(
-                        f"the machine is not quiet: in {repeats} turns other processes and guests had more than {_QUIET:.0%} "
-                        f"of its processors, in the last one {run.load:.0%}. End them (`top` shows them), or take --any-load "
-                        f"and wider intervals"
+                        f"the machine is not quiet: in {repeats} turns other processes and guests took more than {_QUIET:.0%} "
+                        f"of its processors, in the last one {run.load:.0%}. End them (`top` shows them), or use --any-load, "
+                        f"which gives wider intervals"
                     )
-                say(f"{run.load:.1%} of the processors were busy with something else: again")
+                say(f"other processes and guests took {run.load:.1%} of the processors: this turn is repeated")
             loads.append(run.load)
             for name, value in run.figures.items():
                 found[which].setdefault(name, []).append(value)
@@ -195,11 +212,11 @@ def _record(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Record
 
 
 def table(records: Sequence[Record], figures: Mapping[str, Figure] = FIGURES) -> str:
-    """The comparison as a table in markdown, and what follows.
+    """The comparison as a table in markdown, with a sentence that says which figures are slower.
 
     Args:
-        records: of `compare`.
-        figures: what was measured.
+        records: the records that `compare` has returned.
+        figures: the description of each figure.
     """
     run = next(record for record in records if record["record"] == "guard_run")
     too_slow = slower(records, run["tolerance"])
@@ -217,7 +234,8 @@ def table(records: Sequence[Record], figures: Mapping[str, Figure] = FIGURES) ->
     verdict = f"Slower than {limit}: {', '.join(too_slow)}." if too_slow else f"Nothing is slower than {limit}."
     return "\n\n".join(
         [
-            f"{run['pairs']} jobs of each, in turn, {run['repeated']} of them again. Other load: at most {run['load']:.1%}.\n"
+            f"{run['pairs']} jobs of each build, alternately; {run['repeated']} were repeated. Other load: at most "
+            f"{run['load']:.1%}.\n"
             f"This build: {run['this']}. The other: {run['other']}.",
             markdown(["median of the jobs", "this", "other", f"ratio ({_CONFIDENCE:.0%} interval)", ""], rows),
             verdict,
@@ -229,21 +247,21 @@ def table(records: Sequence[Record], figures: Mapping[str, Figure] = FIGURES) ->
 
 
 def check_build(folder: Path) -> Path:
-    """The folder from which hvdlite can be imported.
+    """The resolved path of a folder from which hvdlite can be imported.
 
     Raises:
-        GuardError: it holds no hvdlite, or one whose native code is not built.
+        GuardError: the folder has no hvdlite, or its native code is not built.
     """
     folder = folder.resolve()
     if not (folder / "hvdlite" / "__init__.py").exists():
-        raise GuardError(f"{folder} holds no hvdlite: name a checkout, or the folder that a wheel was unpacked into")
+        raise GuardError(f"{folder} has no hvdlite: name a checkout, or the folder of an unpacked wheel")
     if not list((folder / "hvdlite").glob("_engine*.so")):
         raise GuardError(f"the hvdlite in {folder} is not built: run `make develop` there")
     return folder
 
 
 def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
-    """A function that runs each kind of job once with a build, for `compare`."""
+    """A function for `compare` that runs each kind of job once with a build."""
     program = mpirun.find()
 
     def measure(build: Path) -> Run:
@@ -258,13 +276,13 @@ def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
 
 
 class OtherLoad:
-    """What else the machine does from now on: neither this process nor what it starts and sees the end of."""
+    """The processor time that others take from now on: all but this process and the children whose end it has waited for."""
 
     def __init__(self) -> None:
         self._begun = self._taken()
 
     def share(self) -> float:
-        """Of the processors."""
+        """The share of the processors that others took since this object was made."""
         there, busy, own = (late - early for late, early in zip(self._taken(), self._begun, strict=True))
         return max(0.0, busy - own) / there
 
@@ -275,10 +293,10 @@ class OtherLoad:
 
 
 def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figures:
-    """The figures of a fresh job, which a kill may have ended after it has written them.
+    """Runs a fresh job and returns its figures. The job may fail after it has written them, because one kind kills a rank.
 
     Raises:
-        GuardError: it has written none, hangs, or imports another hvdlite.
+        GuardError: the job has written no figures, hangs, or imports another hvdlite.
     """
     inherited = outside_of_jobs()
     paths = [str(build), *filter(None, [inherited.get("PYTHONPATH")])]
@@ -298,7 +316,7 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
                     check=False,
                 )
             except subprocess.TimeoutExpired as late:
-                raise GuardError(f"the job {kind} of {build} hangs: it was ended after {_JOB_SECONDS:.0f} s") from late
+                raise GuardError(f"the job {kind} of {build} hangs: hvdlite ended it after {_JOB_SECONDS:.0f} s") from late
             if NOT_LAUNCHED not in done.stderr:
                 break
         file = Path(folder) / "figures.json"
@@ -307,6 +325,6 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
             raise GuardError(f"the job {kind} of {build} ended with status {done.returncode} and no figures:\n{said}")
         found = json.loads(file.read_text())
     if not Path(found["package"]).resolve().is_relative_to(build):
-        raise GuardError(f"the job {kind} of {build} has imported {found['package']}: is that on PYTHONPATH, too?")
+        raise GuardError(f"the job {kind} of {build} has imported {found['package']}: remove that folder from PYTHONPATH")
     figures: Figures = found["figures"]
     return figures

@@ -1,7 +1,7 @@
-"""What one rank of a job of `python -m hvdlite.bench guard` runs, with the arguments KIND SECONDS FOLDER.
+"""The program of each rank in a job of `python -m hvdlite.bench guard`, with the arguments KIND SECONDS FOLDER.
 
-It may belong to another checkout than the hvdlite that it imports, so it uses nothing of the package but what programs use.
-The folder gets figures.json: {figure: seconds, or a share of a processor}.
+The program may belong to another checkout than the hvdlite that it imports, so it uses only the public API of hvdlite. Rank 0
+writes FOLDER/figures.json: the path of the imported package, and each figure in seconds or as a share of a processor.
 """
 
 import json
@@ -20,10 +20,10 @@ from mpi4py import MPI
 import hvdlite as hvd
 
 _WORLD = MPI.COMM_WORLD
-_BATCH = 20  # calls between two looks at the clock
-_SMALL, _TINY, _LARGE = 1, 16, 4 << 20  # elements
+_BATCH = 20  # the number of calls in a sample
+_SMALL, _TINY, _LARGE = 1, 16, 4 << 20  # numbers of elements
 _GRADIENTS = [64, 4096, 256, 65_536, 64, 262_144] * 10
-_LEAST = 5  # samples
+_LEAST = 5  # the smallest number of samples
 
 
 def _filled(count: int) -> Any:
@@ -31,7 +31,7 @@ def _filled(count: int) -> Any:
 
 
 def _samples(seconds: float, batch: int, call: Callable[[], object]) -> Iterator[float]:
-    """The time of a call on the slowest rank, until the time is over on rank 0; the first is for the caches."""
+    """Yields the time of a call on the slowest rank, for about `seconds` on rank 0. The first sample only fills the caches."""
     end = time.monotonic() + seconds
     number = 0
     while _WORLD.bcast(number < _LEAST or time.monotonic() < end):
@@ -65,11 +65,13 @@ def _mismatch() -> None:
         hvd.allreduce(np.ones(3 + hvd.rank()), name="differs")
     except hvd.HorovodInternalError:
         return
-    raise AssertionError("nobody noticed a mismatch")
+    raise AssertionError("no rank reported a mismatch")
 
 
 def _processor_share(seconds: float, waits: bool) -> float:
-    """What this process takes of a processor while its main thread sleeps, or waits for the last rank, which does."""
+    """The share of a processor that this process takes while its main thread sleeps; or, with `waits`, while it waits for the
+    last rank, which sleeps.
+    """
     _WORLD.Barrier()
     start, taken = time.perf_counter(), time.process_time()
     if not waits or hvd.rank() == hvd.size() - 1:
@@ -80,7 +82,12 @@ def _processor_share(seconds: float, waits: bool) -> float:
 
 
 def pair(seconds: float, folder: Path) -> dict[str, float]:
-    """Two ranks, each on a core."""
+    """The figures of two ranks, each bound to a core. All kinds of jobs have these arguments.
+
+    Args:
+        seconds: the approximate time for each figure.
+        folder: the job's temporary folder.
+    """
     small, large, gradients = _filled(_SMALL), _filled(_LARGE), [_filled(count) for count in _GRADIENTS]
     tiny = [_filled(_TINY) for _ in range(100)]
     figures = {
@@ -97,7 +104,7 @@ def pair(seconds: float, folder: Path) -> dict[str, float]:
 
 
 def crowd(seconds: float, folder: Path) -> dict[str, float]:
-    """More ranks than they have processors for."""
+    """The figures of ranks that are not bound, and may be more than the processors."""
     small = _filled(16)
     taken, calls = time.process_time(), 0
 
@@ -112,7 +119,7 @@ def crowd(seconds: float, folder: Path) -> dict[str, float]:
 
 
 def death(seconds: float, folder: Path) -> dict[str, float]:
-    """The last rank is killed while the others wait for it; the clock is the host's."""
+    """The time from the death of the last rank to the error of a rank that waits for it. All ranks read the host's clock."""
     note = folder / "killed"
     _WORLD.Barrier()
     if hvd.rank() == hvd.size() - 1:
@@ -123,11 +130,11 @@ def death(seconds: float, folder: Path) -> dict[str, float]:
         hvd.allreduce(_filled(3), name="never")
     except hvd.HorovodInternalError:
         return {"death": time.monotonic() - float(note.read_text())}
-    raise AssertionError("nobody noticed a death")
+    raise AssertionError("no rank reported a death")
 
 
 def main() -> None:
-    """One rank of one job."""
+    """Runs one rank of one job."""
     kind, seconds, folder = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
     hvd.init()
     for step in range(3):

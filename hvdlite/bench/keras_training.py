@@ -1,7 +1,7 @@
-"""`python -m hvdlite.bench training --framework keras`: a step of training with Keras on TensorFlow, in two kinds of loop.
+"""`python -m hvdlite.bench training --framework keras`: measures a step of training with Keras on TensorFlow, in two loops.
 
-All ways start from the same weights and see the same data. Before anything is timed, the gradient that each of them
-stepped with is compared with the average that MPI makes of the ranks' own gradients.
+All ways to average gradients start from the same weights and use the same data. Before a way is timed, the gradient of its
+first step is compared with the average that MPI computes of the ranks' own gradients.
 """
 
 import gc
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite.bench import report
-from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.measure import Effort, Subject, divided, measure
 from hvdlite.bench.models import MODELS, Model
 from hvdlite.bench.training import check_gradient
 from hvdlite.bench.world import World
@@ -27,12 +27,12 @@ __all__ = ["LOOPS", "WAYS", "KerasPlan", "run", "teams"]
 
 LOOPS = ("fit", "tape")  # model.fit, and a tf.function with a tape
 
-_BATCHES = 16  # different ones; `fit` goes through all of them in a call
+_BATCHES = 16  # the number of different batches; one call of `fit` uses all of them
 _LEARNING_RATE = 1e-3
 _EFFORT = Effort(sample_seconds=0.25, most_calls=200, most_samples=1)
 
 _NO_COMMUNICATION = ("none", "lockstep")
-# Way by way the loops that it can do. `fit` of Keras 3 fails under MultiWorkerMirroredStrategy.
+# For each way, the loops that it supports. `fit` of Keras 3 fails under MultiWorkerMirroredStrategy.
 WAYS: Mapping[str, Sequence[str]] = {
     "none": LOOPS,
     "lockstep": LOOPS,
@@ -46,9 +46,9 @@ class KerasPlan:
     """The selection to measure.
 
     Attributes:
-        models: of `MODELS`.
-        loops: of `LOOPS`.
-        ways: of `WAYS`.
+        models: names of `MODELS`.
+        loops: names of `LOOPS`.
+        ways: names of `WAYS`.
         seconds: the approximate time for all measurements.
     """
 
@@ -59,15 +59,17 @@ class KerasPlan:
 
 
 def teams(ways: Sequence[str]) -> list[list[str]]:
-    """The ways that can share processes. MultiWorkerMirroredStrategy takes over the TensorFlow of a process."""
+    """The ways in groups that can share a process. MultiWorkerMirroredStrategy must be alone, because it changes TensorFlow for
+    the whole process.
+    """
     return [team for team in ([way for way in ways if way != "mirrored"], [way for way in ways if way == "mirrored"]) if team]
 
 
 def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and passes comparable results together to `sink`, on all ranks. Collective.
+    """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
 
     Raises:
-        WrongSum: a way does not average the gradients; on all ranks.
+        WrongSum: a way does not average the gradients. All ranks raise it.
     """
     import tensorflow as tf
 
@@ -79,11 +81,11 @@ def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]],
     for model, loop in groups:
         able = [way for way in ways if loop in WAYS[way]]
         sink(_measured(world, model, loop, able, strategy, plan.seconds / len(groups)))
-        gc.collect()  # the networks, before the next ones are made
+        gc.collect()  # frees the networks before the next ones are made
 
 
 def _peer(way: str, present: Sequence[str]) -> report.Record:
-    absent = None if way in present else "it needs processes of its own: start without mpirun, and with -n"
+    absent = None if way in present else "it needs its own processes: start the benchmark without mpirun, and with -n"
     package = {"hvdlite": "hvdlite", "mirrored": "tensorflow"}.get(way)
     version = _version_of_tensorflow() if package == "tensorflow" else importlib.metadata.version(package) if package else ""
     return {"record": "peer", "peer": way, "absent": absent, "version": "" if absent else version}
@@ -96,7 +98,7 @@ def _version_of_tensorflow() -> str:
 
 
 def _mirrored(world: World) -> Any:
-    """The strategy of TensorFlow's own, over gRPC between ports that are free now. Collective."""
+    """TensorFlow's MultiWorkerMirroredStrategy, over gRPC between free ports. Collective."""
     import tensorflow as tf
 
     host = "127.0.0.1" if world.hosts == 1 else socket.gethostname()
@@ -127,8 +129,7 @@ def _measured(world: World, model: str, loop: str, ways: Sequence[str], strategy
     more = {"model": model, "loop": loop, "gradient_bytes": average.nbytes, "ranks": world.size, "bind": world.bind}
     group = []
     for way, at in done.items():
-        rounds = [[value / steps for value in values] for values in at.rounds]
-        group.append(report.measurement("training", way, rounds, at.calls * steps, **more))
+        group.append(report.measurement("training", way, divided(at.rounds, steps), at.calls * steps, **more))
     return report.with_percentages(group)
 
 
@@ -136,7 +137,7 @@ _Data = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def _make_data(model: Model, rank: int) -> _Data:
-    """Inputs and labels that differ between ranks; Keras has channels last."""
+    """Inputs and labels that differ between ranks. Keras's inputs have the channels in the last dimension."""
     dice = np.random.default_rng(1000 + rank)
     *channels, size = model.input_shape
     shape = (*model.input_shape[1:], channels[0]) if len(channels) > 1 else (size,)
@@ -148,7 +149,7 @@ def _make_data(model: Model, rank: int) -> _Data:
 
 
 def _network(name: str) -> Any:
-    """That of `MODELS`, in Keras."""
+    """The network of `MODELS` with this name, made with Keras."""
     import keras
 
     layers = keras.layers
@@ -172,7 +173,7 @@ class _KerasTraining:
     """One network that is trained in one way.
 
     Attributes:
-        STEPS: how many `steps` makes.
+        STEPS: the number of steps in a call of `steps`.
     """
 
     STEPS = 1
@@ -197,22 +198,22 @@ class _KerasTraining:
         raise NotImplementedError
 
     def first_step(self) -> None:
-        """One step on the first batch."""
+        """Makes one step on the first batch."""
         raise NotImplementedError
 
     def steps(self) -> None:
-        """`STEPS` of them."""
+        """Makes `STEPS` steps."""
         raise NotImplementedError
 
     def first_gradient(self) -> NDArray[np.float32]:
-        """After the first step: the gradient it was made with, of which the optimizer's momentum is a multiple."""
+        """The gradient of the first step, to be called after this step. The optimizer's momentum is then a multiple of it."""
         momenta = [np.asarray(momentum).ravel() for momentum in self._optimizer.momentums]
         found: NDArray[np.float32] = np.concatenate(momenta) / np.float32(-_LEARNING_RATE)
         return found
 
 
 class _Fit(_KerasTraining):
-    """``model.fit``, through all batches in a call."""
+    """Trains with ``model.fit``, on all batches in a call."""
 
     STEPS = _BATCHES
 
@@ -238,7 +239,7 @@ class _Fit(_KerasTraining):
 
 
 class _Tape(_KerasTraining):
-    """A ``tf.function`` with a tape, called on one batch after the other."""
+    """Trains with a ``tf.function`` with a tape, which is called on one batch after the other."""
 
     def _make(self) -> None:
         import tensorflow as tf
@@ -261,7 +262,7 @@ class _Tape(_KerasTraining):
         with tf.GradientTape() as tape:
             scores = self._network(inputs, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores))
-            if self._strategy is not None:  # which adds up
+            if self._strategy is not None:  # the strategy adds the replicas' gradients
                 loss /= self._strategy.num_replicas_in_sync
         if self._way == "hvdlite":
             import hvdlite.tensorflow as hvd

@@ -1,7 +1,7 @@
-"""`python -m hvdlite.bench kernels`: the GPU's fusion kernels, beside the driver's copy of as many bytes, in one process.
+"""`python -m hvdlite.bench kernels`: measures the GPU's fusion kernels and the driver's copy of as many bytes, in one process.
 
-Every kernel has to show right results before it is timed. Bytes are those read and written. What is shown beside a launch of
-its own is the time of one in a row, where the next one is handed over while it runs.
+Before a kernel is timed, its results are checked. Bytes are those read and written. There are two times of a launch: that of a
+single launch, and that of one in a row of launches, each of which is submitted while the previous one runs.
 """
 
 import math
@@ -25,10 +25,10 @@ __all__ = ["CASES", "KernelPlan", "missed", "run", "table"]
 
 @dataclass(frozen=True)
 class _Case:
-    source: DType  # of the tensors
-    target: DType  # in the buffer
+    source: DType  # the tensors' dtype
+    target: DType  # the buffer's dtype
     factor: float
-    shift: int = 0  # elements from a place in the buffer that is aligned
+    shift: int = 0  # the number of elements by which tensors are moved from an aligned place in the buffer
 
 
 CASES = {
@@ -42,16 +42,16 @@ CASES = {
 }
 _USUAL = ("copy", "scale", "float16", "bfloat16")
 
-_ALIGN = 64  # elements: where each tensor begins in the buffer
-_SPREAD = 256 << 20  # bytes that launches go through in turn, so that no cache holds them
+_ALIGN = 64  # elements: each tensor begins at a multiple of this in the buffer
+_SPREAD = 256 << 20  # bytes: consecutive launches use different memory up to this size, so that no cache holds the data
 _MOST_SETS = 64
 
-# The targets of docs/gpu.md. A tensor is large, or small, by its own bytes.
-_LARGE = 1_000_000
-_LEAST_PERCENT = 85.0  # of the copy's rate, for large tensors
-_SMALL = 8 << 10
+# The targets of docs/gpu.md.
+_LARGE = 1_000_000  # a tensor with at least this number of bytes is large
+_LEAST_PERCENT = 85.0  # the smallest rate for large tensors, in percent of the copy's rate
+_SMALL = 8 << 10  # a tensor with at most this number of bytes is small
 _MANY = 160
-_LONGEST = 10e-6  # seconds that it takes to pack that many small tensors
+_LONGEST = 10e-6  # the largest time in seconds to pack _MANY small tensors
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class KernelPlan:
     """The selection to measure.
 
     Attributes:
-        cases: of `CASES`.
-        sizes: bytes of all tensors of a launch together.
-        tensors: how many there are.
-        launches: in a row.
-        repeats: rows, and launches alone, of which the median is taken.
-        gpu: which one.
+        cases: names of `CASES`.
+        sizes: the sizes of all tensors of a launch together, in bytes.
+        tensors: the numbers of tensors in a launch.
+        launches: the number of launches in a row.
+        repeats: the number of rows; the median is reported. There are four times as many single launches.
+        gpu: the number of the GPU.
     """
 
     cases: Sequence[str] = _USUAL
@@ -79,8 +79,8 @@ def run(config: Config, plan: KernelPlan, sink: Callable[[Sequence[report.Record
     """Measures, and passes the results to `sink`.
 
     Raises:
-        UnsupportedError: there is no GPU, or no kernels for it.
-        WrongSum: a result is wrong.
+        UnsupportedError: there is no GPU, or no kernels for the GPU.
+        WrongSum: a kernel's result is wrong.
     """
     shapes = [(size, number) for size in plan.sizes for number in plan.tensors if number * 4 <= size]
     fusion = Fusion(config, plan.gpu)
@@ -97,11 +97,11 @@ def run(config: Config, plan: KernelPlan, sink: Callable[[Sequence[report.Record
 
 
 class _Setting:
-    """What one case does to equally large tensors in places of their own, as often as is needed to leave the caches."""
+    """One case with tensors of one size. There are several sets of them, which together are larger than the caches."""
 
     def __init__(self, fusion: Fusion, name: str, size: int, number: int) -> None:
         self.fusion, self.name, self.case, self.size, self.number = fusion, name, CASES[name], size, number
-        wide = self.case.source.itemsize  # the buffer's elements are no wider
+        wide = self.case.source.itemsize  # the buffer's elements have at most as many bytes
         self.count = size // wide // number
         self.aligned = math.ceil(self.count / _ALIGN) * _ALIGN
         self.elements = self.aligned * number
@@ -112,15 +112,15 @@ class _Setting:
 
     @property
     def space(self) -> int:
-        """Bytes of the tensors, and of the buffer."""
+        """The bytes that the tensors need, and that the buffer needs."""
         return self.stride * self.sets + self.case.shift * self.case.target.itemsize
 
     def place(self, tensors: int, buffer: int) -> None:
-        """In this memory."""
+        """Uses the memory at these addresses."""
         self.tensors, self.buffer = tensors, buffer + self.case.shift * self.case.target.itemsize
 
     def move(self, unpack: bool) -> Move:
-        """One launch."""
+        """The launch that packs, or unpacks."""
         tensor, wire = self.case.source, self.case.target
         source, target = (wire, tensor) if unpack else (tensor, wire)
         return Move(
@@ -137,7 +137,11 @@ class _Setting:
         )
 
     def check(self) -> None:
-        """Small integers go there and back."""
+        """Packs and unpacks small whole numbers, and compares them.
+
+        Raises:
+            WrongSum: they differ.
+        """
         wanted = np.resize(np.arange(1, 60), self.elements).astype(self.case.source.name.lower())
         self._write(wanted)
         self.fusion.run(self.move(False))
@@ -153,12 +157,12 @@ class _Setting:
         self.fusion.copy(self.tensors, values.ctypes.data, values.nbytes)
 
     def launch(self, unpack: bool) -> Callable[[int], Times]:
-        """A function that measures this many launches."""
+        """A function that makes a number of launches in a row and returns the times of one."""
         move = self.move(unpack)
         return lambda launches: self.fusion.run(move, launches)
 
     def copy(self, launches: int) -> Times:
-        """The driver's copy that moves as many bytes as the kernel."""
+        """Copies as many bytes as the kernel moves with the driver's function, and returns the times of one copy."""
         return self.fusion.copy(self.buffer, self.tensors, self.moved // 2, launches, self.sets, self.stride)
 
 
@@ -182,7 +186,7 @@ def _measure(setting: _Setting, plan: KernelPlan) -> Iterator[report.Record]:
 
 
 def _times(plan: KernelPlan, launch: Callable[[int], Times]) -> dict[str, float]:
-    """Medians: of one launch in a row, of one alone, and of the host's part."""
+    """The median times in seconds: of one launch in a row, of a single launch, and of the host to submit one in a row."""
     launch(2)
     rows = [launch(plan.launches) for _ in range(plan.repeats)]
     alone = [launch(1) for _ in range(4 * plan.repeats)]
@@ -194,7 +198,7 @@ def _times(plan: KernelPlan, launch: Callable[[int], Times]) -> dict[str, float]
 
 
 def table(records: Sequence[report.Record]) -> str:
-    """The measurements as tables in markdown, with where they come from."""
+    """The measurements as a table in markdown, after a line with the GPU and the kernels."""
     header = ("case", "way", "size", "tensors", "in a row", "alone", "host", "TB/s", "driver's copy", "% of it")
     rows = []
     for record in records:
@@ -208,7 +212,7 @@ def table(records: Sequence[report.Record]) -> str:
 
 
 def missed(records: Sequence[report.Record]) -> list[str]:
-    """One line for each measurement that is below its target, and for each target that nothing was measured for."""
+    """One line for each measurement that misses its target, and for each target without a measurement."""
     lines = []
     large = small = 0
     for record in records:

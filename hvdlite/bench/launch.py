@@ -1,4 +1,4 @@
-"""Starts the benchmark's own ranks under mpirun, where no launcher has done so."""
+"""Starts the ranks of the benchmark under mpirun, if no launcher has started any."""
 
 import os
 import subprocess
@@ -13,33 +13,33 @@ BINDINGS = ("core", "none")
 
 
 class LaunchError(Exception):
-    """The ranks could not be started, or did not end well."""
+    """The ranks could not be started, or failed."""
 
 
 def mpirun_command(program: mpirun.Mpirun, ranks: int, bind: str, root: bool) -> list[str]:
-    """The start of a command line.
+    """The command line up to the program of the ranks.
 
     Args:
-        program: what starts the ranks.
-        ranks: how many, also more than there are cores.
-        bind: of `BINDINGS`; core binds each rank to one, none lets all run everywhere.
-        root: does the superuser start it?
+        program: the mpirun.
+        ranks: the number of ranks; it may be larger than the number of cores.
+        bind: one of `BINDINGS`: ``core`` binds each rank to a core, ``none`` lets all ranks use all cores.
+        root: is the user the superuser?
     """
     if program.family == "openmpi":
         binding = "core:overload-allowed" if bind == "core" else "none"
         options = [*(["--allow-run-as-root"] if root else []), "--oversubscribe", "--bind-to", binding]
         return [program.path, *options, "-n", str(ranks)]
-    return [program.path, "-bind-to", bind, "-n", str(ranks)]  # MPICH's, and those made from it
+    return [program.path, "-bind-to", bind, "-n", str(ranks)]  # MPICH, and MPIs made from it
 
 
 def start(ranks: int, bind: str, arguments: Sequence[str]) -> None:
-    """Runs ``python -m hvdlite.bench *arguments`` on this many ranks, and waits for their end.
+    """Runs ``python -m hvdlite.bench *arguments`` on `ranks` ranks, and waits for their end. For `bind` see `mpirun_command`.
 
     Raises:
-        LaunchError: they report a failure.
+        LaunchError: the ranks failed.
         SystemFailure: there is no mpirun for the MPI that mpi4py loads.
     """
     command = mpirun_command(mpirun.find(), ranks, bind, os.geteuid() == 0)
     status = subprocess.run([*command, sys.executable, "-m", "hvdlite.bench", *arguments], check=False).returncode
     if status != 0:
-        raise LaunchError(f"the ranks ended with status {status}; what they said is above")
+        raise LaunchError(f"the ranks ended with status {status}; their output is above")

@@ -1,4 +1,6 @@
-"""What the benchmark asks the machine: caches, threads, processor time. Linux; elsewhere some answers are missing."""
+"""Facts about the machine for the benchmark: its caches, and the threads and processor time of this process. It reads Linux's
+files; if one is missing, a fact has its default.
+"""
 
 import math
 import os
@@ -15,11 +17,11 @@ __all__ = ["aligned_zeros", "cache_flusher", "cpu_name", "last_level_cache", "th
 
 _TASKS = Path("/proc/self/task")
 _UNKNOWN_CACHE = 64 << 20
-_LINE = 64  # bytes
+_LINE = 64  # the bytes of a cache line
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core this process may use; 64 MiB where the system does not say."""
+    """The bytes of the largest cache of the first core that this process may use; 64 MiB if the system does not say it."""
     core = min(os.sched_getaffinity(0))
     folder = Path(f"/sys/devices/system/cpu/cpu{core}/cache")
     sizes = [re.fullmatch(r"(\d+)K", path.read_text().strip()) for path in folder.glob("index*/size")]
@@ -27,7 +29,7 @@ def last_level_cache() -> int:
 
 
 def cache_flusher() -> Callable[[], None]:
-    """A function that walks through twice the memory of the largest cache, so that nothing else stays in it."""
+    """A function that writes memory of twice the size of the largest cache, so that no other data stay in the cache."""
     lines = np.ones(2 * last_level_cache() // 4, dtype=np.float32)[::16]  # one element of each cache line
 
     def flush() -> None:
@@ -37,10 +39,10 @@ def cache_flusher() -> Callable[[], None]:
 
 
 def aligned_zeros(shape: int | tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Zeros, of float32, that begin with a cache line, as torch's tensors do.
+    """A float32 array of zeros that begins at a cache line, as torch's tensors do.
 
-    Where NumPy's arrays begin is luck, and to copy between two of them takes up to twenty times as long where the one begins a
-    little further on in its page than the other (docs/benchmarks.md).
+    NumPy's own arrays begin at arbitrary addresses. A copy between two of them takes up to twenty times as long if one array
+    begins a little later in its page than the other (docs/benchmarks.md).
     """
     size = math.prod(shape) if isinstance(shape, tuple) else shape
     memory = np.zeros(4 * size + _LINE, dtype=np.uint8)
@@ -49,16 +51,16 @@ def aligned_zeros(shape: int | tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 
 def thread_ids() -> set[int]:
-    """The kernel's numbers of this process's threads; none where it does not tell their processor time."""
+    """The ids of this process's threads; an empty set if the kernel does not report their processor time."""
     return {int(path.parent.name) for path in _TASKS.glob("*/schedstat")}
 
 
 def thread_seconds(threads: Iterable[int]) -> float:
-    """The processor time that these threads have taken so far, by the kernel's scheduler statistics."""
+    """The processor time in seconds that these threads have taken so far, from the kernel's scheduler statistics."""
     total = 0
     for thread in threads:
         try:
             total += int((_TASKS / str(thread) / "schedstat").read_text().split()[0])
-        except (OSError, ValueError):  # it has ended
+        except (OSError, ValueError):  # the thread has ended
             continue
     return total / 1e9

@@ -1,8 +1,8 @@
-"""Times several subjects side by side: in rounds, in an order that changes, so that the machine's noise hits all alike.
+"""Times several subjects alternately: in rounds, in an order that changes, so that noise of the machine affects all alike.
 
-One sample: prepare (not timed), start together (`Gate`), a number of back-to-back calls, stop; its time is that of the
-slowest rank. One block: the samples that a subject takes in one round. Everything is decided from numbers that all
-ranks have, so that all ranks do the same.
+A *sample* is the time of a number of back-to-back calls. Before it, the subject is prepared, which is not timed, and all ranks
+start at one moment (`Gate`). The time of a sample is that of the slowest rank. A *block* is the samples that a subject takes in
+one round. All decisions are made from numbers that all ranks have, so that all ranks decide the same.
 """
 
 import gc
@@ -16,24 +16,24 @@ from typing import Any
 
 from hvdlite.bench.world import World
 
-__all__ = ["Effort", "Samples", "Subject", "another_round", "calls_per_sample", "measure", "order_of_round"]
+__all__ = ["Effort", "Samples", "Subject", "another_round", "calls_per_sample", "divided", "measure", "order_of_round"]
 
-_PILOT_CALLS = 6  # show how long a subject takes, and warm it up
-_PILOT_SECONDS = 0.2  # after which fewer will do
-_FEWEST_ROUNDS = 3  # unless even they take twice the time there is
-_LONG_CALL = 0.05  # seconds; a call that long leaves nothing of what was in the caches before it
+_PILOT_CALLS = 6  # the calls that show how long a subject takes, and warm it up
+_PILOT_SECONDS = 0.2  # after this time, fewer pilot calls are enough
+_FEWEST_ROUNDS = 3  # unless these rounds take twice the given time
+_LONG_CALL = 0.05  # seconds; a call that takes longer replaces all that was in the caches, so no warm-up helps
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is spent on a subject.
+    """The limits to the time that a subject takes.
 
     Attributes:
-        sample_seconds: calls are repeated back to back until a sample lasts about this long, against the clock's noise.
-        most_calls: the limit to their number.
-        block_seconds: samples are repeated until a block lasts about this long.
-        most_samples: the limit to their number.
-        most_rounds: rounds, however short they are.
+        sample_seconds: the approximate length of a sample; a long sample has less noise from the clock.
+        most_calls: the largest number of calls in a sample.
+        block_seconds: the approximate length of a block.
+        most_samples: the largest number of samples in a block.
+        most_rounds: the largest number of rounds.
         warm_up: does a block begin with a call that is not timed?
     """
 
@@ -47,13 +47,13 @@ class Effort:
 
 @dataclass
 class Subject:
-    """Something to be timed.
+    """A call that is timed.
 
     Attributes:
-        name: of the peer.
-        preparations: what has to be done before each sample, outside the time.
-        call: what is timed.
-        part: the seconds of one part of the last call, for a second result; None where there is none.
+        name: the name of the peer.
+        preparations: functions that are called before each sample and are not timed.
+        call: the function that is timed.
+        part: a function that returns the seconds of one part of the last call, for a second result; None for no second result.
     """
 
     name: str
@@ -62,14 +62,20 @@ class Subject:
     part: Callable[[], float] | None = None
 
     def prepare(self) -> None:
-        """Does what is to be done before a sample."""
+        """Calls the preparations."""
         for step in self.preparations:
             step()
 
 
 @dataclass
 class Samples:
-    """What was measured of one subject: seconds of one call on the slowest rank, by round."""
+    """The measurements of one subject.
+
+    Attributes:
+        calls: the number of calls in a sample.
+        rounds: for each round, the samples: the seconds of one call on the slowest rank.
+        parts: for each round, the seconds of the call's part on the slowest rank.
+    """
 
     calls: int
     rounds: list[list[float]] = field(default_factory=list)
@@ -77,26 +83,36 @@ class Samples:
 
 
 def calls_per_sample(seconds: float, effort: Effort) -> int:
-    """How many calls of this length make a sample."""
+    """The number of calls in a sample, if one call takes `seconds`."""
     return max(1, min(effort.most_calls, math.ceil(effort.sample_seconds / max(seconds, 1e-9))))
 
 
 def another_round(done: int, spent: float, seconds: float, effort: Effort) -> bool:
-    """Decides on one more round, after this many rounds and this much time."""
+    """Shall there be one more round?
+
+    Args:
+        done: the number of rounds so far.
+        spent: the seconds that they took.
+        seconds: the given time.
+        effort: the limits.
+    """
     wanted = spent < seconds or (done < _FEWEST_ROUNDS and spent < 2 * seconds)
     return done == 0 or (done < effort.most_rounds and wanted)
 
 
 def order_of_round(number: int, count: int) -> list[int]:
-    """The places of the subjects in a round: rotated, and every second time backwards, so that none keeps its neighbour."""
+    """The order of the subjects in a round: rotated, and reversed in every second round, so that no subject always follows the
+    same one.
+    """
     places = [(place + number // 2) % count for place in range(count)]
     return places[::-1] if number % 2 else places
 
 
 def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: float) -> dict[str, Samples]:
-    """Times the subjects for about `seconds`, but at least once, and three times if that takes no more than twice as long.
+    """Times the subjects for about `seconds`, but for at least one round, and for three rounds if these take at most twice as
+    long. Collective.
 
-    Collective. The garbage collector, which would strike some sample of some subject, waits until the end.
+    The garbage collector does not run in this time, because it would lengthen single samples.
     """
     gc.collect()
     gc.disable()
@@ -121,7 +137,7 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
 
 @dataclass(frozen=True)
 class _Block:
-    """What a subject does in a round."""
+    """The number of a subject's calls in a sample and samples in a round, and whether the round begins with a warm-up."""
 
     calls: int
     samples: int
@@ -136,7 +152,7 @@ class _Block:
 
 
 def _pilot(world: World, subject: Subject) -> tuple[float, float]:
-    """The seconds of a call and of its preparation; the same on all ranks."""
+    """The median seconds of a call and of its preparation, the same numbers on all ranks."""
     times: list[tuple[float, float]] = []
     while len(times) < _PILOT_CALLS and sum(map(sum, times)) < _PILOT_SECONDS:
         before = time.perf_counter()
@@ -146,7 +162,7 @@ def _pilot(world: World, subject: Subject) -> tuple[float, float]:
         subject.call()
         call = (time.perf_counter_ns() - start) / 1e9
         times.append(tuple(world.slowest([call, preparation]).tolist()))
-    known = times[1:] or times  # the first call is never like the others
+    known = times[1:] or times  # the first call takes longer than the others
     return statistics.median(call for call, _ in known), statistics.median(preparation for _, preparation in known)
 
 
@@ -169,7 +185,12 @@ def _run_block(world: World, subject: Subject, block: _Block, done: Samples) -> 
         done.parts.append(parts)
 
 
+def divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float]]:
+    """The rounds with each time divided by `divisor`, the number of calls or tensors that the time is for."""
+    return [[value / divisor for value in values] for values in rounds]
+
+
 def _slowest(world: World, rounds: list[list[float]]) -> list[list[float]]:
-    """The same with the times of the slowest rank."""
+    """The rounds with each time replaced by that of the slowest rank."""
     flat = iter(world.slowest([value for values in rounds for value in values]).tolist())
     return [[next(flat) for _ in values] for values in rounds]

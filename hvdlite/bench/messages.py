@@ -1,7 +1,7 @@
-"""`python -m hvdlite.bench messages`: what one tensor takes from the first rank to the last, in all sizes.
+"""`python -m hvdlite.bench messages`: measures the time of a message from the first rank to the last, for tensors of all sizes.
 
-It is sent there and back, and half of that is reported: the two ranks need no common clock. Beside it stands what a copy of as
-many bytes takes the first rank while the others do nothing.
+The tensor is sent to the last rank and back, and half of the time is reported, so the two ranks need no common clock. The
+report also has the time in which the first rank copies as many bytes while the others do nothing.
 """
 
 import time
@@ -14,9 +14,9 @@ import numpy as np
 
 from hvdlite.bench import report
 from hvdlite.bench.machine import aligned_zeros
-from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.measure import Effort, Subject, divided, measure
 from hvdlite.bench.peers import Array, Peer
-from hvdlite.bench.team import Team, WrongSum, contribution
+from hvdlite.bench.team import Team, contribution, refuse_wrong
 from hvdlite.bench.world import World
 
 __all__ = ["DEFAULT_SIZES", "PEERS", "MessagesPlan", "run"]
@@ -29,11 +29,11 @@ _EFFORT = Effort(sample_seconds=1e-3, most_calls=500)
 
 @dataclass(frozen=True)
 class MessagesPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
-        sizes: bytes of the tensors.
-        seconds: about so long altogether.
+        sizes: the sizes of the tensors, in bytes.
+        seconds: the approximate time for all measurements.
     """
 
     sizes: Sequence[int] = DEFAULT_SIZES
@@ -41,10 +41,10 @@ class MessagesPlan:
 
 
 def run(world: World, plan: MessagesPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and gives what was measured to `sink`. Collective.
+    """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
 
     Raises:
-        WrongSum: something else arrived than was sent; on all ranks.
+        WrongSum: a received tensor differs from the sent one. All ranks raise it.
     """
     team = Team(world, PEERS)
     deadline = time.monotonic() + plan.seconds
@@ -60,8 +60,7 @@ def run(world: World, plan: MessagesPlan, sink: Callable[[Sequence[report.Record
             group = []
             for name, at in done.items():
                 ways = 1 if name == "memcpy" else 2
-                rounds = [[value / ways for value in values] for values in at.rounds]
-                group.append(report.measurement("message", name, rounds, at.calls, **more))
+                group.append(report.measurement("message", name, divided(at.rounds, ways), at.calls, **more))
             sink(report.with_percentages(group))
     finally:
         team.close()
@@ -72,7 +71,7 @@ def _nothing() -> None:
 
 
 def _there_and_back(world: World, peer: Peer, array: Array) -> Callable[[], Any]:
-    """What each rank calls; checked once. Collective."""
+    """The function that sends the tensor to the last rank and back, for this rank. It is checked once. Collective."""
     first, last = world.rank == 0, world.rank == world.size - 1
     if (not first and not last) or world.size == 1:
         call: Callable[[], Any] = _nothing
@@ -82,8 +81,7 @@ def _there_and_back(world: World, peer: Peer, array: Array) -> Callable[[], Any]
     array[:] = contribution(world.rank, array.size)
     call()
     right = call is _nothing or bool((array == contribution(0, array.size)).all())
-    if problem := world.all_agree(None if right else "something else arrived than was sent"):
-        raise WrongSum(f"{peer.name}: {problem}; its times are worth nothing")
+    refuse_wrong(world, peer.name, None if right else "the received tensor differs from the sent one")
     return call
 
 

@@ -1,4 +1,4 @@
-"""The networks that are trained, and the shapes of a known one."""
+"""The networks that the benchmark trains, and the shapes of ResNet-50's parameters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class Model:
     """A network and its data.
 
     Attributes:
-        make: the network, with weights that follow from torch's seed.
-        input_shape: of one sample.
-        classes: how many there are to tell apart.
-        batch: samples a rank and step.
+        make: makes the network, with weights that depend on torch's seed.
+        input_shape: the shape of one sample.
+        classes: the number of classes.
+        batch: the number of samples in a step of one rank.
     """
 
     make: "Callable[[], torch.nn.Module]"
@@ -30,7 +30,7 @@ class Model:
 
 
 def _mlp25m() -> "torch.nn.Module":
-    """25 million parameters in 8 tensors: as many bytes as ResNet-50, and little to compute beside them."""
+    """25 million parameters in 8 tensors: as many bytes as ResNet-50, and little to compute."""
     from torch import nn
 
     widths = (1024, 3072, 3072, 3072, 1000)
@@ -41,7 +41,7 @@ def _mlp25m() -> "torch.nn.Module":
 
 
 def _convnet() -> "torch.nn.Module":
-    """Much to compute and few bytes."""
+    """A network with much to compute and few bytes."""
     from torch import nn
 
     layers: list[nn.Module] = []
@@ -51,7 +51,7 @@ def _convnet() -> "torch.nn.Module":
 
 
 def _linear200() -> "torch.nn.Module":
-    """400 tiny gradients: they show the cost of a tensor, independent of its size."""
+    """A network with 400 tiny gradients, which show the time for each tensor independent of its size."""
     from torch import nn
 
     return nn.Sequential(*(layer for _ in range(200) for layer in (nn.Linear(32, 32), nn.ReLU())))
@@ -65,7 +65,7 @@ MODELS: Mapping[str, Model] = {
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
-    """The shapes of ResNet-50's 161 parameters, 25,557,032 elements in all, in the order in which backward makes them."""
+    """The shapes of ResNet-50's 161 parameters, with 25,557,032 elements in all, in the order in which backward makes them."""
     shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
     inputs = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):

@@ -1,8 +1,8 @@
-"""Intel's oneCCL through its C interface (``libccl.so.2``, 2021.17 and up), as the benchmark needs it: sums in place.
+"""Sums arrays in place with Intel's oneCCL, by its C interface (``libccl.so.2``, version 2021.17 or newer).
 
-The interface was made after NCCL's: a unique id from one rank, a communicator, a call per collective
+The interface is like NCCL's: one rank makes a unique id, all ranks make a communicator from it, and each collective is one call
 (https://uxlfoundation.github.io/oneCCL/v2/api.html). Its part for processors is a plug-in, which needs the build of oneCCL
-without SYCL, ``ccl/cpu/lib/libccl.so.1``: with the other one a communicator's making ends in a segmentation fault on a host
+without SYCL, ``ccl/cpu/lib/libccl.so.1``. With the other build, making a communicator ends in a segmentation fault on a host
 without an Intel GPU.
 """
 
@@ -22,11 +22,12 @@ __all__ = ["Communicator", "missing", "settings"]
 _LIBRARY = "libccl.so.2"
 _FOR_PROCESSORS = Path("ccl", "cpu", "lib", "libccl.so.1")
 _FLOAT32, _SUM = 7, 0  # onecclFloat32, onecclSum
-_OF_NO_USE = b"value of CCL_LOG_LEVEL changed"  # a warning that comes with every level but the one that shows all warnings
+# oneCCL prints this warning for each level but warn.
+_OF_NO_USE = b"value of CCL_LOG_LEVEL changed"
 
 
 class _UniqueId(ctypes.Structure):
-    """Passed by value."""
+    """onecclUniqueId, which is passed by value."""
 
     _fields_ = (("data", ctypes.c_char * 4096),)
 
@@ -37,31 +38,31 @@ def _places() -> list[Path]:
 
 
 def missing() -> str | None:
-    """Why it cannot be used here, or None."""
+    """The reason why oneCCL cannot be used here; None if it can."""
     found = [folder for folder in _places() if (folder / _LIBRARY).exists()]
     if not found:
-        return f"{_LIBRARY} of oneCCL is in no folder of LD_LIBRARY_PATH (docs/benchmarks.md says how it gets there)"
+        return f"{_LIBRARY} of oneCCL is in no folder of LD_LIBRARY_PATH (see docs/benchmarks.md)"
     if not any((folder / _FOR_PROCESSORS).exists() for folder in found):
-        return f"oneCCL in {found[0]} has no {_FOR_PROCESSORS}, its build for processors (docs/benchmarks.md says how)"
+        return f"oneCCL in {found[0]} has no {_FOR_PROCESSORS}, its build for processors (see docs/benchmarks.md)"
     return None
 
 
 def settings(local_rank: int, local_size: int, one_host: bool) -> dict[str, str]:
-    """What oneCCL's environment must say beside another MPI, and what makes it fast there.
+    """The variables that oneCCL needs in a process with another MPI, and those that make it fast.
 
     Args:
-        local_rank: of this process among those of its host.
-        local_size: how many those are.
-        one_host: do all ranks run there?
+        local_rank: this process's number among the ranks of its host.
+        local_size: the number of ranks on this host.
+        one_host: do all ranks run on this host?
     """
     needed = {
         "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
         "CCL_PROCESS_LAUNCHER": "none",
         "CCL_LOCAL_RANK": str(local_rank),
         "CCL_LOCAL_SIZE": str(local_size),
-        "CCL_ATL_TRANSPORT": "ofi",  # the other one is Intel MPI, a second MPI in this process
-        "CCL_ATL_SHM": "1",  # else ranks of a host talk through TCP
-        "CCL_WORKER_OFFLOAD": "0",  # the caller works itself; a thread of its own on the same core takes milliseconds
+        "CCL_ATL_TRANSPORT": "ofi",  # the alternative is Intel MPI, which would be a second MPI in this process
+        "CCL_ATL_SHM": "1",  # without it, ranks of a host send messages through TCP
+        "CCL_WORKER_OFFLOAD": "0",  # the caller does the work; oneCCL's own thread on the same core takes milliseconds
         "FI_SHM_DISABLE_CMA": "1",  # copies through shared memory instead of the kernel
         "CCL_LOG_LEVEL": "error",
     }
@@ -69,16 +70,16 @@ def settings(local_rank: int, local_size: int, one_host: bool) -> dict[str, str]
 
 
 class Communicator:
-    """All ranks of the job. Making one is collective.
+    """A communicator of oneCCL with all ranks of the job. Making it is collective.
 
     Args:
-        rank: of this process in the job.
-        size: of the job.
-        from_first: gives all ranks what rank 0 passes.
+        rank: the rank of this process.
+        size: the number of ranks.
+        from_first: a collective function that returns on all ranks the value that rank 0 passes.
 
     Raises:
         RuntimeError: oneCCL reports an error.
-        OSError: it cannot be loaded.
+        OSError: oneCCL cannot be loaded.
     """
 
     def __init__(self, rank: int, size: int, from_first: Callable[[bytes | str], bytes | str]) -> None:
@@ -86,34 +87,37 @@ class Communicator:
             self._library = _load()
             unique = _UniqueId()
             result = self._library.onecclGetUniqueId(ctypes.byref(unique)) if rank == 0 else 0
-            told = from_first(self._error("onecclGetUniqueId", result) if result else bytes(unique))
-            if isinstance(told, str):  # rank 0's trouble, which all have to hear of
-                raise RuntimeError(told)
+            answer = from_first(self._error("onecclGetUniqueId", result) if result else bytes(unique))
+            if isinstance(answer, str):  # the error of rank 0, which all ranks raise
+                raise RuntimeError(answer)
             self._handle = ctypes.c_void_p()
             self._check(
                 "onecclCommInitRank",
-                self._library.onecclCommInitRank(ctypes.byref(self._handle), size, _UniqueId.from_buffer_copy(told), rank),
+                self._library.onecclCommInitRank(ctypes.byref(self._handle), size, _UniqueId.from_buffer_copy(answer), rank),
             )
 
     def sum(self, address: int, count: int) -> None:
-        """Sums float32 in place, and waits.
+        """Sums float32 elements over all ranks in place, and returns when the sum is there. Collective.
 
         Args:
-            address: of the elements in host memory.
-            count: of elements.
+            address: the address of the elements in host memory.
+            count: the number of elements.
+
+        Raises:
+            RuntimeError: oneCCL reports an error.
         """
         result = self._library.onecclAllReduce(address, address, count, _FLOAT32, _SUM, self._handle, None)
         if result:
             self._check("onecclAllReduce", result)
 
     def version(self) -> str:
-        """Of the library."""
+        """The name and version of the library."""
         code = ctypes.c_int()
         self._check("onecclGetVersion", self._library.onecclGetVersion(ctypes.byref(code)))
         return f"oneCCL {code.value // 10000}.{code.value // 100 % 100}"
 
     def close(self) -> None:
-        """Collective."""
+        """Frees the communicator. Collective."""
         self._check("onecclCommDestroy", self._library.onecclCommDestroy(self._handle))
 
     def _check(self, call: str, result: int) -> None:
@@ -121,12 +125,12 @@ class Communicator:
             raise RuntimeError(self._error(call, result))
 
     def _error(self, call: str, result: int) -> str:
-        return f"{call}: {self._library.onecclGetErrorString(result).decode()} (CCL_LOG_LEVEL=info says more)"
+        return f"{call}: {self._library.onecclGetErrorString(result).decode()} (CCL_LOG_LEVEL=info shows details)"
 
 
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    """Keeps oneCCL's log, which goes to standard output, away from the tables there; its errors go to standard error anyway."""
+    """Sends oneCCL's log, which it prints to stdout, to stderr, because stdout is for the tables."""
     sys.stdout.flush()
     ctypes.pythonapi.fflush(None)
     stdout = os.dup(1)

@@ -1,4 +1,4 @@
-"""What others had of the processors while the benchmark ran: processes of the machine, and the hypervisor's other guests."""
+"""Measures the processor time that others took during a benchmark: other processes, and the hypervisor's other guests."""
 
 import os
 import time
@@ -18,13 +18,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Taken(NamedTuple):
-    """Processor time in seconds, all processors of a machine together.
+    """Processor time in seconds, of all processors of a machine together.
 
     Attributes:
-        there: that the machine had to give.
-        busy: that processes took.
-        stolen: that the hypervisor gave to others.
-        own: that this process took.
+        there: the time that the processors have run.
+        busy: the time that processes took.
+        stolen: the time that the hypervisor gave to other guests.
+        own: the time that this process took.
     """
 
     there: float
@@ -41,13 +41,17 @@ def _now() -> Taken:
 
 
 def machine_seconds() -> tuple[float, float]:
-    """The processors' time so far, and the parts that processes and other guests took."""
+    """The seconds that the processors have run so far, and the seconds that processes and other guests took of them."""
     now = _now()
     return now.there, now.busy + now.stolen
 
 
 def shares(taken: Iterable[tuple[str, Taken]]) -> tuple[float, float]:
-    """The shares of other processes and of other guests where they are largest, of what ranks have counted on machines."""
+    """The largest share of the processor time that other processes took on any machine, and the largest that other guests took.
+
+    Args:
+        taken: for each rank, the id of its machine and the processor time that it has measured.
+    """
     machines: dict[str, list[Taken]] = defaultdict(list)
     for machine, counts in taken:
         machines[machine].append(counts)
@@ -57,7 +61,7 @@ def shares(taken: Iterable[tuple[str, Taken]]) -> tuple[float, float]:
 
 
 class Others:
-    """What others take from now on. Collective over the ranks of the job."""
+    """The processor time that others take from now on. Making it, and `record`, are collective over the ranks of the job."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -65,7 +69,7 @@ class Others:
         self._begun = _now()
 
     def record(self) -> Record:
-        """The record ``others``: their shares of the processors since the beginning."""
+        """The record ``others``: the shares of the processors that others took since this object was made."""
         now = _now()
         counts = Taken(*(after - before for after, before in zip(now, self._begun, strict=True)))
         processes, guests = shares(self._world.everyone((_BOOT.read_text().strip(), counts)))

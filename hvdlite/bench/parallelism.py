@@ -1,10 +1,14 @@
-"""What torch's parallelisms cost on backend "hvdlite", beside gloo: `mpirun -n 2 python -m hvdlite.bench.parallelism`.
+"""Measures torch's FSDP2 and pipelines on the backends "hvdlite" and gloo: `mpirun -n 2 python -m hvdlite.bench.parallelism`.
 
-FSDP2: a transformer of 4 layers, width 512; the step on each backend, and the same step without sharding on every rank. The
-difference is communication that nothing hides, and what FSDP2 itself adds, which a backend that moves nothing (torch's "fake")
-shows. The processor's time is printed as well: on a busy machine it tells more. 1F1B: stages that sleep instead of computing,
-so that no core is shared; the part of the time in which a rank has no microbatch, beside the schedule's own (p-1)/(m+p-1). What
-one microbatch takes is measured without a pipeline, in turn with it: more than the stage sleeps.
+FSDP2 trains a transformer of 4 layers of width 512. The program measures a step on each backend, and the same step without
+sharding on every rank. The difference is communication that computation does not hide, and the work of FSDP2 itself; torch's
+backend "fake", which sends no messages, shows the latter alone. The processor time is printed as well, because it is more exact
+on a busy machine.
+
+The pipeline is 1F1B, with stages that sleep instead of computing, so that ranks do not compete for a core. The program prints
+the bubble, that is the part of the time in which a rank has no microbatch, and the smallest bubble of the schedule,
+(p-1)/(m+p-1) with p ranks and m microbatches. The time of one microbatch is measured without a pipeline, alternately with it,
+because it is longer than the time that the stage sleeps.
 """
 
 import time
@@ -16,7 +20,7 @@ __all__ = ["main"]
 
 _LAYERS, _WIDTH, _BATCH, _LENGTH = 4, 512, 2, 64
 _STEPS, _ROUNDS = 2, 7
-_MICROBATCHES, _SLEEP, _MESSAGE = 8, 0.1, 16384  # so many seconds forward, and as many backward
+_MICROBATCHES, _SLEEP, _MESSAGE = 8, 0.1, 16384  # a stage sleeps _SLEEP seconds in forward, and again in backward
 
 
 def _transformer() -> Any:
@@ -28,7 +32,7 @@ def _transformer() -> Any:
 
 
 def _stepper(group: Any) -> Callable[[], None]:
-    """A step of training; sharded over a group, None: by this rank alone."""
+    """A function that makes a step of training, sharded over the ranks of a group; without sharding if `group` is None."""
     import torch
 
     model = _transformer()
@@ -52,7 +56,7 @@ def _stepper(group: Any) -> Callable[[], None]:
 
 
 def _sharded() -> None:
-    """Prints the times of a step, in turn with the others, so that all see the same machine."""
+    """Measures the steps of all ways alternately, so that noise of the machine affects all alike, and prints their times."""
     import torch.distributed as dist
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
@@ -74,11 +78,11 @@ def _sharded() -> None:
         if dist.get_rank() == 0:
             print(f"FSDP2, {what}: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items()))
             ratios = (f"{name} {exposed[name] / exposed['gloo']:.2f}" for name in ("hvdlite", "fake"))
-            print(f"more than alone, beside gloo: {', '.join(ratios)}")
+            print(f"added time, as a multiple of gloo's: {', '.join(ratios)}")
 
 
 def _sleeping() -> Any:
-    """A module that takes time and no core."""
+    """A module that takes time without using a core."""
     import torch
 
     class Sleep(torch.autograd.Function):
@@ -129,11 +133,11 @@ def _pipelined(backend: str) -> None:
     bubble, own = 1 - _MICROBATCHES * work / took, (ranks - 1) / (_MICROBATCHES + ranks - 1)
     if rank == 0:
         said = f"a step {took * 1e3:.1f} ms, a microbatch alone {work * 1e3:.1f} ms"
-        print(f"1F1B on {backend}: {said}, bubble {bubble:.4f}, of the schedule {own:.4f}")
+        print(f"1F1B on {backend}: {said}, bubble {bubble:.4f}, smallest bubble of the schedule {own:.4f}")
 
 
 def main() -> None:
-    """Runs all of it on the ranks of this job."""
+    """Measures FSDP2 and the pipelines on the ranks of this job."""
     import torch
     import torch.distributed as dist
 

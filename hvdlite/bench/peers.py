@@ -1,6 +1,6 @@
-"""The peers: hvdlite and the other libraries of this environment that can reduce arrays, one class each, and two ceilings.
+"""The peers, which are hvdlite and the other libraries of this environment that can reduce arrays, and two ceilings.
 
-A peer is made collectively, on all ranks or on none. All of them sum float32, in memory of the benchmark. Over 400 lines,
+A peer is made collectively, on all ranks or on none. All peers sum float32 arrays in memory of the benchmark. Over 400 lines,
 because it has one class for each library and mode.
 """
 
@@ -31,10 +31,14 @@ Array = NDArray[np.float32]
 
 
 class Submissions:
-    """Many tensors handed over one by one, then waited for.
+    """Submits many tensors one by one, and then waits for all of them.
+
+    Args:
+        starts: functions that submit one tensor each and return its handle.
+        finish: a function that waits for all handles.
 
     Attributes:
-        submitted: how long the handing over took in the last `run`, in seconds.
+        submitted: the time in seconds that submitting all tensors took in the last `run`.
     """
 
     def __init__(self, starts: Iterable[Callable[[], Any]], finish: Callable[[list[Any]], Any]) -> None:
@@ -43,7 +47,7 @@ class Submissions:
         self.submitted = 0.0
 
     def run(self) -> None:
-        """Hands all of them over and waits."""
+        """Submits all tensors and waits for them."""
         begun = time.perf_counter_ns()
         tokens = [start() for start in self._starts]
         self.submitted = (time.perf_counter_ns() - begun) / 1e9
@@ -51,12 +55,12 @@ class Submissions:
 
 
 class Peer(ABC):
-    """One way to reduce.
+    """One way to reduce arrays.
 
     Attributes:
-        name: in the output, and after ``--peers``.
-        by_default: does it take part without being named?
-        sums: is the result the sum over the ranks? Not so for a ceiling.
+        name: the name in the output and for ``--peers``.
+        by_default: does the peer take part if ``--peers`` is not given?
+        sums: is the result the sum over the ranks? It is not for a ceiling.
     """
 
     name: ClassVar[str]
@@ -65,44 +69,44 @@ class Peer(ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot be measured here, or None. Not collective, and it starts nothing."""
+        """The reason why the peer cannot be measured here; None if it can. The call is not collective and starts nothing."""
         return None
 
     @abstractmethod
     def __init__(self, world: World) -> None: ...
 
     def blocking(self, array: Array) -> Callable[[], Any] | None:
-        """The call that reduces the array and returns when that is done, or None if there is no such call.
+        """A function that reduces the array and returns when the result is there; None if the peer has no such call.
 
-        What it returns, if it is no None, is the result; else that is in the array.
+        The function returns the result, or None if the result is in the array.
         """
         return None
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
-        """The reduction of many arrays in place, or None."""
+        """The reduction of many arrays in place; None if the peer has no such call."""
         return None
 
     def message(self, array: Array, other: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """The calls that send the array to another rank, and that receive it from there.
+        """A function that sends the array to the rank `other`, and one that receives it from there.
 
         Raises:
-            NotImplementedError: it has none.
+            NotImplementedError: the peer has no messages.
         """
         raise NotImplementedError(self.name)
 
     def version(self) -> str:
-        """Of the software behind it."""
+        """The version of the peer's software; empty if there is none."""
         return ""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to stop
+    def close(self) -> None:  # noqa: B027 - most peers have nothing to stop
         """Stops what the constructor started. Collective."""
 
 
 def installed(module: str, how: str) -> str | None:
-    """None if a module can be imported, or else why not and what would help."""
+    """None if a module can be imported; otherwise the reason, with the remedy `how`."""
     try:
         found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is not there
+    except ModuleNotFoundError:  # its parent package is missing
         found = False
     return None if found else f"{module} is not installed ({how})"
 
@@ -122,10 +126,10 @@ class _HorovodNames(Peer):
         self._hvd, self._tensor = self._load()
         self._hvd.init()
         if self._hvd.size() != world.size:
-            raise RuntimeError(f"{self.name} sees {self._hvd.size()} ranks of {world.size}; its MPI is another one, or none")
+            raise RuntimeError(f"{self.name} finds {self._hvd.size()} of {world.size} ranks; it uses another MPI, or none")
 
     def _load(self) -> tuple[Any, Callable[[Array], Any]]:
-        """The module, and what makes a tensor that shares an array's memory."""
+        """The module, and a function that makes a tensor which shares an array's memory."""
         if installed("torch", _NO_TORCH):
             return importlib.import_module("hvdlite"), lambda array: array
         return importlib.import_module("hvdlite.torch"), _torch_tensor
@@ -147,7 +151,7 @@ class _HorovodNames(Peer):
 
 
 class _Hvdlite(_HorovodNames):
-    """hvdlite in place, through its door for torch, or for NumPy where torch is missing."""
+    """hvdlite in place, through its door for torch, or for NumPy if torch is missing."""
 
     name = "hvdlite"
 
@@ -169,7 +173,7 @@ class _HvdliteOut(_Hvdlite):
 
 
 class _HvdliteNamed(_Hvdlite):
-    """hvdlite in place with a name of the user's instead of a number."""
+    """hvdlite in place, with a name that the user gives instead of an automatic one."""
 
     name = "hvdlite-named"
     by_default = False
@@ -222,7 +226,7 @@ class _HvdliteEngine(_Hvdlite):
 
 
 class _HvdlitePrepared(_Hvdlite):
-    """hvdlite with tensors that it knows beforehand: their addresses only, as DistributedOptimizer hands over gradients."""
+    """hvdlite with a prepared group: a submission has only the tensors' addresses, as in DistributedOptimizer."""
 
     name = "hvdlite-prepared"
 
@@ -323,12 +327,12 @@ def _distributed() -> Any:
 
 
 def join_gloo(world: World) -> None:
-    """Makes torch's default process group, on gloo, unless it is there. Collective."""
+    """Makes torch's default process group, on gloo, unless there is one. Collective."""
     join_group(world, "gloo")
 
 
 def join_group(world: World, backend: str) -> None:
-    """Makes torch's default process group, on this backend, unless there is one. Collective."""
+    """Makes torch's default process group, on `backend`, unless there is one. Collective."""
     dist = _distributed()
     if dist.is_initialized():
         return
@@ -419,7 +423,7 @@ class _OneCcl(Peer):
 
 
 class _Memcpy(Peer):
-    """Every rank copies the array to another place: one load and one store of each byte."""
+    """Every rank copies the array to other memory: one load and one store of each byte."""
 
     name = "memcpy"
     sums = False

@@ -1,4 +1,4 @@
-"""The picture of a run: time and bus bandwidth against size, and for training what each way adds to a step."""
+"""Draws a run: the time and the bus bandwidth against the size, and for training the time that each way adds to a step."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from hvdlite.bench.report import CEILINGS, Record, format_bytes, format_seconds,
 
 __all__ = ["draw"]
 
-# One colour for a peer in every picture; distinguishable for the colour-blind (Okabe and Ito's palette).
+# Each peer has one colour in every picture. Colour-blind people can distinguish the colours (Okabe and Ito's palette).
 _COLOURS = {
     "hvdlite": "#d55e00",
     "hvdlite-out": "#e69f00",
@@ -25,17 +25,17 @@ _COLOURS = {
     "oneccl": "#56b4e9",
 }
 _OTHER_COLOUR = "#999999"
-_LEAST_BANDWIDTH = 1e-4  # GB/s; below, the time is that of the call
+_LEAST_BANDWIDTH = 1e-4  # GB/s: lower values are not shown, because there the call takes most of the time
 _CEILING_STYLES = {"memcpy": "--", "rewrite": ":"}
 _BINDINGS = {"core": "one core a rank", "none": "not bound"}
 _CACHES = {"warm": "warm", "cold": "cold caches"}
 
 
 def draw(records: Sequence[Record], picture: Path) -> None:
-    """Draws what an output file holds into a file, whose kind follows from its name.
+    """Draws the records of an output file into the file `picture`, whose suffix decides its format.
 
     Raises:
-        OSError: it holds nothing that can be drawn, or the file cannot be written.
+        OSError: the records have no measurements that can be drawn, or the picture cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -56,7 +56,7 @@ def draw(records: Sequence[Record], picture: Path) -> None:
 
 
 def _panels(records: Sequence[Record], keys: Sequence[str]) -> list[list[Record]]:
-    """The records, apart by these keys, in the order of their first appearance."""
+    """The records in groups that have the same values of `keys`, in the order of their first appearance."""
     panels: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         panels.setdefault(tuple(record.get(key) for key in keys), []).append(record)
@@ -67,7 +67,7 @@ def _panels(records: Sequence[Record], keys: Sequence[str]) -> list[list[Record]
 
 
 def _curves(panel: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records of each peer by size, the ceilings last."""
+    """The records of each peer in the order of their sizes; the ceilings come last."""
     curves: dict[str, list[Record]] = {}
     for record in sorted(panel, key=lambda record: (record["peer"] in CEILINGS, record["bytes"])):
         curves.setdefault(record["peer"], []).append(record)
@@ -121,7 +121,7 @@ def _finish(axes: Any, panel: Sequence[Record], label: str) -> None:
 
 
 def _draw_steps(axes: Any, panel: Sequence[Record]) -> None:
-    """Bars: what each peer adds to a step without communication, in percent, from the least to the most of the blocks."""
+    """Draws bars: the time in percent that each peer adds to a step without communication, with its range over the rounds."""
     added = [record for record in panel if "overhead_percent" in record]
     models = list(dict.fromkeys(record["model"] for record in added))
     peers = list(dict.fromkeys(record["peer"] for record in added))

@@ -1,8 +1,8 @@
-"""Turns times into reports: statistics, bandwidths, the machine's bound, JSON lines and tables. Pure functions.
+"""Turns times into records and text: statistics, bandwidths, the machine's bound, and lines of JSON. All functions are pure.
 
-A *record* is one line of the output: a dictionary with the key ``record``, which is ``run`` (where and how), ``gpu`` (where
-the tensors are, unless on the host), ``peer`` (who took part, or why not), ``measurement`` or ``others`` (how much of the
-processors others had meanwhile). Times are seconds of the slowest rank for one call.
+A *record* is one line of the output: a dictionary with the key ``record``. Its value is ``run`` (machine and arguments),
+``gpu`` (the GPUs of the tensors), ``peer`` (a peer's version, or the reason why it is absent), ``measurement``, or ``others``
+(the processor time that others took). Times are seconds of one call on the slowest rank.
 """
 
 import json
@@ -42,17 +42,14 @@ __all__ = [
 
 Record = dict[str, Any]
 
-CEILINGS = ("memcpy", "rewrite")  # what no allreduce can beat, as long as it moves the same bytes
-BASELINES = {
-    "training": "none",
-    "tensorflow_ops": "baseline",
-    "backward": "none",
-}  # the peer without communication, to which the others add; elsewhere there is none
+CEILINGS = ("memcpy", "rewrite")  # no allreduce of as many bytes can be faster than these
+# For each case that has one, the peer without communication, to which the others add time.
+BASELINES = {"training": "none", "tensorflow_ops": "baseline", "backward": "none"}
 
-_QUIET = 0.05  # of the processors that others may have before that is worth a warning
+_QUIET = 0.05  # the share of the processors that others may take without a warning
 
-# Loads and stores that each of p ranks of a host issues for S bytes, in units of S. The floor is 2: every input is loaded
-# once and every output stored once. Private: tile by tile through shared slots, a rank's own slice never packed.
+# The loads and stores that each of p ranks of a host issues for S bytes, in units of S. The floor is 2: each input is loaded
+# once and each output is stored once. "private" goes tile by tile through shared slots, and no rank packs its own slice.
 ISSUED: Mapping[str, Callable[[int], float]] = {
     "floor": lambda ranks: 2.0,
     "private": lambda ranks: 5.0 - 2.0 / ranks,
@@ -62,7 +59,7 @@ ISSUED: Mapping[str, Callable[[int], float]] = {
     "horovod": lambda ranks: 15.0 - 9.0 / ranks,
 }
 
-# What tells measurements apart besides the peer: those that agree in all of it were interleaved and can be compared.
+# The keys that form a group. Measurements with equal values of all these keys were made alternately and can be compared.
 _GROUP = ("case", "model", "zero_grad", "loop", "ranks", "bind", "cache", "bytes", "tensors")
 
 
@@ -70,46 +67,46 @@ _GROUP = ("case", "model", "zero_grad", "loop", "ranks", "bind", "cache", "bytes
 
 
 def summary(values: Iterable[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
+    """The median, the smallest and the largest of the values."""
     ordered = sorted(values)
     return {"median": statistics.median(ordered), "min": ordered[0], "max": ordered[-1]}
 
 
 def bandwidths(nbytes: int, ranks: int, seconds: float) -> dict[str, float]:
-    """The algorithm's and the bus bandwidth of an allreduce in bytes a second, as nccl-tests define them."""
+    """The algorithm bandwidth and the bus bandwidth of an allreduce in bytes a second, as nccl-tests defines them."""
     algbw = nbytes / seconds
     return {"algbw": algbw, "busbw": algbw * 2 * (ranks - 1) / ranks}
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """How many times as long they took, from the medians of the rounds: pairs that were measured side by side."""
+    """The ratios of their times to ours, from the medians of each round. A round measures both one after the other."""
     return summary(their / our for their, our in zip(theirs, ours, strict=True))
 
 
 def overheads(with_it: Sequence[float], without: Sequence[float]) -> dict[str, float]:
-    """The added time in percent, from the medians of the rounds."""
+    """The added time in percent, from the medians of each round."""
     return {key: 100 * (value - 1) for key, value in ratios(with_it, without).items()}
 
 
 def bound_seconds(path: str, ranks: int, copy_seconds: float) -> float:
-    """The time in which a data path can issue its loads and stores, at the rate at which all ranks copy at once.
+    """The time in seconds in which a data path issues its loads and stores, at the rate of copies that all ranks make at once.
 
     Args:
-        path: of `ISSUED`.
-        ranks: of one host.
-        copy_seconds: the time of a copy of the same S bytes when all ranks make one at the same time; a copy issues 2 S bytes.
-            That they share memory, or cores, is in this number already.
+        path: a name in `ISSUED`.
+        ranks: the number of ranks of one host.
+        copy_seconds: the time of a copy of the same S bytes if all ranks make one at the same time. A copy issues 2 S bytes.
+            This time includes the effect that the ranks share memory and perhaps cores.
     """
     return ISSUED[path](ranks) / ISSUED["floor"](ranks) * copy_seconds
 
 
 def percentages(seconds: float, ranks: int, ceilings: Mapping[str, float]) -> dict[str, float]:
-    """The reached part of the machine's speed: of each ceiling, and of the bound for private buffers.
+    """The part of the machine's speed that a peer reaches, in percent: of each ceiling, and of the bound for private buffers.
 
     Args:
-        seconds: a peer's time.
-        ranks: of one host.
-        ceilings: the seconds of those in `CEILINGS` for the same bytes.
+        seconds: the peer's time.
+        ranks: the number of ranks of one host.
+        ceilings: the seconds of each measured ceiling for the same bytes.
     """
     reached = {f"percent_of_{name}": 100 * ceiling / seconds for name, ceiling in ceilings.items()}
     if "memcpy" in ceilings:
@@ -124,11 +121,11 @@ def measurement(case: str, peer: str, rounds: Sequence[Sequence[float]], calls: 
     """The record of one peer in one case.
 
     Args:
-        case: of the measurement.
-        peer: by whom.
+        case: the name of the case.
+        peer: the name of the peer.
         rounds: the samples of each round: seconds of one call on the slowest rank.
-        calls: back-to-back calls in a sample, whose time is divided by them.
-        more: ranks, and what else tells this measurement from others.
+        calls: the number of back-to-back calls in a sample.
+        more: further keys of the record, such as ``ranks``, and ``bytes`` for a bandwidth.
     """
     times = summary(value for values in rounds for value in values)
     record = {"record": "measurement", "case": case, "peer": peer, **more, **times}
@@ -139,21 +136,21 @@ def measurement(case: str, peer: str, rounds: Sequence[Sequence[float]], calls: 
 
 
 def same_group(record: Record) -> tuple[Any, ...]:
-    """What measurements that can be compared have in common."""
+    """The group of a measurement. Measurements of one group can be compared."""
     return tuple(record.get(key) for key in _GROUP)
 
 
 def loop_of(record: Record) -> str:
-    """In words, how a measurement of training was trained."""
+    """The loop of a measurement of training, in words."""
     if "loop" in record:
         return {"fit": "model.fit", "tape": "a tf.function with a tape"}[record["loop"]]
     return f"gradients {'zeroed' if record['zero_grad'] == 'zero' else 'set to None'}"
 
 
 def joined(parts: Sequence[Sequence[Record]]) -> list[Record]:
-    """The records of one run that several jobs made in turn: each job is a round of the measurements it holds."""
+    """Joins the records of several jobs of one run. Each job becomes one round of its measurements."""
     everything = [record for records in parts for record in records]
-    found: list[Record] = [parts[0][0]]  # where and how
+    found: list[Record] = [parts[0][0]]  # the record ``run``
     others = [record for record in everything if record["record"] == "others"]
     peers: dict[str, Record] = {}
     groups: dict[object, dict[str, list[Record]]] = {}
@@ -179,7 +176,7 @@ def _as_rounds(of_peer: Sequence[Record]) -> Record:
 
 
 def with_percentages(group: Sequence[Record]) -> list[Record]:
-    """Compares each member of a group with the group's ceiling and baseline, and adds the results."""
+    """Compares each record of a group with the group's ceilings and baseline, and adds the results to the record."""
     ceilings = {record["peer"]: record["median"] for record in group if record["peer"] in CEILINGS}
     base = next((record for record in group if record["peer"] == BASELINES.get(record["case"])), None)
     done = []
@@ -212,7 +209,7 @@ def read_lines(lines: Iterable[str]) -> list[Record]:
 
 
 def describe_run(record: Record) -> str:
-    """Some sentences about where and how, of a record ``run``."""
+    """A record ``run`` in words: the machine, the versions and the knobs."""
     bound = "bound to one core each" if record["bind"] == "core" else "not bound"
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     where = "a host with" if record["hosts"] == 1 else f"{record['hosts']} hosts with, on the first,"
@@ -225,20 +222,20 @@ def describe_run(record: Record) -> str:
 
 
 def describe_others(record: Record) -> str:
-    """Whether the machine was quiet, of a record ``others``."""
+    """A record ``others`` in words: was the machine quiet?"""
     processes, guests = record["processes"], record["guests"]
-    text = f"Meanwhile other processes had {processes:.1%} of the processors, and the hypervisor's other guests {guests:.1%}"
+    text = f"Other processes took {processes:.1%} of the processors, and the hypervisor's other guests {guests:.1%}"
     return text + (": do not trust these numbers." if max(processes, guests) > _QUIET else ".")
 
 
 def describe_gpu(record: Record) -> str:
-    """Where the tensors were, of a record ``gpu``."""
-    shared = " Ranks share a GPU: it shows that it works, and the times say nothing." if record["shared"] else ""
+    """A record ``gpu`` in words: the GPUs of the tensors."""
+    shared = " Ranks share a GPU, so the times mean nothing." if record["shared"] else ""
     return f"The tensors are in the memory of GPUs ({record['name']}).{shared}"
 
 
 def versions(records: Iterable[Record]) -> dict[str, str]:
-    """The versions of the peers that took part, where they have any."""
+    """The versions of the peers that took part and have a version."""
     return {record["peer"]: record["version"] for record in records if record["record"] == "peer" and record["version"]}
 
 
@@ -247,25 +244,25 @@ def absences(records: Iterable[Record]) -> dict[str, str]:
     return {record["peer"]: record["absent"] for record in records if record["record"] == "peer" and record["absent"]}
 
 
-# --- numbers for people -----------------------------------------------------------------------------------------------
+# --- numbers as text --------------------------------------------------------------------------------------------------
 
 
 _TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit in which a time has one to three digits before the point, and its length in seconds."""
+    """The unit in which a time has one to three digits before the point, and the unit's length in seconds."""
     return next((unit for unit in _TIME_UNITS if seconds >= 0.9995 * unit[1]), _TIME_UNITS[-1])
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits and a unit."""
+    """A time with three digits and a unit."""
     unit, size = time_unit(seconds)
     return f"{three_digits(seconds / size)} {unit}"
 
 
 def three_digits(value: float) -> str:
-    """The number with three digits, or with all those before its point."""
+    """The number with three digits, or with all digits before its point."""
     magnitude = abs(value)
     return f"{value:.0f}" if magnitude >= 99.95 else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
 
@@ -274,7 +271,7 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 <<
 
 
 def format_bytes(nbytes: int) -> str:
-    """In the largest unit that divides it, or to three digits."""
+    """A size in the largest unit that is not larger than it, with three digits if the unit does not divide it."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes // size if nbytes % size == 0 else three_digits(nbytes / size)} {unit}"
@@ -282,21 +279,21 @@ def format_bytes(nbytes: int) -> str:
 
 
 def short_bytes(nbytes: int) -> str:
-    """As `parse_bytes` reads it."""
+    """A size in the form that `parse_bytes` reads."""
     return format_bytes(nbytes).replace(" ", "").removesuffix("B").removesuffix("i")
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes, also with K, M or G (KiB, MiB, GiB).
+    """The number of bytes that a text such as 4, 64K, 16M or 1G names. K, M and G stand for KiB, MiB and GiB.
 
     Raises:
-        ValueError: it is none, or no multiple of the four bytes of a float32.
+        ValueError: the text is not a size, or the size is not a positive multiple of the four bytes of a float32.
     """
     number = text.strip().rstrip("KMGiBkmgb ")
     suffix = text.strip()[len(number) :].strip().upper()
     if suffix not in _UNITS:
-        raise ValueError(f"{text!r} is no size: write 4, 64K, 16M or 1G")
+        raise ValueError(f"{text!r} is not a size: write for example 4, 64K, 16M or 1G")
     nbytes = int(number) * _UNITS[suffix]
     if nbytes <= 0 or nbytes % 4:
-        raise ValueError(f"{text!r} is no size for float32 elements: a positive multiple of 4 bytes is")
+        raise ValueError(f"{text!r} is not a size of float32 elements: give a positive multiple of 4 bytes")
     return nbytes

@@ -1,11 +1,12 @@
-"""What `shard=True` saves and costs: `mpirun -n 2 python -m hvdlite.bench.sharding`, with `--framework keras` for Keras.
+"""Measures the time and the memory of `shard=True`: `mpirun -n 2 python -m hvdlite.bench.sharding`, with `--framework keras`
+for Keras.
 
-Without more it measures the time of a step with and without sharding, in turn; with torch of `optimizer.step()` alone. With
-`--memory sharded` or `--memory whole` it measures memory, of one of both in a run, because memory that a first model leaves
-behind would count for the second: the growth of the ranks' proportional set sizes (what a process shares with others counts by
-its part) from before the model is made until it has made some steps, for each parameter. That is parameters, gradients and
-Adam's state, and what the framework keeps for the next step. A small model has been trained before, so libraries and thread
-pools are there already.
+By default it measures the time of a step with sharding and without, alternately; with torch only the time of
+`optimizer.step()`. With `--memory sharded` or `--memory whole` it measures memory, of one kind in a run, because memory that a
+first model does not give back would count for the second. The memory is the growth of the ranks' proportional set sizes (which
+count shared memory by each process's part) from before the model is made until it has made some steps, divided by the number of
+parameters. It consists of the parameters, gradients and Adam's state, and memory that the framework keeps for the next step. A
+small model is trained before, so that libraries and thread pools are loaded and do not count.
 """
 
 import argparse
@@ -23,7 +24,8 @@ __all__ = ["main"]
 _WIDTH, _BATCH = 1024, 8
 _WARM_UP, _ROUNDS = 3, 15
 
-# What makes a model of so many square layers: a function that makes a step and returns the seconds that count.
+# Makes a model of a number of square layers, with or without sharding. Returns a function that makes a step and returns the
+# seconds of its measured part.
 _Make = Callable[[int, bool], Callable[[], float]]
 
 
@@ -80,7 +82,7 @@ def _set_size() -> int:
 
 
 def _growth(make: _Make, layers: int, shard: bool, barrier: Callable[[], None]) -> float:
-    """By how many bytes a model grows this process, for each parameter."""
+    """The bytes by which a model grows this process, divided by its number of parameters."""
     before = _set_size()
     barrier()
     step = make(layers, shard)
@@ -93,7 +95,7 @@ def _growth(make: _Make, layers: int, shard: bool, barrier: Callable[[], None]) 
 
 
 def _ratio(make: _Make, layers: int, barrier: Callable[[], None]) -> float:
-    """The time of a step with sharding, divided by that without, in medians."""
+    """The median time of a step with sharding, divided by the median time without."""
     steps = {shard: make(layers, shard) for shard in (True, False)}
     times: dict[bool, list[float]] = {shard: [] for shard in steps}
     for number in range(_WARM_UP + _ROUNDS):
@@ -106,11 +108,11 @@ def _ratio(make: _Make, layers: int, barrier: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Measures on the ranks of this job, and prints on the first."""
+    """Measures on the ranks of this job, and prints on rank 0."""
     parser = argparse.ArgumentParser(prog="python -m hvdlite.bench.sharding")
     parser.add_argument("--framework", choices=_FRAMEWORKS, default="torch")
     parser.add_argument("--memory", choices=("sharded", "whole"), help="measure memory instead of time")
-    parser.add_argument("--layers", type=int, default=24, help="of about a million parameters each")
+    parser.add_argument("--layers", type=int, default=24, help="the number of layers, each of about a million parameters")
     arguments = parser.parse_args()
     set_unless_set(dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"))
 
@@ -126,7 +128,7 @@ def main() -> None:
         grown = hvd.allreduce(np.array([_growth(make, layers, shard, hvd.barrier)]), name="grown")
         said = f"shard={shard}: {grown[0]:.2f} bytes a parameter on each of {hvd.size()} ranks"
     else:
-        said = f"a step with sharding takes {_ratio(make, layers, hvd.barrier):.2f} of one without"
+        said = f"a step with sharding takes {_ratio(make, layers, hvd.barrier):.2f} times as long as a step without"
     if hvd.rank() == 0:
         print(said)
 

@@ -1,7 +1,7 @@
-"""`python -m hvdlite.bench submission`: what handing over one tensor of many costs its caller, by each way there is.
+"""`python -m hvdlite.bench submission`: measures the time in which a caller submits one of many tensors, by each interface.
 
-All tensors are small and alike, so that what is shown is the price of a call and not of its bytes. Of `DistributedOptimizer`
-it is what a backward takes beside one without any hooks.
+All tensors are small and equal, so the time is that of the call and not of the bytes. For `DistributedOptimizer` the program
+compares a backward with its hooks to a backward without hooks.
 """
 
 import itertools
@@ -12,9 +12,9 @@ from typing import Any
 
 from hvdlite.bench import report
 from hvdlite.bench.collectives import SMALL_ELEMENTS, batches
-from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.measure import Effort, Subject, divided, measure
 from hvdlite.bench.peers import installed
-from hvdlite.bench.team import Team, WrongSum
+from hvdlite.bench.team import Team, refuse_wrong
 from hvdlite.bench.world import World
 
 __all__ = ["BACKWARDS", "PEERS", "SubmissionPlan", "run"]
@@ -30,7 +30,7 @@ class SubmissionPlan:
     """The selection to measure.
 
     Attributes:
-        tensors: handed over before they are waited for; the gradients of a backward.
+        tensors: the number of tensors that are submitted before the wait, and of the gradients of a backward.
         seconds: the approximate limit for all measurements.
     """
 
@@ -39,10 +39,10 @@ class SubmissionPlan:
 
 
 def run(world: World, plan: SubmissionPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and passes the results to `sink`. Collective.
+    """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
 
     Raises:
-        WrongSum: a result is wrong; on all ranks.
+        WrongSum: a result is wrong. All ranks raise it.
     """
     team = Team(world, PEERS)
     try:
@@ -63,13 +63,12 @@ def _backwards(world: World, plan: SubmissionPlan, sink: Callable[[Sequence[repo
     more = {"ranks": world.size, "bind": world.bind, "tensors": plan.tensors}
     group = []
     for way, at in done.items():
-        rounds = [[value / plan.tensors for value in values] for values in at.rounds]
-        group.append(report.measurement("backward", way, rounds, at.calls, **more))
+        group.append(report.measurement("backward", way, divided(at.rounds, plan.tensors), at.calls, **more))
     sink(group)
 
 
 def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> Subject:
-    """A backward that makes this many gradients: without hooks, counted by hooks only, or reduced too. Collective."""
+    """A backward of `count` gradients: without hooks, with hooks that only count them, or with reductions. Collective."""
     import torch
 
     import hvdlite.torch as hvd
@@ -90,7 +89,7 @@ def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> S
         losses[0].backward()
 
     forward()
-    backward()  # which makes the plan
+    backward()  # the first backward makes the optimizer's plan, and is not timed
     average = sum(range(1, world.size + 1)) / world.size
     _check(world, way, params, 1 + world.rank if way == "none" else average)
     if way == "hooks":
@@ -103,5 +102,4 @@ def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> S
 
 def _check(world: World, way: str, params: Sequence[Any], wanted: float) -> None:
     right = all(param.grad is not None and bool((param.grad == wanted).all()) for param in params)
-    if problem := world.all_agree(None if right else "a gradient is wrong"):
-        raise WrongSum(f"{way}: {problem}; its times are worth nothing")
+    refuse_wrong(world, way, None if right else "a gradient is wrong")

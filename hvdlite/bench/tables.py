@@ -1,4 +1,4 @@
-"""Markdown tables of records, readable as they are in a terminal too."""
+"""Makes tables in markdown from records. The tables are also readable in a terminal."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -25,14 +25,14 @@ __all__ = ["markdown", "progress", "tables"]
 
 _OURS = "hvdlite"
 _LIMITS = ("memcpy", "rewrite", "bound")
-_FIRST_PERCENTAGE = 64 << 10  # below, the time is that of the call and not of the bytes
+_FIRST_PERCENTAGE = 64 << 10  # bytes: for less, the call takes most of the time, so no percentage is shown
 
 
 def tables(records: Sequence[Record]) -> str:
-    """Everything that was measured, run by run.
+    """The tables of all measurements, one run after the other.
 
     Args:
-        records: of an output file, in its order: each ``run`` is followed by what belongs to it.
+        records: the records of an output file, in its order. The records of a run follow its record ``run``.
     """
     parts = []
     for run in _runs(records):
@@ -41,7 +41,7 @@ def tables(records: Sequence[Record]) -> str:
         parts += [describe_others(record) for record in run if record["record"] == "others"]
         if known := versions(run):
             parts.append("Versions: " + ", ".join(f"{peer}: {version}" for peer, version in known.items()) + ".")
-        parts += [f"Not there: {peer} ({reason})." for peer, reason in absences(run).items()]
+        parts += [f"Not measured: {peer} ({reason})." for peer, reason in absences(run).items()]
         measured = [record for record in run if record["record"] == "measurement"]
         for title, chosen, render in _SECTIONS:
             found = [record for record in measured if chosen(record)]
@@ -51,7 +51,7 @@ def tables(records: Sequence[Record]) -> str:
 
 
 def progress(records: Sequence[Record]) -> str:
-    """One line of progress about measurements that belong together; nothing about other records."""
+    """One line of progress about the measurements of a group; an empty text for other records."""
     measured = [record for record in records if record["record"] == "measurement"]
     if not measured:
         return ""
@@ -69,7 +69,7 @@ def _runs(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with aligned columns, the first to the left and the others to the right."""
+    """A table with aligned columns: the first column to the left, the others to the right."""
     cells = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = ["| " + " | ".join(_aligned(row, widths)) + " |" for row in cells]
@@ -84,7 +84,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def _grouped(records: Iterable[Record]) -> list[dict[str, Record]]:
-    """Measurements by peer, for each group of those that were interleaved."""
+    """The measurements of each group, by peer."""
     groups: dict[object, dict[str, Record]] = {}
     for record in records:
         groups.setdefault(same_group(record), {})[record["peer"]] = record
@@ -92,7 +92,7 @@ def _grouped(records: Iterable[Record]) -> list[dict[str, Record]]:
 
 
 def _peers(groups: Iterable[Mapping[str, Record]]) -> list[str]:
-    """All peers in the order of their first appearance, the ceilings last."""
+    """The names of all peers in the order of their first appearance; the ceilings come last."""
     names = list(dict.fromkeys(name for group in groups for name in group))
     return sorted(names, key=lambda name: name in CEILINGS)
 
@@ -109,7 +109,7 @@ def _label(group: Mapping[str, Record]) -> str:
 
 
 def _seconds(values: Mapping[str, float]) -> str:
-    """All three in the unit of the median."""
+    """The median, smallest and largest time, in the unit of the median."""
     unit, size = time_unit(values["median"])
     shown = [three_digits(values[key] / size) for key in ("median", "min", "max")]
     return "{} ({}..{}) {}".format(*shown, unit)
@@ -125,7 +125,7 @@ _CASES = {
     "gradients": "{tensors} gradients, one by one",
     "small": "one of {tensors} small tensors",
     "gradients_submit": "submitting one of {tensors} gradients",
-    "idle": "idle, of a second",
+    "idle": "idle, for each second",
     "tensorflow_ops": "one of {tensors} operations in a graph",
     "small_submit": "submitting one of {tensors} small tensors",
     "submission": "one of {tensors} small tensors",
@@ -196,11 +196,11 @@ def _ops(records: Sequence[Record]) -> str:
         for peer, record in group.items():
             added = [1e6 * (with_it - without) for with_it, without in zip(record["rounds"], base, strict=True)]
             rows.append([peer, _seconds(record), "" if peer == baseline else f"{_spread(summary(added), '+.2f')} µs"])
-    return markdown(["", "a tensor's share", "added to it"], rows)
+    return markdown(["", "time for a tensor", "added time"], rows)
 
 
 def _submission(records: Sequence[Record]) -> str:
-    """Each peer's share of a tensor in the caller, and until it is done."""
+    """For each peer, the caller's time for one tensor, and the time until the tensor is done."""
     found = {(record["case"], record["peer"]): record for record in records}
     rows = [
         [peer, *(_time(found.get((case, peer))) for case in ("submission_submit", "submission"))]
@@ -214,14 +214,14 @@ _COMPARED = ("allreduce", "gradients", "small", "gradients_submit", "small_submi
 _SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]], str]], ...] = (
     ("Times: median (least..most)", lambda record: record["case"] in _COMPARED, _times),
     (
-        "How many times as long as hvdlite: median (least..most) of the rounds; and how near hvdlite is to the bound",
+        "Times as multiples of hvdlite's: median (least..most) of the rounds; and the part of each limit that hvdlite reaches",
         lambda record: record["case"] in _COMPARED,
         _ratios,
     ),
     ("One message, one way: median (least..most)", lambda record: record["case"] == "message", _times),
     ("Processor time of an idle engine", lambda record: record["case"] == "idle", _idle),
     (
-        "A step of training, and what it adds to one without communication: median (least..most) of the blocks",
+        "A step of training, and the time that it adds to one without communication: median (least..most) of the rounds",
         lambda record: record["case"] == "training",
         _training,
     ),
@@ -231,12 +231,12 @@ _SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]
         _ops,
     ),
     (
-        "Handing over one of many small tensors: median (least..most)",
+        "Submitting one of many small tensors: median (least..most)",
         lambda record: record["case"] in ("submission", "submission_submit"),
         _submission,
     ),
     (
-        "A backward of many small gradients: median (least..most), and what is added to it",
+        "A backward of many small gradients: median (least..most), and the added time",
         lambda record: record["case"] == "backward",
         _ops,
     ),

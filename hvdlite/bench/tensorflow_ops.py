@@ -1,7 +1,7 @@
-"""`python -m hvdlite.bench tensorflow-ops`: what hvdlite's operations cost in a graph of TensorFlow, on one rank.
+"""`python -m hvdlite.bench tensorflow-ops`: measures the time of hvdlite's operations in a graph of TensorFlow, on one rank.
 
-Each graph doubles many small tensors. The baseline does only that; the others hand each of them to an allreduce, which has
-nothing to wait for with one rank, so what is added is the price of the operation itself.
+Each graph doubles many small tensors. The baseline only doubles them; the other graphs also allreduce them. On one rank an
+allreduce waits for no other rank, so the added time is that of the operation itself.
 """
 
 import importlib.metadata
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.bench import report
-from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.measure import Effort, Subject, divided, measure
 from hvdlite.bench.world import World
 
 __all__ = ["OpsPlan", "run"]
@@ -20,11 +20,11 @@ _EFFORT = Effort(sample_seconds=0.02, most_calls=50, block_seconds=0.2, most_rou
 
 @dataclass(frozen=True)
 class OpsPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
-        tensors: in a graph.
-        elements: float32 in each tensor.
+        tensors: the number of tensors in a graph.
+        elements: the number of float32 elements of each tensor.
         seconds: the approximate time for all measurements.
     """
 
@@ -34,7 +34,7 @@ class OpsPlan:
 
 
 def run(world: World, plan: OpsPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and gives what was measured to `sink`. Collective."""
+    """Measures, and passes the record of each graph to `sink`, on all ranks. Collective."""
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
@@ -47,8 +47,7 @@ def run(world: World, plan: OpsPlan, sink: Callable[[Sequence[report.Record]], N
     done = measure(world, [_subject(name, graph, tensors) for name, graph in _graphs().items()], _EFFORT, plan.seconds)
     more = {"tensors": plan.tensors, "elements": plan.elements, "ranks": world.size, "bind": world.bind}
     for peer, at in done.items():
-        rounds = [[value / plan.tensors for value in values] for values in at.rounds]
-        sink([report.measurement("tensorflow_ops", peer, rounds, at.calls, **more)])
+        sink([report.measurement("tensorflow_ops", peer, divided(at.rounds, plan.tensors), at.calls, **more)])
 
 
 def _subject(name: str, graph: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> Subject:
@@ -60,7 +59,7 @@ def _subject(name: str, graph: Callable[[Sequence[Any]], list[Any]], tensors: Se
 
 
 def _graphs() -> Mapping[str, Callable[[Sequence[Any]], list[Any]]]:
-    """What is done to the tensors, as functions to be traced."""
+    """The graphs, as functions for TensorFlow to trace."""
     from hvdlite.tensorflow import collective_ops
 
     def doubled(tensors: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""`python -m hvdlite.bench training`: a step of training, by each way to average gradients and by none.
+"""`python -m hvdlite.bench training`: measures a step of training with each way to average gradients, and without averages.
 
-All ways start from the same weights and see the same data. Before anything is timed, the gradient that each of them
-stepped with is compared with the average that MPI makes of the ranks' own gradients.
+All ways start from the same weights and use the same data. Before a way is timed, the gradient of its first step is compared
+with the average that MPI computes of the ranks' own gradients.
 """
 
 import gc
@@ -19,7 +19,7 @@ from hvdlite.bench import report
 from hvdlite.bench.measure import Effort, Subject, measure
 from hvdlite.bench.models import MODELS, Model
 from hvdlite.bench.peers import PEERS, join_gloo, leave_groups
-from hvdlite.bench.team import WrongSum
+from hvdlite.bench.team import refuse_wrong
 from hvdlite.bench.world import World
 
 if TYPE_CHECKING:
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 __all__ = ["WAYS", "ZERO_GRAD", "TrainingPlan", "check_gradient", "run"]
 
-# Between two steps torch either drops the gradients (its default) or keeps their memory and writes zeros into it.
+# Between two steps torch either frees the gradients (its default) or keeps their memory and writes zeros into it.
 ZERO_GRAD = ("none", "zero")
 
-_BATCHES = 16  # different ones, in turn
+_BATCHES = 16  # the number of different batches
 _LEARNING_RATE = 1e-3
-_TOLERANCE = 1e-4  # of the averaged gradient's length: sums in another order differ by far less
+_TOLERANCE = 1e-4  # the largest error, relative to the gradient's norm; sums in another order differ by far less
 _EFFORT = Effort(sample_seconds=0.25, most_calls=200, most_samples=1)
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is measured.
+    """The selection to measure.
 
     Attributes:
-        models: of `MODELS`.
-        zero_grad: of `ZERO_GRAD`.
-        ways: of `WAYS`.
+        models: names of `MODELS`.
+        zero_grad: names of `ZERO_GRAD`.
+        ways: names of `WAYS`.
         seconds: the approximate time for all measurements.
     """
 
@@ -60,13 +60,13 @@ _Wrapped = tuple["torch.nn.Module", "torch.optim.Optimizer"]
 
 @dataclass(frozen=True)
 class Way:
-    """How gradients are averaged.
+    """A way to average gradients.
 
     Attributes:
-        missing: why it cannot be measured here, or None.
+        missing: returns the reason why the way cannot be measured here, or None.
         wrap: makes a network and its optimizer train on all ranks. Collective.
-        version: of the software behind it.
-        by_default: does it take part without being named?
+        version: returns the version of the way's software.
+        by_default: does the way take part if ``--peers`` is not given?
     """
 
     missing: Callable[[], str | None]
@@ -80,19 +80,24 @@ def _alone(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Opt
 
 
 def _in_step(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
-    """The ranks wait for each other in each step, and exchange nothing."""
+    """The ranks wait for each other in each step, but exchange no data."""
     optimizer.register_step_pre_hook(lambda *_: world.barrier())
     return network, optimizer
 
 
 def _by_module(name: str, **arguments: Any) -> "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]":
-    """With hvdlite, or with Horovod, which has the same names. arguments: of its `DistributedOptimizer`."""
+    """The `wrap` of hvdlite or Horovod, which have the same names.
+
+    Args:
+        name: the name of the module.
+        arguments: further arguments of its `DistributedOptimizer`.
+    """
 
     def wrap(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
         hvd = importlib.import_module(name)
         hvd.init()
         if hvd.size() != world.size:
-            raise RuntimeError(f"{name} sees {hvd.size()} ranks of {world.size}")
+            raise RuntimeError(f"{name} finds {hvd.size()} of {world.size} ranks")
         hvd.broadcast_parameters(network.state_dict(), root_rank=0)
         return network, hvd.DistributedOptimizer(optimizer, named_parameters=network.named_parameters(), **arguments)
 
@@ -130,10 +135,10 @@ WAYS: Mapping[str, Way] = {
 
 
 def run(world: World, plan: TrainingPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and gives what was measured side by side to `sink`, on all ranks. Collective.
+    """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
 
     Raises:
-        WrongSum: a way does not average the gradients; on all ranks.
+        WrongSum: a way does not average the gradients. All ranks raise it.
     """
     import torch
 
@@ -150,7 +155,7 @@ def run(world: World, plan: TrainingPlan, sink: Callable[[Sequence[report.Record
     try:
         for model, zero_grad in groups:
             sink(_measured(world, model, zero_grad, present, plan.seconds / len(groups)))
-            gc.collect()  # the networks, before the next ones are made
+            gc.collect()  # frees the networks before the next ones are made
     finally:
         leave_groups()
 
@@ -204,7 +209,7 @@ class _Training:
         self._loss = torch.nn.functional.cross_entropy
 
     def step(self) -> None:
-        """One step on the next batch, which is copied to where the last one was, as a loader would."""
+        """Makes one step on the next batch. The batch is copied into the memory of the last one, as loaders do."""
         inputs, labels = next(self._turns)
         self._inputs.copy_(inputs)
         self._labels.copy_(labels)
@@ -213,13 +218,13 @@ class _Training:
         self._optimizer.step()
 
     def first_gradient(self) -> NDArray[np.float32]:
-        """After the first step: the gradient it was made with, which is then the optimizer's momentum."""
+        """The gradient of the first step, to be called after this step. The optimizer's momentum is then this gradient."""
         momenta = [self._optimizer.state[parameter]["momentum_buffer"] for parameter in self._parameters]
         return np.concatenate([momentum.numpy().ravel() for momentum in momenta])
 
 
 def _average_gradient(world: World, model: Model, batches: Sequence[_Batch]) -> NDArray[np.float32]:
-    """The average of the ranks' gradients, each computed alone, by MPI."""
+    """The average of the ranks' own gradients, computed by MPI. Collective."""
     alone = _Training(world, "none", model, "none", batches)
     alone.step()
     total = world.sum(alone.first_gradient())
@@ -230,15 +235,22 @@ def _average_gradient(world: World, model: Model, batches: Sequence[_Batch]) -> 
 def check_gradient(
     world: World, way: str, model: str, gradient: NDArray[np.float32], average: NDArray[np.float32], alone: bool
 ) -> None:
-    """Is this rank's gradient the average over the ranks; or, without communication, not? Collective.
+    """Checks that this rank's gradient is the average over the ranks; or, with `alone`, that it is not. Collective.
+
+    Args:
+        world: the ranks.
+        way: the name of the way, for the error.
+        model: the name of the model, for the error.
+        gradient: all elements of this rank's gradient, float32.
+        average: the right average, with the shape of `gradient`.
+        alone: does the way average nothing?
 
     Raises:
-        WrongSum: it is not as it should be; on all ranks.
+        WrongSum: the check fails on a rank. All ranks raise it.
     """
     error = float(np.linalg.norm(gradient - average) / np.linalg.norm(average))
     if world.size > 1 and alone:
-        problem = "the ranks have the same gradients, so nothing shows" if error < 100 * _TOLERANCE else None
+        problem = "all ranks have the same gradient, so the check shows nothing" if error < 100 * _TOLERANCE else None
     else:
-        problem = None if error <= _TOLERANCE else f"the gradient is off by {100 * error:.3g} %"
-    if problem := world.all_agree(problem):
-        raise WrongSum(f"{way} on {model}: {problem}; its times are worth nothing")
+        problem = None if error <= _TOLERANCE else f"the gradient has an error of {100 * error:.3g} %"
+    refuse_wrong(world, f"{way} on {model}", problem)

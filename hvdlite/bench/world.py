@@ -1,6 +1,6 @@
-"""The ranks of a benchmark, and a common start for them that no peer takes part in.
+"""The ranks of a benchmark, and a common start for them without messages of any peer.
 
-Everything here is collective over all ranks of the job unless it says otherwise.
+All functions and methods are collective over the ranks of the job unless their description says otherwise.
 """
 
 import mmap
@@ -18,20 +18,20 @@ from hvdlite.config import launcher_claim
 
 __all__ = ["Gate", "World", "cores_per_rank"]
 
-_LINE = 8  # words in a cache line, so that no two ranks write to one
-_LEAD_NS = 20_000  # from the decision to the start: every rank has seen it by then
+_LINE = 8  # the words in a cache line; each rank writes to a line of its own
+_LEAD_NS = 20_000  # nanoseconds from the decision to the start, in which every rank sees the decision
 
 
 class World:
-    """The job: a communicator of its own, the shared start, and the ranks' exchanges outside of the timings.
+    """The ranks of the job, with a communicator of their own for messages outside of the timed calls.
 
     Attributes:
-        rank, size: of this process in the job.
-        cores: how many cores this rank has for itself.
-        crowded: somewhere ranks share a core, and take turns.
-        bind: ``core`` if each rank may run on one core only, else ``none``.
-        hosts: on how many hosts the ranks run.
-        gate: their common start.
+        rank, size: this process's rank, and the number of ranks.
+        cores: the number of cores that this rank has for itself.
+        crowded: do ranks share a core on any host?
+        bind: ``core`` if each rank may run on one core only, otherwise ``none``.
+        hosts: the number of hosts.
+        gate: the ranks' common start.
     """
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ class World:
         self.comm.Free()
 
     def everyone(self, value: Any) -> list[Any]:
-        """All ranks' values, in rank order."""
+        """The values of all ranks, in rank order."""
         values: list[Any] = self.comm.allgather(value)
         return values
 
     def from_first(self, value: Any) -> Any:
-        """Rank 0's value; that of the others does not matter."""
+        """The value of rank 0. The values of the other ranks are ignored."""
         return self.comm.bcast(value)
 
     def barrier(self) -> None:
@@ -71,20 +71,20 @@ class World:
         self.comm.Barrier()
 
     def slowest(self, times: Sequence[float]) -> NDArray[np.float64]:
-        """Place by place the largest number of any rank."""
+        """For each place, the largest number of any rank. All ranks pass as many numbers."""
         mine = np.array(times, dtype=np.float64)
         largest = np.empty_like(mine)
         self.comm.Allreduce(mine, largest, op=self._mpi.MAX)
         return largest
 
     def sum(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The sum of all ranks' arrays."""
+        """The sum of all ranks' arrays, which have one shape."""
         total = np.empty_like(array)
         self.comm.Allreduce(array, total)
         return total
 
     def all_agree(self, problem: str | None) -> str | None:
-        """None if no rank has a problem, or else the problems with the ranks that have them."""
+        """None if no rank has a problem; otherwise the problems, with the ranks that have them."""
         found = [(rank, text) for rank, text in enumerate(self.everyone(problem)) if text]
         if not found:
             return None
@@ -94,11 +94,11 @@ class World:
 
 
 def cores_per_rank(affinities: Sequence[Sequence[int]], rank: int) -> int:
-    """The cores that one rank of a host has for itself.
+    """The number of cores that one rank of a host has for itself. This function is not collective.
 
     Args:
-        affinities: the cores each rank of the host may run on.
-        rank: among them.
+        affinities: for each rank of the host, the cores that it may run on.
+        rank: the place of the rank in `affinities`.
     """
     together = len(set().union(*affinities))
     return min(len(affinities[rank]), max(1, together // len(affinities)))
@@ -107,12 +107,12 @@ def cores_per_rank(affinities: Sequence[Sequence[int]], rank: int) -> int:
 class Gate:
     """Starts all ranks at one moment.
 
-    On one host: a page of shared memory. Each rank writes the number of the start it has reached; when all have, rank 0
-    writes the time of the start, a little ahead, and every rank spins until then. The clock is the host's, so the ranks
-    start within a fraction of a microsecond, and no message of any peer has been sent. Each word has one writer and says
-    everything by itself, so no order among the words is needed.
+    On one host the ranks share a page of memory. Each rank writes the number of the start that it has reached. When all have
+    reached it, rank 0 writes a time shortly ahead, and every rank spins until then. All ranks read the host's clock, so they
+    start within a fraction of a microsecond, and no peer has sent a message. Each word has one writer, and its meaning depends
+    on no other word, so no order among writes is needed.
 
-    On several hosts, which have no common clock: MPI's barrier.
+    Several hosts have no common clock, so their ranks start after MPI's barrier.
     """
 
     def __init__(self, comm: Any, one_host: bool) -> None:
@@ -125,7 +125,7 @@ class Gate:
         self._words = memoryview(self._page if self._page is not None else b"").cast("B").cast("q")
 
     def wait(self) -> int:
-        """Returns on all ranks at once; the time in nanoseconds, of ``time.perf_counter_ns``."""
+        """Returns on all ranks at the same moment; returns this moment in nanoseconds of ``time.perf_counter_ns``."""
         if self._page is None:
             self._comm.Barrier()
             return time.perf_counter_ns()
@@ -152,7 +152,7 @@ class Gate:
 
 
 def _shared_page(comm: Any, nbytes: int) -> mmap.mmap:
-    """Zeros that all ranks of a host share: a file that has no name any more when this returns."""
+    """A page of zeros that all ranks of a host share. It is a file, which is deleted before this function returns."""
     file = tempfile.NamedTemporaryFile(prefix="hvdlite-bench-") if comm.rank == 0 else None  # noqa: SIM115
     if file is not None:
         file.truncate(nbytes)

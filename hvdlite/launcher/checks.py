@@ -1,4 +1,4 @@
-"""The checks of ``hvdlite doctor``. Each check reports findings: what it found, whether that is good, and the remedy."""
+"""The checks of ``hvdlite doctor``. Each check reports findings: the state of a subject, whether it is good, and the remedy."""
 
 import contextlib
 import fcntl
@@ -37,8 +37,8 @@ class Finding:
 
     Attributes:
         check: the subject.
-        status: ``ok``; ``warn``: it works, but not as well as it could; ``fail``: a required part does not work;
-            ``none``: it is missing, and nothing needs it.
+        status: ``ok``; ``warn``: the subject works, but could work better; ``fail``: a required part does not work;
+            ``none``: the subject is missing and not required.
         found: the state of the subject.
         remedy: how to improve it; empty if nothing is wrong.
     """
@@ -62,15 +62,15 @@ def knobs() -> Iterator[Finding]:
     set_by = [f"{variable}={os.environ.get(variable, '')}" for variable in config.origins.values()]
     problems = [*config.warnings, *config.notes]
     found = "; ".join([", ".join(set_by) or "no variable sets a knob: all have their defaults", *problems])
-    yield Finding("knobs", "warn" if problems else "ok", found, "unset what has no effect" if problems else "")
+    yield Finding("knobs", "warn" if problems else "ok", found, "unset the variables that have no effect" if problems else "")
 
 
 def tuning() -> Iterator[Finding]:
-    """The results of `hvdlite tune` for this machine."""
+    """The results of ``hvdlite tune`` for this machine."""
     mine = [key for key in files.kept() if cpu_name() in key.get("cpus", ())]
     shapes = ["+".join(map(str, key.get("ranks_per_host", ()))) for key in mine]
     if mine:
-        found = f"there is one for jobs of {', '.join(sorted(shapes))} ranks; HVDLITE_TUNING_FILE=auto uses it"
+        found = f"there are results for jobs of {', '.join(sorted(shapes))} ranks; HVDLITE_TUNING_FILE=auto uses them"
         yield Finding("tuning", "ok", found)
     else:
         yield Finding("tuning", "none", "`hvdlite tune` has not run on this machine: jobs use the defaults")
@@ -102,9 +102,7 @@ def _threads(loaded: Mapping[str, Any]) -> Finding:
     level = f"it offers the thread level MPI_{loaded['thread']}"
     if loaded["thread"] in ("THREAD_MULTIPLE", "THREAD_SERIALIZED"):
         return Finding("MPI starts", "ok", level)
-    return Finding(
-        "MPI starts", "fail", level, "hvdlite's engine needs MPI_THREAD_MULTIPLE: take an MPI that was built with it"
-    )
+    return Finding("MPI starts", "fail", level, "hvdlite's engine needs MPI_THREAD_MULTIPLE: use an MPI that was built with it")
 
 
 def _compiled(family: str) -> Iterator[Finding]:
@@ -136,14 +134,14 @@ def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
     number = ".".join(map(str, program.version))
     where = f"hvdlite run starts {program.path} ({program.title}): {program.reason}"
     if loaded and number not in str(loaded["version"]):
-        yield Finding("mpirun", "warn", where, f"mpi4py loads {loaded['version']}: take the mpirun of that one (--mpirun)")
+        yield Finding("mpirun", "warn", where, f"mpi4py loads {loaded['version']}: use the mpirun of that MPI (--mpirun)")
     else:
         yield Finding("mpirun", "ok", where)
     with contextlib.suppress(HvdliteError):
         allocation = read_allocation(os.environ)
         if allocation is not None:
             hosts = ", ".join(f"{host.name}:{host.slots}" for host in allocation.hosts)
-            yield Finding("Slurm", "ok", f"allocation {allocation.job} on {hosts}; hvdlite run takes srun if it fits this MPI")
+            yield Finding("Slurm", "ok", f"allocation {allocation.job} on {hosts}; hvdlite run uses srun if it fits this MPI")
 
 
 # --- the machine --------------------------------------------------------------------------------------------------------
@@ -163,7 +161,7 @@ def shared_memory() -> Iterator[Finding]:
                 "memfd",
                 "warn",
                 f"memfd_create fails: {error.strerror}",
-                "allow it, or give /dev/shm room; see docs/launching.md",
+                "allow memfd_create, or make /dev/shm larger; see docs/launching.md",
             )
     if with_memfd:
         yield Finding("memfd", "ok", "memfd_create works: ranks of this host can share memory")
@@ -176,18 +174,18 @@ def shared_memory() -> Iterator[Finding]:
         return
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     found = f"it has {size // _MIB} MiB, and {free // _MIB} MiB of them are free"
-    # PyTorch's data loaders and MPI itself need it as well.
+    # PyTorch's data loaders and MPI need space in /dev/shm as well.
     small = free < 512 * _MIB
     remedy = "give the container more: docker run --shm-size=8g, or an emptyDir with medium Memory (docs/launching.md)"
     yield Finding("/dev/shm", "warn" if small else "ok", found, remedy if small else "")
 
 
 def cgroup_limits(text: str, root: str = "/sys/fs/cgroup") -> tuple[float | None, int | None]:
-    """The limits of control groups to this process's cores and memory (bytes); None for no limit.
+    """The number of cores and the bytes of memory to which control groups limit this process; None for no limit.
 
     Args:
-        text: of /proc/self/cgroup.
-        root: where control groups are mounted.
+        text: the text of /proc/self/cgroup.
+        root: the folder where control groups are mounted.
     """
     quotas: list[float] = []
     limits: list[int] = []
@@ -222,7 +220,7 @@ def processors() -> Iterator[Finding]:
     few = quota is not None and quota < physical
     found += f"; the control group allows {quota:g}" if quota is not None else ""
     remedy = (
-        "ranks and their threads get no more than that together: start fewer ranks, set OMP_NUM_THREADS, or raise the limit"
+        "all ranks and their threads together get no more than that: start fewer ranks, set OMP_NUM_THREADS, or raise the limit"
     )
     yield Finding("processors", "warn" if few else "ok", found, remedy if few else "")
     if memory is not None:
@@ -243,7 +241,7 @@ def limits() -> Iterator[Finding]:
         soft, hard = resource.getrlimit(number)
         enough = soft == resource.RLIM_INFINITY or soft >= least
         found = f"the limit is {_limit(soft)}{unit}, and can be raised to {_limit(hard)}"
-        found += "" if enough else f"; {least}{unit} is the least that is enough in general"
+        found += "" if enough else f"; in general a job needs at least {least}{unit}"
         yield Finding(name, "ok" if enough else "warn", found, "" if enough else remedy)
 
 
@@ -304,7 +302,7 @@ def gpus() -> Iterator[Finding]:
     yield Finding("CUDA", "ok", f"there is a driver for CUDA {found['driver']}, with {devices}")
     if problem:
         yield Finding(
-            "NCCL", "warn", f"hvdlite could not look: {problem}", "run python -c 'import hvdlite; print(hvdlite.nccl_built())'"
+            "NCCL", "warn", f"hvdlite could not check: {problem}", "run python -c 'import hvdlite; print(hvdlite.nccl_built())'"
         )
     elif not found["nccl_built"]:
         yield Finding(
@@ -334,14 +332,14 @@ def framework(name: str, door: str, seconds: float = 180.0) -> Finding:
         version = probes.probe(probes.FRAMEWORK, [name, door], seconds)["version"]
     except probes.ProbeError as error:
         if error.found:
-            text = f"version {error.found['version']} is here, but {door} cannot be imported: {error}"
+            text = f"version {error.found['version']} is installed, but {door} cannot be imported: {error}"
             return Finding(name, "fail", text, "see docs/compatibility.md for the versions that work")
         needed = name == "numpy"
         if f"No module named '{name}'" in str(error):
             return Finding(name, "fail" if needed else "none", "it is not installed", "pip install numpy" if needed else "")
-        remedy = f"run python -c 'import {name}', which says more, or install it again"
-        return Finding(name, "fail" if needed else "warn", f"cannot be imported: {error}", remedy)
-    return Finding(name, "ok", f"version {version} is here" + (f", and {door} can be imported" if door else ""))
+        remedy = f"run python -c 'import {name}', which prints the whole error, or install {name} again"
+        return Finding(name, "fail" if needed else "warn", f"it cannot be imported: {error}", remedy)
+    return Finding(name, "ok", f"version {version} is installed" + (f", and {door} can be imported" if door else ""))
 
 
 def frameworks() -> Iterator[Finding]:
@@ -369,20 +367,20 @@ def smoke(ranks: int = 2, seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
                 timer.cancel()
         except HvdliteError as error:
             yield Finding(
-                "a job of 2 ranks", "fail", f"it could not be started: {error}", "first mend what the lines above name"
+                "a job of 2 ranks", "fail", f"it could not be started: {error}", "first repair the parts that failed above"
             )
             return
-    look = "run `hvdlite run --verbose -n 2 python train.py`, which shows how far it comes"
+    look = "run `hvdlite run --verbose -n 2 python train.py`, which prints the command line and the ranks' output"
     if outcome.interrupted:
         yield Finding("a job of 2 ranks", "fail", f"it had not ended after {seconds:.0f} seconds", look)
     elif outcome.failure is not None:
-        words = outcome.words[-1] if outcome.words else "it said nothing"
+        words = outcome.words[-1] if outcome.words else "it printed nothing"
         found = f"rank {outcome.failure.rank} {outcome.failure.how}: {words}"
         yield Finding("a job of 2 ranks", "fail", found, "look for this error in docs/errors.md")
     elif outcome.status or outcome.problem:
-        yield Finding("a job of 2 ranks", "fail", outcome.problem or f"mpirun ended with {outcome.status}", look)
+        yield Finding("a job of 2 ranks", "fail", outcome.problem or f"mpirun ended with exit code {outcome.status}", look)
     else:
-        yield Finding("a job of 2 ranks", "ok", "both ranks added up an array, and got the right sum")
+        yield Finding("a job of 2 ranks", "ok", "both ranks got the right sum of an array")
 
 
 CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {

@@ -14,7 +14,7 @@ from hvdlite.launcher.command import Wishes
 from hvdlite.launcher.job import GRACE_SECONDS, JobOutcome, LaunchedJob, told_to_end
 from hvdlite.launcher.output import RankOutput
 
-__all__ = ["SUBCOMMANDS", "Subcommand", "main", "make_parser", "report"]
+__all__ = ["Subcommand", "main", "make_parser", "program_of", "report", "subcommands"]
 
 _EPILOG = """\
 examples:
@@ -47,7 +47,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--np",
         "--num-proc",
         dest="np",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
         help="the number of ranks [the number of slots of the hosts]",
     )
@@ -57,17 +57,10 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--hostfile",
         default="",
         metavar="FILE",
-        help="the same in a file: a line for each host, `a slots=2` or `a:2`",
+        help="a file that names the hosts: a line for each host, `a slots=2` or `a:2`",
     )
-    add(
-        "--launcher",
-        choices=plan.LAUNCHERS,
-        default="auto",
-        help="auto uses srun in an allocation of Slurm, and mpirun elsewhere",
-    )
-    add("--mpirun", default="", metavar="PATH", help="the mpirun to start [that of the MPI that mpi4py loads]")
-    add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in one word of the shell")
-    add("--binding-args", default="", metavar="WORDS", help="arguments for mpirun or srun that bind ranks to cores")
+    plan.add_flags(parser)
+    add("--binding-args", default="", metavar="WORDS", help="arguments for mpirun or srun that bind ranks to cores, in quotes")
     add(
         "--bind",
         choices=("auto", "none"),
@@ -77,27 +70,27 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--elastic",
         action="store_true",
-        help="if a signal ends ranks, those in a function of hvdlite.elastic.run go on without them (Open MPI 5 and newer)",
+        help="if a signal ends a rank, the others continue without it in hvdlite.elastic.run (Open MPI 5 or newer)",
     )
     add(
         "--min-np",
         "--min-num-proc",
         dest="min_np",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
-        help="as --elastic; with fewer ranks than N training ends with an error",
+        help="does the same as --elastic, and ends training with an error if fewer than N ranks are left",
     )
     add(
         "--reset-limit",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
-        help="as --elastic; training continues after at most N changes of its ranks",
+        help="does the same as --elastic, and lets training continue after at most N changes of its ranks",
     )
     add(
         "--spares",
-        type=_positive,
+        type=plan.positive,
         metavar="N",
-        help="as --elastic; N processes besides those of -n wait, and replace lost ranks",
+        help="does the same as --elastic, and starts N more processes than -n names, which replace lost ranks",
     )
     add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
@@ -106,10 +99,9 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="a variable to pass to all ranks, besides those that are always passed",
+        help="a variable to pass to all ranks, in addition to those that are always passed",
     )
-    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="the port of ssh on other hosts")
-    add("-i", "--ssh-identity-file", default="", metavar="FILE", help="the key for logging in to other hosts")
+
     add(
         "--network-interface",
         "--network-interfaces",
@@ -118,8 +110,8 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="the network interfaces to use",
     )
-    add("--tcp", action="store_true", help="keeps NCCL off InfiniBand (NCCL_IB_DISABLE=1)")
-    add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if not all ranks have started by then")
+    add("--tcp", action="store_true", help="forbids NCCL to use InfiniBand (NCCL_IB_DISABLE=1)")
+    add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if a rank has not started after this time")
     add(
         "--grace",
         type=float,
@@ -128,7 +120,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="how long programs may run after Ctrl-C or SIGTERM, for instance to save their state [30]",
     )
     add("--output-filename", metavar="FOLDER", help="also writes each rank's output to FOLDER/rank.N/stdout and stderr")
-    add("--no-tag-output", action="store_true", help="prints lines without [rank]<stream> in front")
+    add("--no-tag-output", action="store_true", help="prints no [rank]<stream> in front of lines")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="puts the time in front of each line")
     add("--dry-run", action="store_true", help="prints the command line and starts nothing")
     add("--verbose", action="store_true", help="prints the chosen launcher, the reason, and the command line")
@@ -136,13 +128,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("-cb", "--check-build", action="store_true", help="the same as `hvdlite doctor`")
     flags.add_to(parser)
     add("command", nargs=argparse.REMAINDER, metavar="command", help="the program of each rank, with its arguments")
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return number
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -161,8 +146,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
         print(f"hvdlite: {line}", file=sys.stderr)
     if arguments.dry_run or arguments.verbose:
-        what = "" if arguments.dry_run else "hvdlite: it runs "
-        print(f"{what}{chosen.line.shell(command)}", file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
+        prefix = "" if arguments.dry_run else "hvdlite: the command line is "
+        print(f"{prefix}{chosen.line.shell(command)}", file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
     if arguments.dry_run:
         return 0
     output = RankOutput(
@@ -212,7 +197,9 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
 
 
 def program_of(words: Sequence[str]) -> list[str]:
-    """The program to start: ``python`` is the Python that runs this, which has hvdlite; a script needs no ``python``."""
+    """The command line of the program to start. The Python of this process, which has hvdlite, replaces ``python``, and is put
+    in front of a script that is not executable.
+    """
     command = list(words[1:] if words[:1] == ["--"] else words)
     if command and command[0] in ("python", "python3"):
         command[0] = sys.executable
@@ -225,7 +212,7 @@ def report(outcome: JobOutcome, output: RankOutput) -> None:
     """Reports the end of a job that failed. The traceback of the rank that failed first comes last."""
     for lost in outcome.lost:
         output.say(
-            f"hvdlite run: rank {lost.rank} (host {lost.host}, pid {lost.pid}) {lost.how}, and the others went on without it"
+            f"hvdlite run: rank {lost.rank} (host {lost.host}, pid {lost.pid}) {lost.how}, and the others continued without it"
         )
     if outcome.problem:
         output.say(f"hvdlite run: {outcome.problem}")
@@ -233,7 +220,7 @@ def report(outcome: JobOutcome, output: RankOutput) -> None:
         return
     failure = outcome.failure
     place = f"rank {failure.rank} (host {failure.host}, pid {failure.pid})"
-    output.say(f"hvdlite run: {place} failed first: it {failure.how}. Its last words:")
+    output.say(f"hvdlite run: {place} failed first: it {failure.how}. Its last output:")
     for line in outcome.words:
         output.say(line)
 
@@ -241,23 +228,24 @@ def report(outcome: JobOutcome, output: RankOutput) -> None:
 # --- the table ----------------------------------------------------------------------------------------------------------
 
 
-def _subcommands() -> tuple[Subcommand, ...]:
+def subcommands() -> tuple[Subcommand, ...]:
+    """All subcommands of ``hvdlite``."""
     from hvdlite.launcher import completion, doctor, top, tune
     from hvdlite.timeline import __main__ as timeline
 
     return (
         Subcommand("run", "starts a program on several ranks", _add_run_flags, _run, _EPILOG),
-        Subcommand("doctor", "checks that everything hvdlite needs works on this machine", doctor.add_flags, doctor.run),
+        Subcommand("doctor", "checks on this machine everything that hvdlite needs", doctor.add_flags, doctor.run),
         Subcommand(
             "tune",
-            "measures which knobs suit this machine, and keeps those that beat the defaults",
+            "measures which values of knobs suit this machine, and stores those that are faster than the defaults",
             tune.add_flags,
             lambda arguments: tune.run(arguments, main),
             tune.EPILOG,
         ),
         Subcommand(
             "top",
-            "looks at a running job: where each rank's time goes, and whom the others wait for",
+            "shows a running job: where each rank spends its time, and for which rank the others wait",
             top.add_flags,
             top.run,
             top.EPILOG,
@@ -272,15 +260,12 @@ def _subcommands() -> tuple[Subcommand, ...]:
     )
 
 
-SUBCOMMANDS = _subcommands
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser("hvdlite", description="Data-parallel training over MPI.", allow_abbrev=False)
     parser.add_argument("-v", "--version", action="version", version=f"hvdlite {__version__}")
     choices = parser.add_subparsers(metavar="subcommand", required=True, title="subcommands")
-    for subcommand in SUBCOMMANDS():
+    for subcommand in subcommands():
         sub = choices.add_parser(
             subcommand.name,
             help=subcommand.help,

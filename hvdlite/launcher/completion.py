@@ -1,4 +1,4 @@
-"""Shell completion, generated from the parser of the command line."""
+"""Generates scripts for shell completion from the parser of the command line."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ __all__ = ["SHELLS", "add_flags", "generate", "run", "subparsers"]
 
 SHELLS = ("bash", "zsh", "fish")
 _WHERE = """\
-where to put it:
+where to put the script:
   bash   hvdlite completion bash > ~/.local/share/bash-completion/completions/hvdlite
   zsh    hvdlite completion zsh > "${fpath[1]}/_hvdlite"
   fish   hvdlite completion fish > ~/.config/fish/completions/hvdlite.fish
@@ -16,13 +16,13 @@ where to put it:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``hvdlite completion``."""
+    """Adds the arguments of ``hvdlite completion``."""
     parser.add_argument("shell", choices=SHELLS)
     parser.epilog = _WHERE
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Prints the script for a shell."""
+    """Prints the completion script for a shell; returns the exit status 0."""
     sys.stdout.write(generate(arguments.shell, parser))
     return 0
 
@@ -36,7 +36,12 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
 
 
 def generate(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The script for a shell of SHELLS."""
+    """The completion script for a shell.
+
+    Args:
+        shell: one of SHELLS.
+        parser: the parser of the whole command line.
+    """
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](parser)
 
 
@@ -86,7 +91,7 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
 def _bash_subcommand(parser: argparse.ArgumentParser) -> list[str]:
     valued = [action for action in _options(parser) if _takes_value(action)]
     lines = []
-    if _starts_program(parser):  # after the flags comes a program, which has its own completion
+    if _starts_program(parser):  # a program follows the flags, and has its own completion
         with_value = "|".join(name for action in valued for name in action.option_strings)
         lines += [
             "        for ((place = 2; place < COMP_CWORD; place++)); do",

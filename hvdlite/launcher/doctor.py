@@ -1,4 +1,4 @@
-"""``hvdlite doctor``: checks an installation, and reports what does not work and how to repair it."""
+"""``hvdlite doctor``: checks an installation, and reports each part that does not work and how to repair it."""
 
 import argparse
 import json
@@ -14,32 +14,33 @@ from hvdlite.launcher.host_checks import examine_hosts
 
 __all__ = ["add_flags", "examine", "render", "run", "verdict"]
 
-# What each mark of a line means.
-_LEGEND = (
-    "ok: works   WARN: works, and could work better   FAIL: a required part does not work   -: is not here, and not needed"
-)
+# The meaning of each mark in front of a line.
+_LEGEND = "ok: it works   WARN: it could work better   FAIL: a required part does not work   -: it is missing and not required"
 _MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "none": "-   "}
 _WIDTH = 16  # the width of the column with the names of checks
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of ``hvdlite doctor``."""
-    parser.add_argument("--json", action="store_true", help="prints what was found as JSON")
+    """Adds the flags of ``hvdlite doctor``."""
+    parser.add_argument("--json", action="store_true", help="prints the report as JSON")
     parser.add_argument(
-        "--smoke", action=argparse.BooleanOptionalAction, default=True, help="starts a small job of two ranks [it does]"
+        "--smoke", action=argparse.BooleanOptionalAction, default=True, help="starts a small job of two ranks [on]"
     )
+    parser.add_argument("--frameworks", action=argparse.BooleanOptionalAction, default=True, help="imports each framework [on]")
     parser.add_argument(
-        "--frameworks", action=argparse.BooleanOptionalAction, default=True, help="imports each framework [it does]"
-    )
-    parser.add_argument(
-        "-H", "--hosts", default="", metavar="HOSTS", help="checks these hosts against each other: a,b [this host]"
+        "-H", "--hosts", default="", metavar="HOSTS", help="compares these hosts, in the form a,b [checks this host]"
     )
     on_hosts.add_flags(parser)
-    parser.epilog = "The exit code is 1 if a required part does not work. Nothing is changed."
+    parser.epilog = "The exit code is 1 if a required part does not work. hvdlite doctor changes nothing."
 
 
 def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
-    """The findings of the checks, one after the other."""
+    """Runs the checks of this host, and yields each finding as soon as it is known.
+
+    Args:
+        smoke: also start a job of two ranks? The job is left out if no mpirun was found.
+        frameworks: also import each framework?
+    """
     left_out = (set() if smoke else {"job"}) | (set() if frameworks else {"frameworks"})
     without_mpirun = False
     for name, check in checks.CHECKS.items():
@@ -57,14 +58,14 @@ def render(finding: Finding) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """The last line of the report."""
+    """The last line of the report, with the number of findings of each kind."""
     count = {status: sum(finding.status == status for finding in findings) for status in _MARKS}
     said = "a required part does not work" if count["fail"] else "all required parts work"
-    return f"{said}: {count['fail']} failed, {count['warn']} could be better, {count['ok']} passed"
+    return f"{said}: {count['fail']} failed, {count['warn']} could work better, {count['ok']} passed"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the report. Returns 1 if a required part does not work."""
+    """Prints the report. Returns the exit status: 1 if a required part does not work, otherwise 0."""
     python = f"Python {platform.python_version()} ({sys.executable})"
     system = platform.platform()
     if not arguments.json:

@@ -1,6 +1,6 @@
-"""The figures of ``hvdlite top``: what happened on each rank between two of its answers. docs/top.md defines each figure.
+"""The figures of ``hvdlite top``: the difference of two answers of each rank. docs/top.md defines each figure.
 
-A figure that is not known is None. This module only computes; it asks no rank.
+A figure that is not known is None. This module only computes figures; it asks no rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ from typing import Any
 
 __all__ = ["STALL_SECONDS", "Answer", "JobFigures", "RankFigures", "figures_of_job", "figures_of_rank"]
 
-# What a rank has answered (hvdlite/live_view.py), and under "silent" whether it did not answer at all.
+# The answer of a rank (hvdlite/live_view.py). For a rank that did not answer in time, the key "silent" is true.
 Answer = Mapping[str, Any]
 
-# An operation that is older is a stall for this view. The log speaks of stalls much later (HVDLITE_STALL_CHECK_TIME_SECONDS).
+# `hvdlite top` calls an older operation a stall. The log reports stalls much later (HVDLITE_STALL_CHECK_TIME_SECONDS).
 STALL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One rank, in the time between two answers.
+    """The figures of one rank for the time between two answers.
 
     Attributes:
         rank: the rank's number.
@@ -26,19 +26,19 @@ class RankFigures:
         pid: the process id of the rank.
         state: ``answers``; ``silent``: it did not answer in time; ``ended``.
         seconds: the time between the answers, on the rank's clock.
-        steps: how many steps ended.
+        steps: the number of steps that ended.
         step_seconds: the mean time of a step; None if none ended.
         computing, waiting, communicating: the shares of the time in which the program was not blocked, was blocked while no
             data moved, and was blocked while data moved. None if the program takes results by callbacks, where hvdlite sees no
             blocked thread, or if several threads were blocked at once for longer than the time.
-        blocked_on: by rank, how long this rank had to wait for it to ask for an operation, as a share of the time, at most 1. A
-            wait counts when it ends, even if it began before the first answer.
+        blocked_on: for each other rank, the share of the time in which this rank waited for that rank to ask for an operation;
+            at most 1. A wait counts when it ends, even if it began before the first answer.
         bytes_per_second: `bus_bytes` divided by the time in which data moved; None if no data moved.
         memory_bytes: the memory of the process in RAM.
         oldest: the operation that has not ended for the longest time: ``operation``, ``seconds``, ``stage``; None if there is
             none.
-        where: the Python stack of the main thread at the latest answer, the innermost call last. Calls of libraries are left
-            out, but for the innermost.
+        where: the Python stack of the main thread at the latest answer, the innermost call last. Of the calls in libraries it
+            has only the innermost.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class JobFigures:
-    """A job, in the time between two looks.
+    """The figures of a job for the time between two looks.
 
     Attributes:
         job: the name of the job.
@@ -70,7 +70,7 @@ class JobFigures:
         ranks: the ranks that were asked, in order.
         not_asked: for each host that was not asked, the number of its ranks.
         waited_for: the rank for which the others waited longest; None if they waited for none.
-        waited_for_share: the mean over the other ranks that answered of their `blocked_on` for it.
+        waited_for_share: the mean of the other ranks' `blocked_on` for that rank, over the ranks that answered.
         last_stall: the latest operation that was older than a second in a look at this job: ``rank``, ``operation``,
             ``seconds`` and ``stage`` at that look, and ``looks_ago``. None if no look has seen one.
     """
@@ -86,12 +86,15 @@ class JobFigures:
     last_stall: Mapping[str, Any] | None
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures by name, in types that JSON has."""
+        """All figures by name, in types that JSON can express."""
         return asdict(self)
 
 
 def figures_of_rank(before: Answer, after: Answer) -> RankFigures:
-    """The figures between two answers of one rank; those that need two are None if the first is not of the same `init`."""
+    """The figures of one rank from two of its answers.
+
+    Figures that are differences are None if the first answer is missing or comes from another process or job.
+    """
     stats, earlier = after["stats"], before.get("stats") or {}
     found: dict[str, Any] = {
         "rank": stats["rank"],

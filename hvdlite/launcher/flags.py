@@ -1,7 +1,7 @@
-"""Flags of ``hvdlite run`` that set knobs: one for each row of the table in `hvdlite.config`, and those of horovodrun.
+"""The flags of ``hvdlite run`` that set knobs: one for each row of the table in `hvdlite.knobs`, and the flags of horovodrun.
 
-A flag of horovodrun sets the knob that reads its variable. If no knob reads it, hvdlite either decides the matter in another
-way (a warning says how) or does not offer it (the flag is refused, with the reason).
+A flag of horovodrun stands for one of Horovod's variables, and sets the knob that reads this variable. A flag whose variable no
+knob reads has no effect; if it turns a feature on, a warning says why. A flag for a feature that hvdlite lacks is refused.
 """
 
 import argparse
@@ -19,11 +19,11 @@ class CommandFlag:
     """A flag of horovodrun that stands for a variable.
 
     Attributes:
-        names: of the flag.
-        variable: Horovod's.
+        names: the names of the flag.
+        variable: Horovod's variable.
         value: the value that a flag without an argument sets; None for a flag with an argument.
-        scale: multiplies its number.
-        asks: does it switch something on, rather than off?
+        scale: the factor from the flag's number to the knob's value.
+        asks: does the flag turn a feature on? False if it turns one off.
     """
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class CommandFlag:
 
     @property
     def dest(self) -> str:
-        """Its attribute in the parsed arguments."""
+        """The name of the flag's attribute in the parsed arguments."""
         return "horovodrun_" + self.names[0].lstrip("-").replace("-", "_")
 
 
@@ -73,7 +73,7 @@ HOROVODRUN: tuple[CommandFlag, ...] = (
 )
 
 _FIXED = (
-    "no hosts are added to a running job; --elastic lets it go on without ranks that are lost, and --spares replaces these "
+    "no hosts are added to a running job; --elastic lets it continue without lost ranks, and --spares replaces lost ranks "
     "(docs/elastic.md)"
 )
 
@@ -84,34 +84,34 @@ REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
     ("--blacklist-cooldown-range",): (2, _FIXED),
     ("--host-discovery-script",): (1, _FIXED),
     ("--gloo",): (0, "hvdlite runs over MPI only; leave the flag out"),
-    ("--jsrun",): (0, "LSF's jsrun is not supported: inside the allocation, use the mpirun of your MPI"),
+    ("--jsrun",): (0, "hvdlite does not support LSF's jsrun; in an allocation of LSF, use the mpirun of your MPI"),
     ("--config-file",): (
         1,
-        "no YAML is read; give each setting as a flag (hvdlite run --help) or as a variable (docs/knobs.md)",
+        "hvdlite reads no YAML; give each setting as a flag (hvdlite run --help) or as a variable (docs/knobs.md)",
     ),
 }
 
 
 class _RefuseFlag(argparse.Action):
-    """Refuses a flag, with the reason that is its help."""
+    """Refuses a flag, and prints the reason."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         flag = rest[-1]
-        parser.error(f"{flag} is not offered: {self.metavar_reason}")
+        parser.error(f"{flag} is not offered: {self.reason}")
 
-    metavar_reason = ""
+    reason = ""
 
 
 def _refusing(reason: str) -> type[argparse.Action]:
-    return type("_RefuseFlag", (_RefuseFlag,), {"metavar_reason": reason})
+    return type("_RefuseFlag", (_RefuseFlag,), {"reason": reason})
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Adds all of these flags to the parser of ``hvdlite run``."""
+    """Adds all flags of this module to the parser of ``hvdlite run``."""
     group = parser.add_argument_group(
-        "knobs", "each sets the variable HVDLITE_..., which docs/knobs.md describes, on all ranks"
+        "knobs", "each flag sets its variable HVDLITE_... on all ranks; docs/knobs.md describes the variables"
     )
-    # Flags that have no value in horovodrun have none here.
+    # A flag that has no value in horovodrun has no value in hvdlite run.
     switches = {name for flag in HOROVODRUN if flag.value is not None for name in flag.names}
     taken = {name for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
     for knob in KNOBS:
@@ -124,7 +124,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
             metavar=_metavar(knob),
             help=f"{text} [{_default(knob)}]",
         )
-    group = parser.add_argument_group("as horovodrun has them", "flags under their names there")
+    group = parser.add_argument_group("flags of horovodrun", "these flags have the same names and meanings in horovodrun")
     for flag in HOROVODRUN:
         names = [name for name in flag.names if name not in taken]
         if names:
@@ -150,16 +150,16 @@ def _knob(variable: str) -> Knob | None:
 def _help(flag: CommandFlag) -> str:
     knob = _knob(flag.variable)
     if knob is None:
-        return f"no effect: {MEANINGLESS[flag.variable]}" if flag.asks else "accepted; it asks for what is done anyway"
+        return f"no effect: {MEANINGLESS[flag.variable]}" if flag.asks else "no effect: hvdlite always works like this"
     unit = ", in MiB" if flag.scale == 1 << 20 else ""
     return f"sets {knob.variable}{unit if flag.value is None else f' to {_own_spelling(knob, flag, flag.value)}'}"
 
 
 def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
-    """The variables that the flags set, and warnings about those that have no effect.
+    """The values of the variables that the flags set, and warnings about flags that have no effect.
 
     Raises:
-        InvalidArgumentError: a value is not of the form that its knob takes.
+        InvalidArgumentError: a knob does not accept the value of a flag.
     """
     variables: dict[str, str] = {}
     warnings = []
@@ -181,7 +181,7 @@ def settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
 
 
 def _own_spelling(knob: Knob, flag: CommandFlag, given: str) -> str:
-    """The knob's value for a value of horovodrun's flag."""
+    """The value of the knob's variable for a value that the user gave to horovodrun's flag."""
     try:
         if flag.scale != 1:
             return str(round(float(given) * flag.scale))
@@ -192,7 +192,7 @@ def _own_spelling(knob: Knob, flag: CommandFlag, given: str) -> str:
 
 
 def _check(variables: dict[str, str]) -> None:
-    """Fails as init() would on every rank. Knows Horovod's spellings of values only where hvdlite's differ."""
+    """Raises for values that init() would refuse on every rank, and turns Horovod's names of choices into hvdlite's."""
     for knob in KNOBS:
         text = variables.get(knob.variable)
         if text is None:
@@ -211,5 +211,5 @@ def _check(variables: dict[str, str]) -> None:
 
 
 def unknown_variables(flags: Sequence[CommandFlag] = HOROVODRUN) -> list[str]:
-    """Variables of these flags without a knob and without a reason; a test checks that there are none."""
+    """The variables of these flags that no knob reads and for which no reason is given; a test checks that there are none."""
     return [flag.variable for flag in flags if _knob(flag.variable) is None and flag.variable not in MEANINGLESS]

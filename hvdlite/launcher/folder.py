@@ -1,4 +1,6 @@
-"""Private temporary folders: deleted at the end of the block, or, if the process is killed, when the next one is made."""
+"""Private temporary folders. A folder is deleted at the end of its block, or, if its process is killed, when another process
+makes a folder of the same kind.
+"""
 
 import contextlib
 import fcntl
@@ -10,26 +12,27 @@ from pathlib import Path
 
 __all__ = ["private_folder"]
 
-_OWNER = "owner"  # a file that is locked while the folder is in use; a killed process holds no lock
+_OWNER = "owner"  # a file that is locked while the folder is in use; the lock of a killed process is released
 
 
 @contextlib.contextmanager
 def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
-    """A folder that only this user may read.
+    """Makes a folder that only this user may read, and yields its path.
 
     Args:
-        kind: its purpose, for its name.
-        place: its parent folder; by default the system's for temporary files, where abandoned folders are removed as well.
+        kind: the purpose of the folder; a part of its name.
+        place: the parent folder. By default it is the system's folder for temporary files, and folders of the same kind that
+            killed processes have left there are deleted.
     """
     prefix = f"hvdlite-{kind}-"
     if place is None:
         _sweep(Path(tempfile.gettempdir()), prefix)
     folder = tempfile.mkdtemp(prefix=prefix, dir=place)
-    owner = open(os.path.join(folder, "unlocked"), "w")  # noqa: SIM115 - for as long as the block lasts
+    owner = open(os.path.join(folder, "unlocked"), "w")  # noqa: SIM115 - the file stays open until the end of the block
     try:
-        with contextlib.suppress(OSError):  # some file systems have no locks
+        with contextlib.suppress(OSError):  # some file systems support no locks
             fcntl.flock(owner, fcntl.LOCK_EX)
-            os.rename(owner.name, os.path.join(folder, _OWNER))  # now that it is locked
+            os.rename(owner.name, os.path.join(folder, _OWNER))  # only a locked file may have this name
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -38,7 +41,7 @@ def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
 
 def _sweep(place: Path, prefix: str) -> None:
     for folder in place.glob(f"{prefix}*"):
-        # A folder without the file is being made at this moment, or its owner is unknown.
+        # A folder without the owner file is being made now, or lies on a file system without locks.
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
                 continue

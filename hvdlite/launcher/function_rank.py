@@ -1,4 +1,4 @@
-"""A rank of ``hvdlite.run``: reads the function from the folder, calls it, and writes the outcome there."""
+"""A rank of ``hvdlite.run``: reads the function from the private folder, calls it, and writes its outcome into the folder."""
 
 import contextlib
 import importlib
@@ -18,7 +18,7 @@ CALL = "call.pkl"
 
 
 def pickler() -> tuple[Callable[[Any], bytes], bool]:
-    """The pickler, and whether it sends functions by value: cloudpickle's if that is installed."""
+    """The function that pickles, and whether it pickles functions by value. It is cloudpickle's if cloudpickle is installed."""
     try:
         import cloudpickle
     except ImportError:
@@ -28,17 +28,20 @@ def pickler() -> tuple[Callable[[Any], bytes], bool]:
 
 
 def load_outcome(folder: str, rank: int) -> tuple[str | None, Any]:
-    """``(None, result)`` of a rank that has returned, ``(traceback, exception or None)`` of one that has raised.
+    """The outcome of a rank: ``(None, result)`` if the function has returned, ``(traceback, exception or None)`` if it has
+    raised.
 
     Raises:
-        FileNotFoundError: it has done neither.
+        FileNotFoundError: the rank has written no outcome.
     """
     text, data = pickle.loads(Path(folder, f"outcome.{rank}.pkl").read_bytes())
     return text, pickle.loads(data)
 
 
 def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
-    """Writes the file at once, so that no process reads half of it. Only its owner can read it."""
+    """Writes an outcome under a temporary name and renames it, so that no process reads a part of it. Only this user can read
+    it.
+    """
     own = os.path.join(folder, f"outcome.{rank}.tmp")
     descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -47,10 +50,10 @@ def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
 
 
 def _as_it_arrives(error: BaseException) -> bytes:
-    """The exception as bytes; None if it cannot be pickled and unpickled.
+    """The pickled exception; a pickled None if the exception cannot be pickled and unpickled.
 
-    An exception is pickled as a call of its class with the arguments of `BaseException`. If the class's ``__init__`` needs
-    others, the exception is made without it.
+    An exception is unpickled by a call of its class with the arguments of `BaseException`. If the class's ``__init__`` takes
+    other arguments, the exception is unpickled without a call of ``__init__``.
     """
     for each in (error, _WithoutInit(error)):
         with contextlib.suppress(Exception):
@@ -61,7 +64,7 @@ def _as_it_arrives(error: BaseException) -> bytes:
 
 
 class _WithoutInit:
-    """Is pickled as the exception that it holds."""
+    """Holds an exception, and is unpickled as this exception without a call of its ``__init__``."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -71,7 +74,7 @@ class _WithoutInit:
 
 
 def make_exception(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
-    """An exception of a class, without a call of its ``__init__``."""
+    """Makes an exception of class `kind` with these `args` and attributes, without a call of its ``__init__``."""
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(attributes)
@@ -79,11 +82,22 @@ def make_exception(kind: type[BaseException], args: tuple[Any, ...], attributes:
 
 
 def main(folder: str) -> None:
-    """Makes the call. Stores an exception and raises it again, so that it is printed and other ranks are told."""
+    """Reads the call from the folder, makes it, and stores its outcome.
+
+    An exception is raised again, so that Python prints it and hvdlite tells the other ranks.
+
+    Args:
+        folder: the path of the private folder.
+
+    Raises:
+        SystemExit: the folder is not on this host.
+        TypeError: the result cannot be pickled.
+        BaseException: the function has raised.
+    """
     rank = rank_of(os.environ)
     file = Path(folder, CALL)
     if not file.exists():
-        raise SystemExit(f"hvdlite.run: {file} is not on host {os.uname().nodename}; pass folder=, one that all hosts share")
+        raise SystemExit(f"hvdlite.run: {file} is not on host {os.uname().nodename}; pass folder=, which all hosts must share")
     try:
         path, preload, call = pickle.loads(file.read_bytes())
         sys.path += [entry for entry in path if entry not in sys.path]
@@ -95,7 +109,7 @@ def main(folder: str) -> None:
             data = pickler()[0](value)
         except Exception as error:
             raise TypeError(
-                f"hvdlite.run: the result of rank {rank}, a {type(value).__name__}, cannot be pickled: {error}"
+                f"hvdlite.run: the result of rank {rank}, of type {type(value).__name__}, cannot be pickled: {error}"
             ) from error
         _store(folder, rank, None, data)
     except BaseException as error:

@@ -1,6 +1,6 @@
 """``hvdlite.run``: runs a function on several ranks, from a script or a notebook, and returns each rank's result.
 
-The function and the results are files in a private folder. The ranks' output comes through the launcher.
+The function and the results travel in files of a private folder. The launcher prints the ranks' output.
 """
 
 import os
@@ -24,7 +24,7 @@ __all__ = ["RankTraceback", "run"]
 
 Value = TypeVar("Value")
 
-# The ranks' program. It finds this hvdlite, even if Python would find another one, or none.
+# The program of the ranks. It imports the same hvdlite as this process, even if Python would find another hvdlite or none.
 _START = (
     "import importlib.util, sys; place, root = sys.argv[1:]; spec = importlib.util.find_spec('hvdlite'); "
     "spec and spec.origin and spec.origin.startswith(root) or sys.path.insert(0, root); "
@@ -33,7 +33,7 @@ _START = (
 
 
 class RankTraceback(Exception):
-    """The traceback of an exception on the rank where it was raised; the cause of that exception in the caller."""
+    """The traceback on the rank that raised an exception. In the caller it is the ``__cause__`` of this exception."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -62,27 +62,28 @@ def run(
 ) -> list[Value]:
     """Starts ranks, runs a function on each, and returns their results.
 
-    The function calls `hvdlite.init` itself. The ranks' output is printed here, with the rank in front. With the package
-    ``cloudpickle`` any function works; without it, only one at the top level of a module that ranks can import.
+    The function must call `hvdlite.init` itself. This process prints the ranks' output with the rank in front of each line. If
+    the package ``cloudpickle`` is installed, any function works; otherwise the function must be at the top level of a module
+    that ranks can import.
 
     Args:
         fn: the function.
         args: its positional arguments, the same on all ranks.
         kwargs: its keyword arguments.
         np: the number of ranks; by default the number of slots of the hosts or the allocation.
-        hosts: where, as ``"a:2,b:2"``; by default here.
-        hostfile: the same in a file.
+        hosts: the hosts and their slots, such as ``"a:2,b:2"``; by default this host, or the hosts of the allocation.
+        hostfile: the path of a file that names the hosts.
         env: variables for the ranks, such as knobs.
-        mpi_args: further arguments for mpirun.
-        network_interfaces: names, as a list or with commas.
-        ssh_port: for logging in to other hosts.
-        ssh_identity_file: likewise.
-        start_timeout: seconds until all ranks must have started.
-        output_filename: a folder for copies of what each rank prints.
+        mpi_args: further arguments for mpirun or srun, quoted as in a shell.
+        network_interfaces: the names of the network interfaces to use, as a list, or as a text with commas.
+        ssh_port: the port that ssh uses to log in to other hosts.
+        ssh_identity_file: the path of the key that ssh uses.
+        start_timeout: the time in seconds after which the job is ended if a rank has not started.
+        output_filename: a folder for copies of each rank's output.
         tag_output: print lines with their rank in front?
-        verbose: print how ranks are started?
+        verbose: print the launcher, the reason to choose it, and its command line?
         folder: the parent of the private folder for the function and the results. With several hosts it must be on a file
-            system that all of them share.
+            system that all hosts share.
         executable: the Python that ranks run; by default this one.
         preload: modules that ranks import before they read the function.
 
@@ -91,7 +92,7 @@ def run(
 
     Raises:
         Exception: the exception of the rank that failed first, with that rank's traceback as its cause.
-        PeerLostError: a rank was killed, or ended otherwise without a result.
+        PeerLostError: a rank was killed, or ended without a result for another reason.
         InvalidArgumentError: the function cannot be sent, or the arguments contradict each other.
         SystemFailure: the job cannot be started.
     """
@@ -126,14 +127,15 @@ def run(
         command = [executable or sys.executable, "-c", _START, private, root]
         output = RankOutput(chosen.size, tag_output, folder=output_filename)
         job = LaunchedJob(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout)
-        # Ctrl-C is an exception of the caller's, which may continue. A signal that ends processes ends this one, after the job.
+        # Ctrl-C raises KeyboardInterrupt, and the caller may continue. A signal that ends a process by default ends first the
+        # job, and then this process.
         ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
         with told_to_end(job, ends) as received:
             outcome = job.run()
         if not received:
             return _results(private, chosen.size, outcome)
     os.kill(os.getpid(), received[0])
-    raise SystemFailure(f"run(): ended by {signal.Signals(received[0]).name}")
+    raise SystemFailure(f"run(): signal {signal.Signals(received[0]).name} has ended the job")
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -141,10 +143,10 @@ def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], preload: tuple[str, ...]) -> bytes:
-    """The call as bytes.
+    """The pickled call.
 
     Raises:
-        InvalidArgumentError: it cannot be sent; says what helps.
+        InvalidArgumentError: the function or its arguments cannot be pickled. The error names the remedy.
     """
     dumps, by_value = pickler()
     name = getattr(fn, "__qualname__", repr(fn))
@@ -155,7 +157,7 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             f"run({name}): {kind} can be sent to the ranks only with the package cloudpickle: pip install cloudpickle, or put "
             "the function at the top of a module that ranks can import"
         )
-    # Two steps: the inner bytes may need the modules of the first step.
+    # The call is pickled within the list, because ranks can unpickle it only after they have imported the modules in the list.
     try:
         return pickle.dumps((list(sys.path), list(preload), dumps((fn, args, kwargs))))
     except Exception as error:
@@ -172,17 +174,17 @@ def _results(folder: str, size: int, outcome: JobOutcome) -> list[Any]:
         try:
             failure, value = load_outcome(folder, rank)
         except FileNotFoundError:
-            raise PeerLostError(f"run(): rank {rank} ended well, but has left no result (os._exit?)") from None
+            raise PeerLostError(f"run(): rank {rank} ended with exit code 0 but without a result (os._exit?)") from None
         except Exception as error:
             raise SystemFailure(f"run(): the result of rank {rank} cannot be unpickled here: {error!r}") from error
-        if failure is not None:  # of a thread or an exit handler that hid the failure
+        if failure is not None:  # a thread or an exit handler has hidden the failure
             raise SystemFailure(f"run(): rank {rank} has raised {failure}")
         results.append(value)
     return results
 
 
 def _error(folder: str, outcome: JobOutcome) -> BaseException:
-    """The exception of the rank that failed first, with its traceback as the cause."""
+    """The exception of the rank that failed first, with the rank's traceback as the cause."""
     failure = outcome.failure
     assert failure is not None
     place = f"rank {failure.rank} (host {failure.host}, pid {failure.pid})"
@@ -190,11 +192,11 @@ def _error(folder: str, outcome: JobOutcome) -> BaseException:
         text, error = load_outcome(folder, failure.rank)
     except Exception:
         words = "\n".join(outcome.words)
-        return PeerLostError(f"run(): {place} {failure.how}. Its last words: {words or 'none'}")
+        return PeerLostError(f"run(): {place} {failure.how}. Its last output: {words or 'none'}")
     if text is None:
         return PeerLostError(f"run(): {place} {failure.how} after it had returned")
     summary = text.rstrip().splitlines()[-1]
-    if not isinstance(error, Exception):  # exceptions that cannot be pickled, and SystemExit, which would end the caller
+    if not isinstance(error, Exception):  # it could not be pickled, or is SystemExit, which would end the caller
         error = PeerLostError(f"run(): {place} raised {summary}")
     raised: BaseException = error
     raised.__cause__ = RankTraceback(f"{place} raised:\n{text}")

@@ -14,48 +14,48 @@ from hvdlite.launcher.checks import Finding
 __all__ = ["compare", "examine_hosts", "judge"]
 
 _FACTS_SECONDS, _MEASURE_SECONDS = 60.0, 180.0
-# If two clocks differ by more seconds than this, log lines of the hosts are hard to compare.
+# seconds: if two clocks differ by more, log lines of the hosts are hard to compare.
 _CLOCK = 0.1
 # The part of an interface's speed that a message should reach.
 _PART_OF_SPEED = 0.5
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
-# What should be equal on all hosts: the subject, the fact, the status if it differs, and the remedy.
+# The facts that should be equal on all hosts: the subject, the fact, the status if it differs, and the remedy.
 _EQUAL = (
-    ("hvdlite", "hvdlite", "fail", "install one version on all hosts: init() refuses others"),
-    ("MPI", "mpi", "fail", "install one MPI of one version on all hosts, and let mpi4py load it there"),
-    ("Python", "python", "warn", "take one version: ranks send each other pickled objects"),
+    ("hvdlite", "hvdlite", "fail", "install one version on all hosts: init() refuses different versions"),
+    ("MPI", "mpi", "fail", "install one MPI in one version on all hosts, and let mpi4py load it"),
+    ("Python", "python", "warn", "use one version: ranks send each other pickled objects"),
     ("mpi4py", "mpi4py", "warn", "install one version on all hosts"),
     ("numpy", "numpy", "warn", "install one version on all hosts"),
     *((name, name, "warn", "install one version on all hosts") for name in _FRAMEWORKS),
-    ("place", "place", "warn", "install hvdlite and the program at one path on all hosts, as mpirun starts them by one path"),
-    ("processor", "processor", "warn", "the slowest host sets the pace, and frameworks may compute other last bits there"),
-    ("cores", "cores", "warn", "the slowest host sets the pace: give it fewer ranks, or all hosts equal ones"),
+    ("place", "place", "warn", "install hvdlite and the program at one path on all hosts: mpirun starts them by one path"),
+    ("processor", "processor", "warn", "all ranks wait for the slowest host, and frameworks may compute other last bits on it"),
+    ("cores", "cores", "warn", "all ranks wait for the slowest host: start fewer ranks on it, or use equal hosts"),
 )
 
 
 def examine_hosts(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """The findings about ``arguments.hosts``, one after the other.
+    """Checks ``arguments.hosts``, and yields each finding as soon as it is known.
 
     Raises:
         InvalidArgumentError: fewer than two hosts are given.
     """
     names = on_hosts.names_of(arguments.hosts)
     if len(names) < 2:
-        raise InvalidArgumentError(f"doctor --hosts {arguments.hosts}: name two hosts or more, as a,b")
+        raise InvalidArgumentError(f"doctor --hosts {arguments.hosts}: name two hosts or more, in the form a,b")
     facts: dict[int, dict[str, Any]] = {}
     try:
         facts = _run(arguments, host_probes.FACTS, _FACTS_SECONDS)
         missing = [name for place, name in enumerate(names) if place not in facts]
-        problem = f"nothing came from {', '.join(missing)}" if missing else ""
+        problem = f"no output came from {', '.join(missing)}" if missing else ""
     except HvdliteError as error:
         problem = str(error)
     if problem:
         yield Finding(
             "reach the hosts",
             "fail",
-            f"a program could not be run on each of them: {problem}",
-            "`ssh HOST true` has to work from here without a password, with Python and hvdlite at the same paths on each HOST",
+            problem,
+            "`ssh HOST true` must work here without a password, and each HOST needs Python and hvdlite at the same paths",
         )
         return
     yield Finding("reach the hosts", "ok", f"a program has run on each of {', '.join(names)}")
@@ -64,14 +64,14 @@ def examine_hosts(arguments: argparse.Namespace) -> Iterator[Finding]:
         failed = failed or finding.status == "fail"
         yield finding
     if failed:
-        yield Finding("messages", "none", "not measured, as a job could not run on these hosts")
+        yield Finding("messages", "none", "not measured, because a job could not run on these hosts")
         return
     try:
         measured = _run(arguments, host_probes.MEASURE, _MEASURE_SECONDS)
     except HvdliteError as error:
         remedy = (
-            "look for a firewall between the hosts (MPI takes any port), and name the network: --network-interfaces eth0 of "
-            "`hvdlite run`, here --mpi-args '--mca btl_tcp_if_include eth0'"
+            "look for a firewall between the hosts (MPI uses any port), and name the network: `hvdlite run "
+            "--network-interfaces eth0`, and for this command --mpi-args '--mca btl_tcp_if_include eth0'"
         )
         yield Finding("messages", "fail", f"a job of one rank on each host failed: {error}", remedy)
         return
@@ -79,7 +79,7 @@ def examine_hosts(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _run(arguments: argparse.Namespace, program: str, seconds: float) -> dict[int, dict[str, Any]]:
-    """What a program has printed on each host, by the host's place in the list."""
+    """Runs a program on each host; returns the JSON that it has printed, for each host's place in the list."""
     found: dict[int, dict[str, Any]] = {}
 
     def take(place: int, line: str) -> bool:
@@ -98,8 +98,8 @@ def compare(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Iterato
     """The findings about the hosts' software and hardware.
 
     Args:
-        names: of the hosts, as the user has given them.
-        facts: what `host_probes.FACTS` has printed on each.
+        names: the names of the hosts, as the user has given them.
+        facts: for each host, the output of `host_probes.FACTS`.
     """
     seen: dict[tuple[str, str], str] = {}
     for name, own in zip(names, facts, strict=True):
@@ -111,8 +111,8 @@ def compare(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Iterato
             yield Finding(
                 "MPI",
                 "fail",
-                f"on {name} it cannot be loaded: {own['problem']}",
-                f"run `hvdlite doctor` on {name}, which says more",
+                f"it cannot be loaded on {name}: {own['problem']}",
+                f"run `hvdlite doctor` on {name}, which prints details",
             )
     for subject, fact, status, remedy in _EQUAL:
         values = {name: str(own[fact]) for name, own in zip(names, facts, strict=True)}
@@ -127,7 +127,7 @@ def compare(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Iterato
 
 
 def _networks(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """The IPv4 networks that all hosts are in, and addresses that two hosts both have."""
+    """The findings about the IPv4 networks that all hosts are in, and about addresses that several hosts have."""
     by_network: dict[str, dict[str, str]] = {}
     owners: dict[str, list[str]] = {}
     for name, own in zip(names, facts, strict=True):
@@ -144,7 +144,7 @@ def _networks(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Itera
                 "addresses",
                 "warn",
                 f"{' and '.join(several)} have the same address {address}, as bridges of containers do",
-                "keep MPI off it: --network-interfaces names those to use",
+                "name the interfaces that MPI should use: --network-interfaces",
             )
     shared = {network: list(of.values()) for network, of in by_network.items() if len(of) == len(set(names))}
     shared = {
@@ -158,7 +158,7 @@ def _networks(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Itera
         yield Finding(
             "network",
             "warn",
-            f"no IPv4 network has an interface of each host: {found}",
+            f"the hosts have no IPv4 network in common: {found}",
             "check that the hosts can route to each other",
         )
 
@@ -170,30 +170,31 @@ def judge(names: Sequence[str], facts: Sequence[Mapping[str, Any]], measured: Ma
     """The findings about messages between hosts.
 
     Args:
-        names: of the hosts.
-        facts: as `compare` takes them.
-        measured: what `host_probes.MEASURE` has printed on the first host.
+        names: the names of the hosts.
+        facts: the same as for `compare`.
+        measured: the output of `host_probes.MEASURE` on the first host.
     """
     for pair in measured["pairs"]:
         yield from _clock(names[0], names[pair["host"]], pair)
         yield from _messages(names[0], names[pair["host"]], (facts[0], facts[pair["host"]]), pair)
     size = f"{measured['bytes'] / (1 << 20):.3g} MiB"
     if not measured["right"]:
-        yield Finding("allreduce", "fail", f"hvdlite's sum of {size} over {len(names)} hosts was wrong", "report this, please")
+        found = f"hvdlite's sum of {size} over {len(names)} hosts was wrong"
+        yield Finding("allreduce", "fail", found, "please report this error")
         return
     yield Finding(
         "allreduce",
         "ok",
-        f"hvdlite has added {size} over {len(names)} hosts, rightly, at {_rate(measured['bus'])} (bus bandwidth)",
+        f"hvdlite got the right sum of {size} over {len(names)} hosts, at {_rate(measured['bus'])} (bus bandwidth)",
     )
 
 
 def _clock(first: str, other: str, pair: Mapping[str, Any]) -> Iterator[Finding]:
     ahead = pair["offset"]
     how = "ahead of" if ahead > 0 else "behind"
-    found = f"that of {other} is {_time(abs(ahead))} {how} that of {first}, to within {_time(pair['error'])}"
+    found = f"the clock of {other} is {_time(abs(ahead))} {how} that of {first} (± {_time(pair['error'])})"
     if abs(ahead) > _CLOCK:
-        remedy = "let chrony or another client of NTP set the clocks; hvdlite needs no equal clocks, but readers of logs do"
+        remedy = "let chrony or another client of NTP set the clocks; hvdlite works without it, but logs are hard to compare"
         yield Finding("clocks", "warn", found, remedy)
     else:
         yield Finding("clocks", "ok", found)
@@ -210,8 +211,8 @@ def _messages(first: str, other: str, facts: Sequence[Mapping[str, Any]], pair: 
         yield Finding(
             "bandwidth",
             "warn",
-            f"{found}; the interfaces promise {_rate(speed)}",
-            "look for other traffic, and whether MPI takes the fast interface (--network-interfaces)",
+            f"{found}; the interfaces' speed is {_rate(speed)}",
+            "check for other traffic, and make MPI use the fast interface (--network-interfaces)",
         )
     else:
         yield Finding("bandwidth", "ok", found)

@@ -1,11 +1,11 @@
-"""The programs of ``hvdlite doctor --hosts``: one runs on each host. Each prints its result as one line of JSON.
+"""The programs that ``hvdlite doctor --hosts`` runs on each host. Each program prints its result as one line of JSON.
 
-They are texts, as those in `hvdlite.launcher.probes` are: the launcher itself loads neither MPI nor the engine.
+The programs are texts, like those in `hvdlite.launcher.probes`, because the launcher itself loads neither MPI nor the engine.
 """
 
 __all__ = ["FACTS", "MEASURE"]
 
-# The facts about a host. It loads MPI but does not start it, so that hosts can be compared that cannot start a job together.
+# Prints the facts about a host. It loads MPI but does not initialise it, so it works on hosts on which no job can start.
 FACTS = """
 import fcntl, importlib.metadata, json, os, platform, socket, struct
 from pathlib import Path
@@ -54,7 +54,7 @@ except Exception as error:
 print(json.dumps(facts), flush=True)
 """
 
-# Measures messages of MPI between the first host and each other one, and then an allreduce of hvdlite over all hosts.
+# Measures messages of MPI between the first host and each other host, and then an allreduce of hvdlite over all hosts.
 MEASURE = """
 import json, statistics, time
 import numpy as np
@@ -64,7 +64,7 @@ world = MPI.COMM_WORLD
 ROUNDS, LARGEST = 200, 256 << 20
 
 def round_trips(other):
-    "Half of the median round trip of 8 bytes, and by how much the other clock is ahead, to within how much (seconds)."
+    "Half of the median round trip of 8 bytes, by how much the other host's clock is ahead, and the error of that (seconds)."
     ping, pong = np.zeros(1), np.zeros(1)
     trips, offsets = [], []
     for _ in range(ROUNDS + 20):
@@ -83,7 +83,7 @@ def round_trips(other):
     return statistics.median(trips[20:] or [0]) / 2, offset, trip / 2
 
 def one_way(sender, receiver, data):
-    "Seconds for a message and the answer that it has come."
+    "The seconds that a message takes, with an answer after its arrival."
     ack = np.zeros(1, np.uint8)
     began = time.perf_counter()
     if world.rank == sender:
@@ -95,7 +95,7 @@ def one_way(sender, receiver, data):
     return time.perf_counter() - began
 
 def bandwidth(other, to_other):
-    "Bytes a second, by a message that takes about half a second."
+    "The bandwidth in bytes a second, measured with a message that takes about half a second."
     ends = (0, other) if to_other else (other, 0)
     data = np.ones(1 << 20, np.uint8)
     one_way(*ends, data)

@@ -1,4 +1,4 @@
-"""The hosts of a job: ``-H a:2,b:2``, host files of Open MPI and MPICH, and the names of this host."""
+"""The hosts of a job: reads ``-H a:2,b:2`` and host files of Open MPI and MPICH, and knows the names of this host."""
 
 import re
 import socket
@@ -29,7 +29,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     (Host(name='a', slots=2), Host(name='b', slots=1))
 
     Raises:
-        InvalidArgumentError: the text is not such a list.
+        InvalidArgumentError: the text does not have this form.
     """
     return _merged([_host(part.strip(), f"-H {text}") for part in text.split(",") if part.strip()], f"-H {text}")
 
@@ -39,10 +39,10 @@ def parse_hostfile(text: str, where: str = "the host file") -> tuple[Host, ...]:
 
     Args:
         text: the text of the file.
-        where: the name of the file, for errors.
+        where: the name of the file, for error texts.
 
     Raises:
-        InvalidArgumentError: a line has another form. The text names the line.
+        InvalidArgumentError: a line has another form, or the file names no host. The error names the line.
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -55,7 +55,7 @@ def parse_hostfile(text: str, where: str = "the host file") -> tuple[Host, ...]:
         rest = words[1:]
         while rest:
             if len(rest) < 3 or rest[1] != "=" or not rest[2].isdigit() or rest[0] not in _OPEN_MPI_WORDS:
-                raise InvalidArgumentError(f"{place}: {line.strip()!r} is none of: host, host:2, host slots=2")
+                raise InvalidArgumentError(f"{place}: {line.strip()!r} has none of the forms `host`, `host:2`, `host slots=2`")
             if rest[0] == "slots":
                 slots = int(rest[2])
             rest = rest[3:]
@@ -81,14 +81,14 @@ def _host(text: str, where: str) -> Host:
     name = named[0] if named else ""
     slots = text[len(name) :]
     if "@" in text:
-        raise InvalidArgumentError(f"{where}: {text!r} names a user; write it into ~/.ssh/config, as User of that Host")
+        raise InvalidArgumentError(f"{where}: {text!r} names a user; write the user into ~/.ssh/config, as User of that Host")
     if not name or (slots and not re.fullmatch(r":[1-9]\d*", slots)):
-        raise InvalidArgumentError(f"{where}: {text!r} is no host; write the name, or name:ranks with at least 1 rank")
+        raise InvalidArgumentError(f"{where}: {text!r} is not a host; write the name, or name:ranks with at least 1 rank")
     return Host(name, int(slots[1:]) if slots else 1)
 
 
 def _merged(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
-    """One entry for each host, with the slots of all its entries: some systems write a line for each slot."""
+    """Joins the entries of each host and adds up their slots, because some systems write a line for each slot."""
     if not hosts:
         raise InvalidArgumentError(f"{where} names no host")
     slots: dict[str, int] = {}
@@ -108,6 +108,6 @@ def format_hosts(hosts: Sequence[Host]) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Is this a name of this host? Judged by the name only, without a query of the network."""
+    """Is this a name of this host? The function compares names only; it asks no name server."""
     own = socket.gethostname()
     return name in {"localhost", "127.0.0.1", "[::1]", own, own.partition(".")[0]}

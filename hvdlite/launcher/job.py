@@ -19,17 +19,17 @@ from hvdlite.errors import SystemFailure
 from hvdlite.launcher import rank as rank_program
 from hvdlite.launcher.command import LauncherCommand
 from hvdlite.launcher.folder import private_folder
-from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_words, parse_marked
+from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_output, parse_marked
 from hvdlite.launcher.rank import ASKS, HEADER, Segments
 
 __all__ = ["GRACE_SECONDS", "NOT_LAUNCHED", "JobOutcome", "LaunchedJob", "told_to_end"]
 
-GRACE_SECONDS = 30.0  # for programs to end after the job is told to end
-_TERM_SECONDS = 8.0  # for mpirun to end the job
-# On a busy machine Open MPI's mpirun sometimes gives up before it has started any rank, with this text.
+GRACE_SECONDS = 30.0  # the time in which programs have to end after the job is told to end
+_TERM_SECONDS = 8.0  # the time in which mpirun has to end the job
+# Open MPI's mpirun prints this text if it fails before it has started any rank, which happens on busy machines.
 NOT_LAUNCHED = "listener thread failed to start"
-_LAUNCHES = 3  # mpirun is started at most so many times
-_REST_SECONDS = 5.0  # for ranks to pass on their last output after mpirun has ended
+_LAUNCHES = 3  # the largest number of starts of mpirun
+_REST_SECONDS = 5.0  # the time in which ranks have to pass on their last output after mpirun has ended
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class JobOutcome:
     """The outcome of a job.
 
     Attributes:
-        status: the exit status for this process: that of the rank that failed first, or mpirun's.
+        status: the exit status for this process: the status of the rank that failed first, or mpirun's.
         failure: the rank that failed first, if any.
         words: the last lines of output of that rank.
         interrupted: was the job told to end?
         problem: any other error; empty if there was none.
-        lost: ranks that a signal ended, in a job that continued without them and succeeded.
+        lost: the ranks that a signal ended, if the job continued without them and succeeded.
     """
 
     status: int
@@ -74,8 +74,8 @@ class LaunchedJob:
         environ: the environment of mpirun.
         output: prints the ranks' lines.
         bind: does each rank get its share of the cores?
-        start_timeout: seconds until all ranks must have started, or None.
-        grace: seconds for programs to end after the job is told to end.
+        start_timeout: the time in seconds after which the job is ended if a rank has not started; None for no limit.
+        grace: the time in seconds in which programs have to end after the job is told to end.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LaunchedJob:
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
-        """Asks the programs to end, by SIGINT or SIGTERM. Safe in a signal handler. A second call kills the job."""
+        """Asks the programs to end, by SIGINT or SIGTERM. Signal handlers may call it. A second call kills the job."""
         self._asked_to_end.append(number)
 
     def run(self) -> JobOutcome:
@@ -111,7 +111,7 @@ class LaunchedJob:
 
         Raises:
             SystemFailure: mpirun cannot be started.
-            KeyboardInterrupt: the user pressed Ctrl-C; the job has been ended.
+            KeyboardInterrupt: the user pressed Ctrl-C. The job has ended then.
         """
         with private_folder("run") as self._folder:
             return self._run()
@@ -154,7 +154,7 @@ class LaunchedJob:
                 words,
                 preexec_fn=follow_us,
                 env=self._environ,
-                stdin=subprocess.DEVNULL,  # as ranks have it
+                stdin=subprocess.DEVNULL,  # ranks have no input either
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # the terminal sends Ctrl-C to this process, which passes it on once
@@ -167,15 +167,15 @@ class LaunchedJob:
         return process
 
     def _shall_launch_again(self) -> bool:
-        """Has mpirun failed before it started any rank, for a reason that may be temporary?"""
+        """Has mpirun failed before it started any rank, for a reason that may be temporary? Prints a line if it has."""
         again = self._not_launched and not self._peers and not self._started and not self._asked_to_end
         self._not_launched = False
         if again:
-            self._output.say(f"hvdlite run: {self._line.words[0]} has started no rank; it is started again")
+            self._output.say(f"hvdlite run: {self._line.words[0]} has started no rank; hvdlite starts it again")
         return again
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Runs until mpirun has ended and all output of ranks has come."""
+        """Handles messages and output until mpirun has ended and all output of ranks has arrived."""
         began = time.monotonic()
         asked = ended = 0.0
         while True:
@@ -203,7 +203,7 @@ class LaunchedJob:
             return False
         asked = signal.SIGINT if self._asked_to_end[0] == signal.SIGINT else signal.SIGTERM
         for peer in self._peers:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the rank has ended
                 peer.connection.send(bytes([asked]))
         if some_elsewhere:
             process.send_signal(ASKS[asked])
@@ -213,7 +213,7 @@ class LaunchedJob:
         missing = [rank for rank in range(self._size) if rank not in self._started]
         self._problem = (
             f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} had not started after "
-            f"{self._start_timeout:g} seconds: the hosts may be unreachable, or busy (--start-timeout gives them longer)"
+            f"{self._start_timeout:g} seconds: the hosts may be unreachable, or busy (--start-timeout gives them more time)"
         )
         self.interrupt(signal.SIGTERM)
 
@@ -287,9 +287,8 @@ class LaunchedJob:
         number = int(said["rank"])
         if kind == "h":
             self._started[number] = (said["host"], said["pid"])
-            if (
-                len(self._started) == self._size
-            ):  # no rank connects any more, and no socket file is left if this process is killed
+            if len(self._started) == self._size:
+                # No rank will connect any more. Without the folder, no socket file is left if this process is killed.
                 shutil.rmtree(self._folder, ignore_errors=True)
         else:
             host, pid = self._started.get(number, ("?", 0))
@@ -316,7 +315,7 @@ class LaunchedJob:
                 os.close(peer.pidfd)
 
     def _await_end(self, pidfd: int) -> None:
-        """Lets the process beside a rank end its program, and kills it if it does not."""
+        """Waits until the process beside a rank has ended its program and itself, and kills it if it takes too long."""
         with selectors.DefaultSelector() as selector, contextlib.suppress(ProcessLookupError):
             selector.register(pidfd, selectors.EVENT_READ)
             if not selector.select(_REST_SECONDS):
@@ -333,16 +332,16 @@ class LaunchedJob:
         if self._problem:
             return JobOutcome(status or 1, interrupted=True, problem=self._problem)
         if failure is not None:
-            words = last_words(self._output.tail(failure.rank, "e"), self._output.tail(failure.rank, "o"))
+            words = last_output(self._output.tail(failure.rank, "e"), self._output.tail(failure.rank, "o"))
             return JobOutcome(failure.status, failure, tuple(words), interrupted)
         if status and not self._started:
-            problem = f"{self._line.words[0]} ended with {status} before any rank"
+            problem = f"{self._line.words[0]} ended with exit code {status} before it had started a rank"
             remedy = f": {self._line.remedy}" if self._line.remedy else ""
             return JobOutcome(status, interrupted=interrupted, problem=problem + remedy)
         silent = [rank for rank in self._started if rank not in self._endings]
         if silent and not interrupted:
             place = ", ".join(f"{rank} (host {self._started[rank][0]})" for rank in sorted(silent))
-            return JobOutcome(status or 1, problem=f"nothing is known of the end of rank {place}: its host may be lost")
+            return JobOutcome(status or 1, problem=f"no message reported the end of rank {place}: the host may be lost")
         return JobOutcome(status, interrupted=interrupted)
 
 
@@ -350,9 +349,9 @@ class LaunchedJob:
 def told_to_end(
     job: LaunchedJob, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ) -> Iterator[list[int]]:
-    """Asks the job to end when this process is told to end. Yields the list of received signals.
+    """Asks the job to end when this process gets one of the signals `numbers`. Yields the list of received signals.
 
-    Ignored signals stay ignored (nohup and a shell's ``&`` set that). Only the main thread handles signals.
+    Signals that are ignored stay ignored (nohup and a shell's ``&`` ignore some). Only the main thread handles signals.
     """
     received: list[int] = []
 
@@ -372,7 +371,7 @@ def told_to_end(
 
 
 def _end_with_us() -> Callable[[], object]:
-    """Runs in mpirun's process before mpirun does. The kernel then sends it SIGTERM if this process is killed."""
+    """A function that mpirun's process runs before mpirun. It asks the kernel to send mpirun SIGTERM when this process ends."""
     try:
         import ctypes
 
@@ -383,17 +382,17 @@ def _end_with_us() -> Callable[[], object]:
 
 
 class _LauncherStream:
-    """Cuts mpirun's output into lines, with their ends."""
+    """Cuts mpirun's output into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """The complete lines."""
+        """Takes bytes and returns the lines that are complete, each with its newline."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.decode(errors="replace") + "\n" for line in lines]
 
     def finish(self) -> list[str]:
-        """The rest without an end."""
+        """The text after the last newline, at the end of the stream, with a newline; a list of one line or none."""
         rest, self._rest = self._rest, b""
         return [rest.decode(errors="replace") + "\n"] if rest else []

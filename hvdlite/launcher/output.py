@@ -1,4 +1,4 @@
-"""The ranks' output on the launcher's side: prints each line with its rank, copies it to files, and keeps the last lines."""
+"""The output of ranks in the launcher: prints each line with its rank, copies it to files, and keeps the last lines."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from typing import TextIO
 
 from hvdlite.launcher.rank import MARK
 
-__all__ = ["RankExit", "RankOutput", "first_failure", "last_words", "parse_marked"]
+__all__ = ["RankExit", "RankOutput", "first_failure", "last_output", "parse_marked"]
 
 _TAIL_LINES = 400
 _LAST_LINES = 30
@@ -21,8 +21,14 @@ _MARKED = re.compile(rf"{MARK}([hoex])([nru])(\d+){MARK}(.*)\Z", re.DOTALL)
 
 
 class RankExit:
-    """How a rank's program ended: its number, host and process id, code (negative: a signal), and whether it was told to
-    end.
+    """The end of a rank's program.
+
+    Attributes:
+        rank: the rank's number.
+        host: the name of its host.
+        pid: the process id of its program.
+        code: the exit code; -n if signal n has ended the program.
+        stopped: was the program told to end?
     """
 
     def __init__(self, rank: int, host: str, pid: int, code: int, stopped: bool) -> None:
@@ -57,7 +63,7 @@ def _signal_name(number: int) -> str:
 
 
 def parse_marked(line: str) -> tuple[str, str, int, str] | None:
-    """Kind, ending, rank and text of a line that came through mpirun; None for a line of mpirun itself."""
+    """The kind, ending, rank and text of a rank's line that came through mpirun; None for a line of mpirun itself."""
     found = _MARKED.search(line)
     return (found[1], _ENDINGS[found[2]], int(found[3]), found[4]) if found else None
 
@@ -67,11 +73,11 @@ class RankOutput:
 
     Args:
         size: the number of ranks.
-        tagged: with ``[rank]<stream>: `` in front?
-        timestamps: with the time in front?
-        folder: for a copy in ``rank.N/stdout`` and ``rank.N/stderr``, or None.
-        stdout, stderr: where to print.
-        clock: gives the time as text.
+        tagged: print ``[rank]<stream>: `` in front of each line?
+        timestamps: print the time in front of each line?
+        folder: the folder for copies of the output in ``rank.N/stdout`` and ``rank.N/stderr``; None for no copies.
+        stdout, stderr: the files to print to; None for those of this process.
+        clock: a function that returns the time as text.
     """
 
     def __init__(
@@ -102,8 +108,8 @@ class RankOutput:
 
         Args:
             kind: ``o`` for stdout, ``e`` for stderr.
-            rank: that printed it.
-            text: without its end.
+            rank: the rank that printed the line.
+            text: the line without its ending.
             ending: a newline, a carriage return, or nothing.
         """
         file = self._files.get((rank, kind))
@@ -129,15 +135,15 @@ class RankOutput:
         try:
             self._out[kind].write(text)
             self._out[kind].flush()
-        except BrokenPipeError:  # for example of `hvdlite run ... | head`: the job continues without a reader
+        except BrokenPipeError:  # the reader has ended, for example in `hvdlite run ... | head`, and the job continues
             self._broken.add(kind)
 
     def tail(self, rank: int, kind: str) -> list[str]:
-        """The last lines of a rank."""
+        """The last lines that a rank has printed to stdout (kind ``o``) or stderr (``e``), at most 400."""
         return list(self._tails.get((rank, kind), ()))
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files of the copies."""
         for file in self._files.values():
             file.close()
 
@@ -146,8 +152,8 @@ _CHAINED = ("The above exception was the direct cause", "During handling of the 
 _TRACEBACK = "Traceback (most recent call last):"
 
 
-def last_words(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
-    """A rank's last traceback with its causes and all later lines, or else its last lines."""
+def last_output(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
+    """A rank's last traceback with its causes and all later lines; without a traceback, its last lines."""
     start = next((place for place in reversed(range(len(stderr))) if stderr[place].startswith(_TRACEBACK)), None)
     if start is None:
         lines = [line for line in stderr if line.strip()] or [line for line in stdout if line.strip()]
@@ -167,19 +173,19 @@ _BLAMED = re.compile(r"\brank (\d+) \(host ([^,()]*), pid (\d+)\) (raised|ended 
 def first_failure(
     endings: Iterable[RankExit], started: Mapping[int, tuple[str, int]], tail: Callable[[int], Sequence[str]]
 ) -> RankExit | None:
-    """The rank whose failure made the others fail.
+    """The rank whose failure made the others fail; None if no rank has failed.
 
-    A rank that reports another rank's failure may end before that rank. So such reports are followed to their origin. The
-    origin may be a rank that was ended while it still told the others why it fails; it counts as exit code 1, like any Python
-    program that raises. Otherwise ranks that were told to end come last.
+    A rank that reports another rank's failure may end before that rank. So this function follows such reports to the rank that
+    failed first. That rank may have been told to end while it was still reporting its exception to the others; its exit code
+    is then taken as 1, as for any Python program that raises. All other ranks that were told to end are considered last.
 
     Args:
-        endings: of all ranks, in the order in which they came; those that were killed may be missing.
-        started: by rank its host and process id.
-        tail: gives the last lines of a rank's stderr.
+        endings: the ends of the ranks, in the order in which they were reported. Ranks that were killed may be missing.
+        started: for each rank, its host and process id.
+        tail: a function that returns the last lines of a rank's stderr.
     """
     failed = [ending for ending in endings if ending.failed]
-    failed.sort(key=lambda ending: ending.stopped)  # stable
+    failed.sort(key=lambda ending: ending.stopped)  # the sort is stable
     if not failed:
         return None
     found, seen = failed[0], set()
@@ -192,12 +198,12 @@ def first_failure(
 def _blamed(
     accuser: int, failed: Sequence[RankExit], started: Mapping[int, tuple[str, int]], tail: Sequence[str]
 ) -> RankExit | None:
-    """The rank that this one names as the cause in its traceback."""
-    for line in last_words(tail, ()):
-        if not _EXCEPTION.match(line):  # the log of a rank that failed by itself also reports on other ranks
+    """The rank that `accuser` names in its traceback as the cause of its failure; None if it names no failed rank."""
+    for line in last_output(tail, ()):
+        if not _EXCEPTION.match(line):  # other lines of the log may also name ranks, but not as the cause
             continue
         for number, host, pid, deed in _BLAMED.findall(line):
-            # The numbers are hvdlite's, which may come from a communicator of the program. A process id is exact.
+            # hvdlite's rank numbers differ from mpirun's if the program gave init() a communicator. So the process id decides.
             rank = next((rank for rank, place in started.items() if place == (host, int(pid))), int(number))
             if rank == accuser or rank not in started:
                 continue

@@ -1,5 +1,6 @@
-"""Turns a user's wishes into a command line: which launcher, how many ranks, which hosts."""
+"""Turns a user's wishes into a command line: chooses the launcher, the number of ranks, and the hosts."""
 
+import argparse
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,21 +14,21 @@ from hvdlite.launcher.command import LauncherCommand, Wishes, mpirun_line, names
 from hvdlite.launcher.hosts import Host, parse_hosts, read_hostfile, total_slots
 from hvdlite.launcher.slurm import Allocation, choose_plugin, read_allocation
 
-__all__ = ["LAUNCHERS", "LaunchPlan", "allocated_hosts", "environment", "make", "refuse_nested"]
+__all__ = ["LAUNCHERS", "LaunchPlan", "add_flags", "allocated_hosts", "environment", "make", "positive", "refuse_nested"]
 
 LAUNCHERS = ("auto", "mpirun", "srun")
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """How a job will be started.
+    """The way in which a job will be started.
 
     Attributes:
-        line: the command line.
+        line: the launcher's command line.
         size: the number of ranks.
-        bind: does the process beside each rank bind the rank to its share of the cores?
+        bind: is each rank bound to its share of the cores by the process that hvdlite starts beside it?
         remote: are there ranks on other hosts?
-        notes: the decisions, with reasons.
+        notes: the decisions, each with its reason, as lines for the user.
     """
 
     line: LauncherCommand
@@ -35,6 +36,28 @@ class LaunchPlan:
     bind: bool
     remote: bool
     notes: tuple[str, ...]
+
+
+def add_flags(parser: argparse._ActionsContainer) -> None:
+    """Adds the flags that choose the launcher, and say how it reaches other hosts."""
+    add = parser.add_argument
+    add("--launcher", choices=LAUNCHERS, default="auto", help="auto uses srun in an allocation of Slurm, and mpirun elsewhere")
+    add("--mpirun", default="", metavar="PATH", help="the mpirun to start [that of the MPI that mpi4py loads]")
+    add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in quotes")
+    add("-p", "--ssh-port", type=positive, metavar="PORT", help="the port that ssh uses")
+    add("-i", "--ssh-identity-file", default="", metavar="FILE", help="the file with the key that ssh uses")
+
+
+def positive(text: str) -> int:
+    """The whole number above 0 that a flag has as its value.
+
+    Raises:
+        ArgumentTypeError: `text` is not such a number.
+    """
+    number = int(text) if text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
 
 
 def environment() -> dict[str, str]:
@@ -47,7 +70,7 @@ def refuse_nested(what: str) -> None:
     claim = launcher_claim()
     if claim is not None and claim.size > 1 and not claim.variable.startswith("SLURM"):
         raise InvalidArgumentError(
-            f"{what} starts ranks, but this process is itself one of {claim.size} ({claim.variable}={claim.size}, set by "
+            f"{what} starts ranks, but this process is itself one of {claim.size} ranks ({claim.variable}={claim.size}, set by "
             f"{claim.launcher}): call it from a process that no launcher has started"
         )
 
@@ -72,20 +95,20 @@ def make(
     """The plan for a job.
 
     Args:
-        wishes: the user's, without the number of ranks and the hosts.
-        np: the number of ranks; None: as many as the hosts or the allocation take.
-        hosts: as ``-H`` has them.
-        hostfile: a path.
+        wishes: the user's wishes, without the number of ranks and the hosts.
+        np: the number of ranks; None for the number of slots of the hosts or of the allocation.
+        hosts: the hosts in the form of ``-H``; empty for this host, or for the hosts of the allocation.
+        hostfile: the path of a host file; empty for none.
         launcher: one of LAUNCHERS.
-        mpirun: the program to take.
-        bind: ``auto`` or ``none``.
+        mpirun: the path of the mpirun to start; empty for the mpirun of the MPI that mpi4py loads.
+        bind: ``auto`` or ``none``, as for ``hvdlite run --bind``.
 
     Raises:
-        InvalidArgumentError: what is asked for contradicts itself.
-        SystemFailure: no launcher fits.
+        InvalidArgumentError: the wishes contradict each other, or the chosen launcher cannot fulfil them.
+        SystemFailure: no launcher fits the MPI that mpi4py loads.
     """
     if hosts and hostfile:
-        raise InvalidArgumentError("-H and --hostfile both say where ranks run: give one of them")
+        raise InvalidArgumentError("-H and --hostfile both name the hosts: give only one of them")
     named = parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else ()
     allocation = read_allocation(wishes.environ)
     allocated = allocated_hosts(wishes.environ, allocation)
@@ -109,14 +132,14 @@ def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: 
         return allocation.tasks
     if allocated:
         return total_slots(allocated)
-    raise InvalidArgumentError("say how many ranks to start (-n; np=), or on which hosts (-H, --hostfile; hosts=, hostfile=)")
+    raise InvalidArgumentError("give the number of ranks (-n; np=), or the hosts (-H, --hostfile; hosts=, hostfile=)")
 
 
 def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> LauncherCommand | None:
-    """The line for srun. None, with a note, if it cannot start this MPI and is not required."""
+    """The command line for srun. If srun cannot start this MPI, adds a note and returns None, or raises if it is required."""
     if allocation is None:
         raise InvalidArgumentError(
-            "--launcher srun: this is no allocation of Slurm (SLURM_JOB_ID is not set); see salloc, sbatch"
+            "--launcher srun: this process is in no allocation of Slurm (SLURM_JOB_ID is not set); use salloc or sbatch"
         )
     srun = shutil.which("srun")
     problem = "" if srun else "there is no srun on PATH"
@@ -126,13 +149,11 @@ def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, note
         listing = _listing(srun)
         plugin = choose_plugin(listing, loaded.family)
         if plugin is None:
-            problem = (
-                f"srun offers nothing by which {loaded.version} can be started (srun --mpi=list: {' '.join(listing.split())})"
-            )
+            problem = f"srun has no plugin that starts {loaded.version} (srun --mpi=list prints: {' '.join(listing.split())})"
     if problem or srun is None or plugin is None:
         if required:
             raise SystemFailure(f"--launcher srun: {problem}")
-        notes.append(f"mpirun and not srun starts the ranks, although this is allocation {allocation.job} of Slurm: {problem}")
+        notes.append(f"mpirun starts the ranks, and not srun, although this is allocation {allocation.job} of Slurm: {problem}")
         return None
     notes.append(f"{srun} --mpi={plugin} starts the ranks: this is allocation {allocation.job} of Slurm")
     return srun_line(srun, plugin, wishes, len(allocation.hosts), allocation.inside_step)

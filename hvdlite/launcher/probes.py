@@ -1,4 +1,4 @@
-"""Small programs for checks that could crash or hang. Each runs in a process of its own and prints its result as JSON."""
+"""Small programs for checks that may crash or hang. Each program runs in a process of its own and prints its result as JSON."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ __all__ = ["CUDA", "ENGINE", "FRAMEWORK", "MPI", "SMOKE", "ProbeError", "probe"]
 
 _MARK = "hvdlite-probe:"
 _SAY = f"def say(**found):\n    print({_MARK!r} + __import__('json').dumps(found), flush=True)\n"
-# Probes take this hvdlite, and not one that lies in the current folder: the source tree after `pip install .`, say.
+# Probes import the same hvdlite as this process, and not one in the current folder, such as the source tree.
 _HERE = str(Path(__file__).resolve().parents[2])
 _FIND = f"import sys\nsys.path[:] = filter(None, sys.path)\nif {_HERE!r} not in sys.path:\n    sys.path.insert(0, {_HERE!r})\n"
 
@@ -45,7 +45,7 @@ from hvdlite import _engine
 say(folder=str(folder), shims=shims, engine=_engine.__file__)
 """
 
-# First the driver's own report, then hvdlite's.
+# Prints the driver's report first, and then the report with hvdlite's part.
 CUDA = """
 import ctypes
 found = dict(driver="", devices=[], problem="")
@@ -59,7 +59,7 @@ else:
     cuda.cuDriverGetVersion(ctypes.byref(number))
     found["driver"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
     if status:
-        found["problem"] = f"cuInit says {status}"
+        found["problem"] = f"cuInit returns the error {status}"
     elif cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
         for index in range(number.value):
             device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
@@ -92,10 +92,10 @@ hvdlite.shutdown()
 
 
 class ProbeError(Exception):
-    """A probe did not end well.
+    """A probe raised, crashed or took too long.
 
     Attributes:
-        found: what it had said before.
+        found: the last result that the probe printed before; empty if it printed none.
     """
 
     def __init__(self, text: str, found: dict[str, Any]) -> None:
@@ -104,10 +104,15 @@ class ProbeError(Exception):
 
 
 def probe(program: str, arguments: Sequence[str] = (), seconds: float = 120.0) -> dict[str, Any]:
-    """Runs a program of these; what it said last.
+    """Runs a program of this module and returns the last result that it prints.
+
+    Args:
+        program: the text of the program.
+        arguments: the program's arguments.
+        seconds: the time after which the program is killed.
 
     Raises:
-        ProbeError: it raised, crashed or took too long.
+        ProbeError: the program raised, crashed or took too long.
     """
     command = [sys.executable, "-c", _FIND + _SAY + program, *arguments]
     process = subprocess.Popen(
@@ -130,8 +135,8 @@ def probe(program: str, arguments: Sequence[str] = (), seconds: float = 120.0) -
         raise ProbeError(f"it took more than {seconds:.0f} seconds", found)
     if process.returncode < 0:
         number = -process.returncode
-        raise ProbeError(f"it was ended by signal {number} ({signal.Signals(number).name})", found)
+        raise ProbeError(f"signal {number} ({signal.Signals(number).name}) ended it", found)
     if process.returncode:
         lines = [line for line in err.strip().splitlines() if line.strip()]
-        raise ProbeError(lines[-1] if lines else f"it ended with {process.returncode}", found)
+        raise ProbeError(lines[-1] if lines else f"it ended with exit code {process.returncode}", found)
     return found

@@ -1,13 +1,14 @@
 """Runs beside each rank: starts its program, sends the program's output to the launcher, and reports its end.
 
-mpirun starts this file by its path, in an isolated Python (``python -I -S rank.py SOCKET bind|none GRACE command...``), so it
-imports nothing but the standard library. On the launcher's own host
-everything goes through the launcher's socket, which also shows when the launcher is gone. On other hosts each line goes through
-mpirun's output, with a mark.
+mpirun starts this file by its path, in an isolated Python (``python -I -S rank.py SOCKET bind|none GRACE command...``), so the
+file imports only the standard library. On the launcher's host, this process sends output and messages through the launcher's
+socket. If the launcher ends, the socket is closed. On other hosts this process prints each line with a mark, and mpirun passes
+the line on.
 
-When the launcher is told to end, it asks this process to end the program: by the number of a signal on the socket, or on other
-hosts by a signal that mpirun forwards (`ASKS`). The program gets the signal and GRACE seconds. This process then stays until
-the launcher releases it, even if the program has ended: otherwise mpirun would end ranks that still save their state.
+When the launcher is told to end, it asks this process to end the program: on its own host by a signal's number on the socket,
+on other hosts by a signal that mpirun forwards (`ASKS`). This process sends the program the signal, and kills it after GRACE
+seconds. Even if the program has ended, this process then runs until the launcher closes the socket or mpirun ends it: if it
+ended earlier, mpirun would end other ranks that still save their state.
 """
 
 import contextlib
@@ -27,16 +28,16 @@ from typing import Any
 
 __all__ = ["ASKS", "HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of"]
 
-# The kind of a message on the socket (h: hello, o: stdout, e: stderr, x: exit), and the length of its payload.
+# The header of a message on the socket: its kind (h: hello, o: stdout, e: stderr, x: exit), and the length of its payload.
 HEADER = struct.Struct("!cI")
-# For each signal that asks for the end: the signal that Open MPI's mpirun forwards. The program gets it as well, and ignores it
-# unless it has a handler.
+# For each signal that asks the program to end, the signal that Open MPI's mpirun forwards in its place. The program gets the
+# forwarded signal as well, and ignores it unless it has a handler.
 ASKS = {signal.SIGINT: signal.SIGWINCH, signal.SIGTERM: signal.SIGURG}
-MARK = "\x1e"  # starts a line that goes through mpirun: MARK kind ending rank MARK text
+MARK = "\x1e"  # a line that goes through mpirun has the form: MARK kind ending rank MARK text
 _ENDINGS = {"\n": "n", "\r": "r", "": "u"}
-_LONGEST = 1 << 16  # the longest text that is kept without an end of line
-_GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL, if the end of mpirun or of the launcher ends the rank
-_LAST_OUTPUT_SECONDS = 1.0  # for pipes that a child of the program keeps open after the program's end
+_LONGEST = 1 << 16  # bytes: longer text is passed on without waiting for the end of its line
+_GRACE_SECONDS = 3.0  # from SIGTERM to SIGKILL, if the rank ends because mpirun or the launcher has ended
+_LAST_OUTPUT_SECONDS = 1.0  # how long output is read after the program's end, if a child of the program keeps a pipe open
 
 _RANK = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
@@ -44,17 +45,19 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_L
 
 
 class Segments:
-    """Cuts a stream of bytes into lines. A carriage return ends a line as well, so that progress bars move."""
+    """Cuts a stream of bytes into lines. A carriage return ends a line as well, so that progress bars are shown at once."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[str, str]]:
-        r"""The complete lines, each with its end: ``\n``, ``\r``, or nothing if it is too long."""
+        r"""Takes bytes and returns the lines that are complete, each with its ending: ``\n``, ``\r``, or nothing if the line is
+        too long.
+        """
         data = self._rest + data
         found = []
         while True:
-            end = re.search(rb"\r?\n|\r(?=[^\n])", data)  # a final \r may yet get its \n
+            end = re.search(rb"\r?\n|\r(?=[^\n])", data)  # after an \r at the end of the data, a \n may follow
             if end is None:
                 break
             ending = "\n" if end[0].endswith(b"\n") else "\r"
@@ -68,23 +71,23 @@ class Segments:
         return found
 
     def finish(self) -> list[tuple[str, str]]:
-        """The rest at the end of the stream."""
+        """The text after the last complete line, at the end of the stream; a list of one line or none."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [(rest.decode(errors="replace"), "\n")] if rest else []
 
 
 def first_of(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
-    """The number in the first of these variables that has one."""
+    """The number in the first of the variables `names` that has a number; None if none has."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """This process's rank by its launcher's word; 0 without a launcher."""
+    """This process's rank, from the variables of its launcher; 0 without a launcher."""
     return first_of(environ, _RANK) or 0
 
 
 def local_place(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Its number among the ranks of this host, and how many they are; ``(0, 0)`` where the launcher does not say."""
+    """This process's local rank and local size, from the variables of its launcher; ``(0, 0)`` if they are not set."""
     rank, size = first_of(environ, _LOCAL_RANK), first_of(environ, _LOCAL_SIZE)
     return (rank, size) if rank is not None and size else (0, 0)
 
@@ -93,7 +96,12 @@ def local_place(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def cores(allowed: Sequence[int], folder: str = "/sys/devices/system") -> list[list[int]]:
-    """The physical cores among these processors, neighbours (of one socket and NUMA node) beside each other."""
+    """The physical cores, each as the list of its processors. Cores of one socket and NUMA node are beside each other.
+
+    Args:
+        allowed: the processors that this process may use.
+        folder: the folder where the kernel describes the machine.
+    """
     nodes: dict[int, int] = {}
     for node in Path(folder, "node").glob("node[0-9]*/cpulist"):
         for cpu in _numbers(node):
@@ -108,7 +116,7 @@ def cores(allowed: Sequence[int], folder: str = "/sys/devices/system") -> list[l
 
 
 def _numbers(file: Path) -> list[int]:
-    """The numbers of a list such as ``0-3,8``; none if there is no such file."""
+    """The numbers in a file with a list such as ``0-3,8``; an empty list if the file cannot be read."""
     try:
         parts = [part.partition("-") for part in file.read_text().strip().split(",") if part]
         return [number for first, _, last in parts for number in range(int(first), int(last or first) + 1)]
@@ -117,9 +125,15 @@ def _numbers(file: Path) -> list[int]:
 
 
 def core_share(available: Sequence[Sequence[int]], local_rank: int, local_size: int) -> set[int]:
-    """The processors of one rank where the host's cores are dealt out evenly.
+    """The processors of one rank, if each rank of the host gets the same number of cores.
 
-    Empty where a rank would get less than two: bound to one core, it would share that with its helper threads.
+    The set is empty if a rank would get less than two cores: on one core, the rank would have to share it with its helper
+    threads.
+
+    Args:
+        available: the host's cores, each as the list of its processors.
+        local_rank: the rank's number among the ranks of the host.
+        local_size: the number of ranks on the host; 0 if unknown.
     """
     each = len(available) // local_size if local_size else 0
     if each < 2:
@@ -128,7 +142,7 @@ def core_share(available: Sequence[Sequence[int]], local_rank: int, local_size: 
 
 
 def _take_place(environ: dict[str, str], bind: bool) -> None:
-    """Binds this process, and so its children, to its share of the cores; says to OpenMP how many threads fit if it cannot."""
+    """Binds this process, and so its children, to its share of the cores. Without binding, limits the threads of OpenMP."""
     local_rank, local_size = local_place(environ)
     if not local_size:
         return
@@ -146,7 +160,7 @@ def _take_place(environ: dict[str, str], bind: bool) -> None:
 
 
 class _Socket:
-    """The launcher's socket."""
+    """Sends messages and output through the launcher's socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection: socket.socket | None = connection
@@ -155,7 +169,7 @@ class _Socket:
         if self.connection is not None:
             try:
                 self.connection.sendall(HEADER.pack(kind.encode(), len(data)) + data)
-            except OSError:  # the launcher is gone, which the loop notices
+            except OSError:  # the launcher has ended; _Supervisor notices that
                 self.connection = None
 
     def output(self, kind: str, data: bytes) -> None:
@@ -164,7 +178,7 @@ class _Socket:
 
 
 class _Lines:
-    """Marked lines through mpirun, each in one write so that the lines of several ranks do not mix."""
+    """Writes marked lines for mpirun to pass on, each in one write, so that the lines of several ranks do not mix."""
 
     connection = None
 
@@ -201,7 +215,7 @@ def _connect(path: str, rank: int) -> "_Socket | _Lines":
 
 
 def _die_with_parent() -> None:
-    """Lets the kernel end the program if this process is killed; runs in the child before its program starts."""
+    """Asks the kernel to kill the program when this process ends. Runs in the child before it starts the program."""
     with contextlib.suppress(Exception):
         import ctypes
 
@@ -215,16 +229,16 @@ class _Supervisor:
         self._channel = channel
         self._grace = grace
         self._is_remote = channel.connection is None
-        self._told_to_stop = 0.0  # when
+        self._told_to_stop = 0.0  # the time of the first request to end
         self._kills_at = 0.0
-        self._held = False  # by the launcher, which has asked for the end
+        self._held = False  # has the launcher asked for the end, so that this process must wait for the launcher?
         self._killed = False
         self._parent = os.getppid()
         self._wakeup, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, *ASKS.values()):
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup's, for one
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, for example, ignores SIGHUP
                 signal.signal(number, self._signalled)
         self._signals: list[int] = []
         self.process = subprocess.Popen(
@@ -233,7 +247,7 @@ class _Supervisor:
             stdin=subprocess.DEVNULL,  # Open MPI 5.0's mpirun gives rank 0 a pipe that never ends
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            close_fds=False,  # MPICH's mpirun talks to the rank through one
+            close_fds=False,  # MPICH's mpirun exchanges messages with the rank through an inherited file
             preexec_fn=_die_with_parent,
         )
 
@@ -241,7 +255,7 @@ class _Supervisor:
         self._signals.append(number)
 
     def run(self) -> int:
-        """The program's return code, as `subprocess` has it."""
+        """Waits until the program has ended; returns its exit code, or -n if signal n has ended it."""
         with selectors.DefaultSelector() as selector:
             for kind, stream in (("o", self.process.stdout), ("e", self.process.stderr)):
                 assert stream is not None
@@ -259,7 +273,7 @@ class _Supervisor:
                 self._attend_to_stopping()
 
     def await_launcher(self) -> None:
-        """Stays while it is held, as long as programs may use."""
+        """Waits until the launcher releases this process, at most as long as a program may take to end."""
         with selectors.DefaultSelector() as selector:
             self._register(selector)
             while self._held and time.monotonic() < self._kills_at + _LAST_OUTPUT_SECONDS:
@@ -280,7 +294,7 @@ class _Supervisor:
             if order:
                 self._stop(order[0], self._grace, held=True)
                 return
-            selector.unregister(key.fileobj)  # it is gone
+            selector.unregister(key.fileobj)  # the launcher has ended
             self._channel.connection = None
             self._held = False
             self._stop(signal.SIGTERM, _GRACE_SECONDS)
@@ -297,7 +311,7 @@ class _Supervisor:
                 self._stop(asked, self._grace, held=True)
         numbers = [number for number in numbers if number not in ASKS.values()]
         if numbers:
-            # Whoever ends us as the leader of a process group ends the group, and the program is in it.
+            # If this process leads a process group, the signal was sent to the whole group, and the program has got it too.
             self._stop(numbers[0] if os.getpgid(0) != os.getpid() else 0, _GRACE_SECONDS)
         if os.getppid() != self._parent:
             self._held = False
@@ -307,7 +321,9 @@ class _Supervisor:
             self._send(signal.SIGKILL)
 
     def _stop(self, number: int, grace: float, held: bool = False) -> None:
-        """Sends the program a signal (0: it has it already) and gives it `seconds`; only the first call counts."""
+        """Sends the program a signal (0 if it has got one already), and kills it after `grace` seconds. Only the first call
+        does so.
+        """
         self._held = held
         if not self._told_to_stop:
             self._told_to_stop = time.monotonic()
@@ -320,12 +336,12 @@ class _Supervisor:
 
     @property
     def stopped(self) -> bool:
-        """Was it told to end?"""
+        """Was the program told to end?"""
         return bool(self._told_to_stop)
 
 
 def _end_as(code: int) -> None:
-    """Ends this process as the program has ended: with its code, or by its signal."""
+    """Ends this process as the program has ended: with the same exit code, or by the same signal."""
     if code < 0:
         with contextlib.suppress(Exception):
             import resource
@@ -338,14 +354,15 @@ def _end_as(code: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Starts the program, runs it to its end, and ends as it did.
+    """Starts the program, waits for its end, and ends this process in the same way.
 
     Args:
-        arguments: the launcher's socket, ``bind`` or ``none``, seconds of grace, and the program's command line.
+        arguments: the path of the launcher's socket, ``bind`` or ``none``, the seconds that the program gets to end after it
+            is told to, and the program's command line.
     """
     path, bind, grace, *command = arguments
     environ = dict(os.environ)
-    environ.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write in large pieces, which a killed rank loses
+    environ.setdefault("PYTHONUNBUFFERED", "1")  # Python would keep output for a pipe in a buffer, which a killed rank loses
     rank = rank_of(environ)
     host = socket.gethostname()
     channel = _connect(path, rank)
@@ -363,7 +380,7 @@ def main(arguments: Sequence[str]) -> None:
         channel.output(kind, b"")
     channel.send("x", json.dumps({"rank": rank, "code": code, "stopped": supervisor.stopped}).encode())
     supervisor.await_launcher()
-    if supervisor.stopped and os.getpgid(0) == os.getpid():  # what the program has started, and left behind
+    if supervisor.stopped and os.getpgid(0) == os.getpid():  # ends the processes that the program has started and not ended
         os.killpg(0, signal.SIGKILL)
     _end_as(code)
 

@@ -1,4 +1,4 @@
-"""What Slurm's variables say of an allocation, and which of its ways to start MPI programs fits."""
+"""Reads an allocation from Slurm's variables, and chooses the plugin of srun that starts ranks of the loaded MPI."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from hvdlite.launcher.hosts import Host
 __all__ = ["Allocation", "choose_plugin", "expand_nodes", "expand_tasks", "read_allocation"]
 
 
-_NO_STEP = 0xFFFFFFF0  # from here on ids stand for what is none of srun's steps, such as the batch script
+_NO_STEP = 0xFFFFFFF0  # this id and higher ones do not belong to steps of srun, but for example to the batch script
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Allocation:
     """An allocation of Slurm.
 
     Attributes:
-        job: its id.
-        hosts: the nodes with the tasks that each takes; with one task each where Slurm was not told a number.
-        tasks: what the job was submitted with (``--ntasks``), or None.
-        inside_step: is this process itself one that srun has started?
+        job: the id of the job.
+        hosts: the nodes; a node's slots are its number of tasks, or 1 if SLURM_TASKS_PER_NODE has no number for each node.
+        tasks: the number of tasks that the user gave Slurm (``--ntasks``); None if there is none.
+        inside_step: has srun started this process?
     """
 
     job: str
@@ -31,10 +31,10 @@ class Allocation:
 
 
 def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation that this environment belongs to, if any.
+    """The allocation that an environment describes; None if it describes none.
 
     Raises:
-        InvalidArgumentError: a variable of Slurm cannot be read.
+        InvalidArgumentError: a variable of Slurm has an unknown form.
     """
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
     job = environ.get("SLURM_JOB_ID", "")
@@ -58,11 +58,11 @@ def expand_nodes(text: str) -> list[str]:
     ['gpu08', 'gpu09', 'gpu10', 'gpu12', 'login']
 
     Raises:
-        InvalidArgumentError: this is no node list.
+        InvalidArgumentError: `text` is not a node list.
     """
     parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)
     if ",".join(parts) != text:
-        raise InvalidArgumentError(f"{text!r} is no node list of Slurm")
+        raise InvalidArgumentError(f"{text!r} is not a node list of Slurm")
     return [name for part in parts for name in _expand(part, text)]
 
 
@@ -70,13 +70,13 @@ def _expand(part: str, text: str) -> list[str]:
     bracket = re.search(r"\[([^\]]*)\]", part)
     if bracket is None:
         if not part or set("[]") & set(part):
-            raise InvalidArgumentError(f"{text!r} is no node list of Slurm")
+            raise InvalidArgumentError(f"{text!r} is not a node list of Slurm")
         return [part]
     names = []
     for piece in bracket[1].split(","):
         first, dash, last = piece.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise InvalidArgumentError(f"{text!r} is no node list of Slurm: {piece!r} is neither a number nor a range")
+            raise InvalidArgumentError(f"{text!r} is not a node list of Slurm: {piece!r} is neither a number nor a range")
         for number in range(int(first), int(last or first) + 1):
             middle = f"{number:0{len(first)}}"
             names += _expand(part[: bracket.start()] + middle + part[bracket.end() :], text)
@@ -84,31 +84,36 @@ def _expand(part: str, text: str) -> list[str]:
 
 
 def expand_tasks(text: str) -> list[int]:
-    """The tasks of each node.
+    """The number of tasks of each node, from a value of SLURM_TASKS_PER_NODE.
 
     >>> expand_tasks("2(x3),1")
     [2, 2, 2, 1]
 
     Raises:
-        InvalidArgumentError: this is no such list.
+        InvalidArgumentError: `text` does not have this form.
     """
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if found is None:
-            raise InvalidArgumentError(f"SLURM_TASKS_PER_NODE={text!r} cannot be read: {part!r} is neither 2 nor 2(x3)")
+            raise InvalidArgumentError(f"SLURM_TASKS_PER_NODE={text!r}: {part!r} has neither the form 2 nor the form 2(x3)")
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 
 
-# What each MPI can be started through, best first; some offer only names with a version behind (pmix_v4).
+# The plugins that can start each MPI, the best first. Some versions of Slurm list a plugin only with its version (pmix_v4).
 _PLUGINS = {"openmpi": ("pmix",), "mpich": ("pmi2", "pmix"), "intel": ("pmi2", "pmix")}
 
 
 def choose_plugin(listing: str, family: str) -> str | None:
-    """The value for ``srun --mpi`` that fits an MPI, from what ``srun --mpi=list`` prints; None where there is none."""
+    """The value of ``srun --mpi`` that starts an MPI; None if there is none.
+
+    Args:
+        listing: the output of ``srun --mpi=list``.
+        family: the family of the MPI, as `hvdlite.launcher.mpirun.Loaded` has it.
+    """
     offered: set[str] = set()
-    for line in listing.splitlines():  # a name on a line; older versions put "srun:" before it
+    for line in listing.splitlines():  # each line has one name; older versions of Slurm put "srun:" in front of it
         words = line.removeprefix("srun:").split()
         offered |= set(words) if len(words) == 1 else set()
     for name in _PLUGINS.get(family, ()):

@@ -1,7 +1,8 @@
-"""``hvdlite top``: looks at a running job again and again: each rank's step time, where its time goes, whom others wait for.
+"""``hvdlite top``: looks at a running job at regular intervals, and shows each rank's step time, where the rank spends its
+time, and for which rank the others wait.
 
-Ranks of this host are asked through their unix sockets. Other hosts are asked by a small program on each, which the launcher of
-the MPI starts there as it starts ranks; nothing listens on a network.
+It asks the ranks of this host through their unix sockets. On each other host it starts a small program that asks the ranks
+there; the launcher of the MPI starts these programs as it starts ranks. No process listens on a network.
 """
 
 import argparse
@@ -20,22 +21,22 @@ __all__ = ["EPILOG", "JobViewer", "LooksTogether", "add_flags", "choose_job", "r
 
 EPILOG = """\
 examples:
-  hvdlite top                          the only job of yours on this host
+  hvdlite top                          your job on this host, if it is the only one
   hvdlite top 20756                    the job whose rank 0 has this process id
   hvdlite top -H node1,node2           a job on two hosts
   hvdlite top --once --json            one look, for scripts
 
-docs/top.md says what each figure means.
+docs/top.md explains each figure.
 """
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``hvdlite top``."""
     add = parser.add_argument
-    add("job", nargs="?", default="", metavar="JOB", help="its name, or the process id of its rank 0 [the only job there is]")
-    add("-H", "--hosts", default="", metavar="HOSTS", help="the hosts to ask, as a,b [this host]")
+    add("job", nargs="?", default="", metavar="JOB", help="the job's name, or the process id of its rank 0 [the only job]")
+    add("-H", "--hosts", default="", metavar="HOSTS", help="the hosts to ask, in the form a,b [this host]")
     add("--interval", type=_seconds, default=1.0, metavar="S", help="seconds from one look to the next [1]")
-    add("--once", action="store_true", help="prints the figures of one interval, and ends")
+    add("--once", action="store_true", help="prints the figures of one interval, and then ends")
     add("--json", action="store_true", help="prints each look as one line of JSON")
     on_hosts.add_flags(parser)
 
@@ -43,12 +44,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _seconds(text: str) -> float:
     number = float(text)
     if not 0.05 <= number <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.05 to 3600")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.05 to 3600")
     return number
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the job until it ends, or for one interval; returns the exit status."""
+    """Shows the job until it ends, or for one interval with ``--once``. Returns the exit status: 1 if with ``--once`` the job
+    ended before the second look, 130 after Ctrl-C, otherwise 0.
+    """
     with _display(arguments) as show:
         viewer = JobViewer(arguments.job, arguments.hosts, show)
         try:
@@ -64,16 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class JobViewer:
-    """Makes figures of the answers of one job.
+    """Computes the figures of one job from the answers of its ranks.
 
     Args:
-        wanted: the job's name or a part of it, as `choose_job` takes it.
-        hosts: those that are asked, for errors; empty for this host.
-        show: is called with the figures of each look but the first.
+        wanted: the job's name, the process id of its rank 0, or "" for the only job.
+        hosts: the hosts that are asked, for error texts; empty for this host.
+        show: a function that is called with the figures of each look but the first.
 
     Attributes:
-        job: the name of the job, from the first look on.
-        ended: is no rank of it left on the asked hosts?
+        job: the name of the job; empty before the first look.
+        ended: have all ranks of the job on the asked hosts ended?
     """
 
     def __init__(self, wanted: str, hosts: str, show: Callable[[JobFigures], None]) -> None:
@@ -83,12 +86,12 @@ class JobViewer:
         self._last: JobFigures | None = None
 
     def see(self, answers: Sequence[Answer]) -> bool:
-        """Takes the answers of one look; false once the job has ended.
+        """Takes the answers of one look. Returns false if the job has ended.
 
         Raises:
-            InvalidArgumentError: there is no such job, or there are several.
-            SystemFailure: no rank of the job answers the first look, or the job has another hvdlite, whose answers may mean
-            something else.
+            InvalidArgumentError: no job or several jobs fit `wanted`.
+            SystemFailure: no rank of the job answers the first look, or the job runs another version of hvdlite, whose answers
+                may have another meaning.
         """
         first = not self.job
         if first:
@@ -100,13 +103,13 @@ class JobViewer:
         spoken = {answer["rank"]: answer for answer in mine if not answer.get("silent")}
         if first and not spoken:
             raise SystemFailure(
-                f"no rank of the job {self.job} answers: its processes are stopped, or native code holds Python's GIL in them"
+                f"no rank of the job {self.job} answers: its processes are stopped, or native code in them holds Python's GIL"
             )
         for answer in spoken.values() if first else ():
             if answer["hvdlite"] != __version__:
                 raise SystemFailure(
-                    f"the job {self.job} runs hvdlite {answer['hvdlite']}, and this is {__version__}: take the `hvdlite top` "
-                    "of the job's own environment"
+                    f"the job {self.job} runs hvdlite {answer['hvdlite']}, and this is hvdlite {__version__}: use the "
+                    "`hvdlite top` of the job's Python environment"
                 )
         if not first:
             self._last = figures_of_job(self._before, mine, self._last.last_stall if self._last else None)
@@ -116,15 +119,15 @@ class JobViewer:
 
 
 def choose_job(answers: Sequence[Answer], wanted: str, hosts: str = "") -> str:
-    """The name of the one job that is wanted.
+    """The name of the job that the user wants to see.
 
     Args:
-        answers: of the first look; a rank that is silent counts.
-        wanted: a job's name, the process id of its rank 0, or "" for the only one.
-        hosts: those that were asked, for errors; empty for this host.
+        answers: the answers of the first look. Jobs whose ranks do not answer are found, too.
+        wanted: the job's name, the process id of its rank 0, or "" for the only job.
+        hosts: the hosts that were asked, for error texts; empty for this host.
 
     Raises:
-        InvalidArgumentError: there is none, or several; names them.
+        InvalidArgumentError: no job or several jobs fit `wanted`. The error names several.
     """
     found: dict[str, list[Answer]] = {}
     for answer in answers:
@@ -133,12 +136,12 @@ def choose_job(answers: Sequence[Answer], wanted: str, hosts: str = "") -> str:
     where = f"on {hosts}" if hosts else "on this host"
     if not found:
         raise InvalidArgumentError(
-            f"hvdlite top finds no running job{f' {wanted}' if wanted else ''} of yours {where}. A job shows up when its ranks "
-            "have called init(), unless HVDLITE_LIVE_VIEW=0; -H a,b asks other hosts; in a container, look from inside of it"
+            f"hvdlite top finds no running job{f' {wanted}' if wanted else ''} of yours {where}. hvdlite top finds a job "
+            "after its init(), unless HVDLITE_LIVE_VIEW=0; -H a,b asks other hosts; a container's jobs are only found inside it"
         )
     if len(found) > 1:
         lines = [f"  hvdlite top {job}   {_described(ranks)}" for job, ranks in found.items()]
-        raise InvalidArgumentError("several jobs of yours run {}; name one:\n{}".format(where, "\n".join(lines)))
+        raise InvalidArgumentError("you have several jobs {}; name one:\n{}".format(where, "\n".join(lines)))
     return next(iter(found))
 
 
@@ -148,9 +151,9 @@ def _described(ranks: Sequence[Answer]) -> str:
     return f"{spoken['program'] if spoken else 'silent'}, {len(ranks)}{size} ranks here"
 
 
-# --- whom to ask --------------------------------------------------------------------------------------------------------
+# --- asking the ranks ---------------------------------------------------------------------------------------------------
 
-_LOOKS_ONCE = 2  # figures are differences
+_LOOKS_ONCE = 2  # with --once, because figures are the difference of two looks
 
 
 def _ask_here(arguments: argparse.Namespace, viewer: JobViewer) -> None:
@@ -167,11 +170,11 @@ def _ask_hosts(arguments: argparse.Namespace, viewer: JobViewer) -> None:
 
 
 class LooksTogether:
-    """Hands over a look when each host has sent one.
+    """Joins the looks of several hosts: gives the viewer the answers of all hosts when each host has sent a look.
 
     Args:
-        hosts: how many.
-        viewer: gets the looks.
+        hosts: the number of hosts.
+        viewer: gets the answers.
     """
 
     def __init__(self, hosts: int, viewer: JobViewer) -> None:
@@ -179,7 +182,12 @@ class LooksTogether:
         self._latest: dict[int, list[Answer]] = {}
 
     def take(self, host: int, line: str) -> bool:
-        """Takes a line of a host's agent; false once the job has ended."""
+        """Takes a line that the program on a host has printed. Returns false if the job has ended.
+
+        Args:
+            host: the host's place in the list of hosts.
+            line: the look as JSON.
+        """
         self._latest[host] = json.loads(line)["answers"]
         if len(self._latest) < self._hosts:
             return True
@@ -188,7 +196,7 @@ class LooksTogether:
         return self._viewer.see(answers)
 
 
-# --- how to show it -----------------------------------------------------------------------------------------------------
+# --- showing the figures ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -200,8 +208,8 @@ def _display(arguments: argparse.Namespace) -> Iterator[Callable[[JobFigures], N
         from hvdlite.launcher import top_page
     except ImportError as error:
         raise UnsupportedError(
-            f"hvdlite top draws with the package rich, which cannot be imported ({error}): pip install 'hvdlite[top]', or take "
-            "--json, which needs nothing"
+            f"hvdlite top needs the package rich, which cannot be imported ({error}): pip install 'hvdlite[top]', or use "
+            "--json, which works without it"
         ) from None
     with top_page.page(live=not arguments.once and sys.stdout.isatty()) as show:
         yield show

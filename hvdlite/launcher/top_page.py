@@ -13,32 +13,33 @@ from hvdlite.launcher.figures import JobFigures, RankFigures
 __all__ = ["draw", "page"]
 
 _UNKNOWN = "-"
-_BAR = 20  # letters
-_LAST_CALLS = 2  # of the Python stack
-_WIDE = 120  # letters: a page that has all columns
-_MUCH = 0.05  # of the time: a rank that is waited for so long stands out
+_BAR = 20  # the length of a bar, in characters
+_LAST_CALLS = 2  # the number of calls that are shown of a Python stack
+_WIDE = 120  # characters: a page of this width has all columns
+_MUCH = 0.05  # the row of a rank is marked if the others wait for it for a larger part of the time
 _STATES = {"silent": "silent", "ended": "ended"}
 
 
 @contextlib.contextmanager
 def page(live: bool) -> Iterator[Callable[[JobFigures], None]]:
-    """A function that shows figures: in place of those before, or below them if it is not live."""
+    """A function that shows the figures of a look: in place of the previous ones if `live`, otherwise below them."""
     console = Console()
     if not live:
         yield lambda figures: console.print(draw(figures, console.width))
         return
     with Live(Text("looking ..."), console=console, auto_refresh=False, screen=True) as screen:
-        # Beside the rows of ranks there are the head, a line of names, and at most four lines below.
+        # The other lines of the page are the head, the names of the columns, and at most four lines below the table.
         yield lambda figures: screen.update(draw(figures, console.width, max(1, console.height - 6)), refresh=True)
 
 
 def draw(figures: JobFigures, width: int, rows: int | None = None) -> RenderableType:
-    """The page of one look.
+    """The page that shows one look.
 
     Args:
-        figures: of the look.
-        width: of the page, in letters. A narrow one has fewer columns.
-        rows: how many ranks have room, or None for all. Those that matter most come first then.
+        figures: the figures of the look.
+        width: the width of the page, in characters. A page narrower than 120 has fewer columns.
+        rows: the number of ranks that the page has room for; None for all. If there are more, the page shows first the rank
+            for which the others wait, then ranks that do not answer, then those that wait least.
     """
     hosts = {each.host for each in figures.ranks} | set(figures.not_asked)
     head = (
@@ -48,12 +49,12 @@ def draw(figures: JobFigures, width: int, rows: int | None = None) -> Renderable
     shown = list(figures.ranks)
     if rows is not None and len(shown) > rows:
         shown = sorted(shown, key=lambda each: _urgency(figures, each))[:rows]
-        head += f"; {len(figures.ranks) - rows} that wait most are not shown"
+        head += f"; {len(figures.ranks) - rows} of the ranks are not shown: they wait most"
     lines: list[RenderableType] = [Text(head, style="bold"), _table(figures, shown, width >= _WIDE)]
     lines += [Text(_waited_for(figures)), Text(_last_stall(figures))]
     if figures.not_asked:
         ranks = ", ".join(f"{count} on {host}" for host, count in figures.not_asked.items())
-        lines.append(Text(f"Ranks that were not asked: {ranks}. To ask them: hvdlite top -H {','.join(sorted(hosts))}"))
+        lines.append(Text(f"Ranks that were not asked: {ranks}. This asks them: hvdlite top -H {','.join(sorted(hosts))}"))
     return Group(*lines)
 
 

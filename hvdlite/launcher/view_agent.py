@@ -1,7 +1,7 @@
-"""Asks the ranks of this host for their numbers, again and again, and prints each look as one line of JSON.
+"""Asks the ranks of this host for their counters at regular intervals, and prints each look as one line of JSON.
 
-``hvdlite top -H`` starts it on each host: ``python -m hvdlite.launcher.view_agent INTERVAL LOOKS JOB``. INTERVAL is in seconds;
-LOOKS 0 means until it is ended; JOB "-" means every job of this user.
+``hvdlite top -H`` starts this program on each host: ``python -m hvdlite.launcher.view_agent INTERVAL LOOKS JOB``. INTERVAL is
+in seconds. LOOKS is the number of looks; 0 means that the program runs until it is ended. JOB "-" means every job of this user.
 """
 
 import json
@@ -17,12 +17,13 @@ from hvdlite import view_socket
 __all__ = ["EVERY_JOB", "look", "looks", "main"]
 
 EVERY_JOB = "-"
-_AT_ONCE = 32  # ranks
-_PATIENCE = 1.0  # seconds for one rank to answer
+_AT_ONCE = 32  # the number of ranks that are asked at the same time
+_PATIENCE = 1.0  # the seconds in which a rank has to answer
 
 
 def look(job: str = "") -> list[dict[str, Any]]:
-    """What the ranks of this host answer now, each with its rank; a rank that does not answer in time has ``silent``.
+    """Asks the ranks of this host once, and returns their answers. The answer of a rank that does not answer in time has
+    ``silent``; a rank that has ended has no answer.
 
     Args:
         job: the name of the job, the process id of its rank 0, or "-" or "" for every job of this user.
@@ -32,7 +33,7 @@ def look(job: str = "") -> list[dict[str, Any]]:
     ]
     if not wanted:
         return []
-    with ThreadPoolExecutor(min(_AT_ONCE, len(wanted))) as pool:  # a rank that computes answers only when it gives up the GIL
+    with ThreadPoolExecutor(min(_AT_ONCE, len(wanted))) as pool:  # a rank answers only when its program gives up the GIL
         return [answer for answer in pool.map(_ask, wanted) if answer is not None]
 
 
@@ -46,7 +47,7 @@ def _ask(address: view_socket.ViewAddress) -> dict[str, Any] | None:
 
 
 def looks(job: str, interval: float, count: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """A look every `interval` seconds; `count` of them, or without an end if that is 0."""
+    """Yields the answers of one look every `interval` seconds: `count` looks, or looks without an end if `count` is 0."""
     due, done = time.monotonic(), 0
     while True:
         yield look(job)
@@ -58,7 +59,7 @@ def looks(job: str, interval: float, count: int = 0) -> Iterator[list[dict[str, 
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints the looks; returns the exit status."""
+    """Prints the looks; returns the exit status 0."""
     interval, count, job = words
     try:
         for answers in looks(job, float(interval), int(count)):

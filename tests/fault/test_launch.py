@@ -165,7 +165,7 @@ def test_the_benchmark_without_torch():
         args=BENCH,
     )
     assert job.returncode == 0, job.report()
-    assert "Not there: gloo (torch is not installed (pip install torch))." in job.stdout[0]
+    assert "Not measured: gloo (torch is not installed (pip install torch))." in job.stdout[0]
     header = next(line for line in job.stdout[0].splitlines() if line.startswith("|"))
     assert [cell.strip() for cell in header.split("|")[2:-1]] == ["hvdlite", "hvdlite-out", "mpi4py", "memcpy", "rewrite"]
     assert job.stdout[1] == ""

@@ -100,7 +100,7 @@ def test_the_traceback_of_the_first_failure_comes_last(tmp_path):
     assert done.returncode == 1
     assert "[0]<stderr>: hvdlite.errors.PeerLostError: rank 1" in done.stderr or "[2]<stderr>:" in done.stderr
     place, last = done.stderr.rsplit("hvdlite run: rank 1 (host ", 1)
-    assert "failed first: it ended with exit code 1. Its last words:" in last
+    assert "failed first: it ended with exit code 1. Its last output:" in last
     assert last.splitlines()[1] == "Traceback (most recent call last):"
     assert "ValueError: the data is bad" in last
     assert "PeerLostError" not in last
@@ -152,11 +152,11 @@ def test_an_mpirun_that_has_started_no_rank_is_started_again(tmp_path):
     weak.chmod(0o755)
     done = run(tmp_path, "print('here')", "--mpirun", str(weak), n=2, FAILURES="2")
     assert (done.returncode, done.stdout.count("here")) == (0, 2), done.stderr
-    assert done.stderr.count("has started no rank; it is started again") == 2
+    assert done.stderr.count("has started no rank; hvdlite starts it again") == 2
     (tmp_path / "launches").unlink()
     done = run(tmp_path, "print('here')", "--mpirun", str(weak), n=2, FAILURES="3")
     assert (done.returncode, done.stdout) == (213, "")
-    assert f"{weak} ended with 213 before any rank" in done.stderr
+    assert f"{weak} ended with exit code 213 before it had started a rank" in done.stderr
 
 
 def test_an_mpirun_of_another_mpi_is_found_out_by_the_ranks(tmp_path):

@@ -96,4 +96,4 @@ def test_one_host_of_two(hosts, training, tmp_path):
 def test_a_host_that_cannot_be_reached(hosts, tmp_path):
     done = top(hosts, tmp_path, "h0,nowhere", "--once", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "hvdlite: the hosts h0,nowhere cannot be asked: " in done.stderr
+    assert "hvdlite: a program could not be run on the hosts h0,nowhere: " in done.stderr

@@ -159,7 +159,7 @@ def test_messages():
 def test_messages_of_something_else_are_noticed(monkeypatch):
     nothing = (lambda: None, lambda: None)
     monkeypatch.setattr(PEERS["hvdlite-numpy"], "message", lambda *_: nothing)
-    with pytest.raises(team.WrongSum, match=r"hvdlite-numpy: rank 1: something else arrived than was sent"):
+    with pytest.raises(team.WrongSum, match=r"hvdlite-numpy: rank 1: the received tensor differs from the sent one"):
         run_messages()
 
 
@@ -248,7 +248,7 @@ def test_a_peer_that_does_not_start_is_absent_on_all_ranks(monkeypatch):
     world = World()
     found = team.Team(world, None)
     assert [peer.name for peer in found.peers] == ["mpi4py"]
-    assert found.records[0]["absent"] == "rank 1: it does not start: no such device"
+    assert found.records[0]["absent"] == "rank 1: it cannot be started: no such device"
     found.close()
     world.close()
 
@@ -352,7 +352,7 @@ def test_oneccl_that_does_not_start_is_absent_on_all_ranks(monkeypatch, tmp_path
     library.onecclGetUniqueId = lambda unique: 3  # on rank 0: the others wait for its id
     world = World()
     found = team.Team(world, None)
-    why = "it does not start: onecclGetUniqueId: error 3 (CCL_LOG_LEVEL=info says more)"
+    why = "it cannot be started: onecclGetUniqueId: error 3 (CCL_LOG_LEVEL=info shows details)"
     assert found.records[0]["absent"] == why
     found.close()
     world.close()

@@ -1,4 +1,4 @@
-"""Engines as threads whose ranks have an arena in common, and arrays and allreduces in it."""
+"""Engines in threads whose ranks share an arena, and functions for arrays and allreduces in it."""
 
 from contextlib import contextmanager
 
@@ -9,7 +9,7 @@ SIZE = 4096
 
 
 def open_arenas(ranks, nbytes=SIZE, kind="memfd", process_set=0):
-    """An open arena for each of these ranks, which are the members of the set."""
+    """Opens an arena for each of these ranks, which are all members of the process set; returns one arena for each rank."""
     arenas = [rank.engine.create_arena(process_set, nbytes, kind) for rank in ranks]
     for arena in arenas:
         arena.open([other.address for other in arenas])
@@ -32,7 +32,7 @@ def view(rank, count, dtype=np.float32, offset=0):
 
 
 def reduce(rank, name, array, **options):
-    """An allreduce in place, of what lies in the rank's arena unless `arena` says otherwise."""
+    """Makes an allreduce in place. The array lies in the rank's arena, unless the option `arena` names another."""
     options = {"op": SUM, "arena": rank.arena.id, **options}
     return rank.start(ALLREDUCE, name, array, array, **options).result()
 

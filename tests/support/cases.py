@@ -1,12 +1,12 @@
-"""What every collective is tested with, and what it must give.
+"""The inputs for tests of collectives, and the expected results.
 
-One table of element types, operators, counts and shapes: add a row and every test that uses the table covers it.
-Inputs differ between ranks by construction, and are chosen so that exact results exist in any order of additions
-(`contribution`); `random_contribution` gives floats whose sums do depend on the order, for bounds.
+The tables have element types, operators, counts and shapes. A new row is covered by every test that uses the table. Inputs
+differ between ranks. Those of `contribution` have exact results in any order of additions; those of `random_contribution` are
+floats whose sums depend on the order, for tests of error bounds.
 
-Expected values (`expected`) come from exact integers, or for floats from extended precision together with the error that
-the algorithms may make: half a unit in the last place of the element type for the one rounding of the result, and one
-rounding of the accumulator type for each addition and each factor.
+Expected values (`expected`) are computed with exact integers, or for floats in extended precision, with the error that the
+algorithms may make: half a unit in the last place of the element type for the rounding of the result, and one rounding of the
+accumulator type for each addition and each factor.
 """
 
 import itertools
@@ -57,17 +57,17 @@ class Reduction:
         return f"{self.dtype.label}-{self.op.name.lower()}"
 
 
-# Every supported pair: the Average of bool is refused, and of complex numbers there are Sum and Average only.
+# All supported pairs: the Average of bool is refused, and complex numbers have only Sum and Average.
 REDUCTIONS = tuple(
     Reduction(dtype, op)
     for dtype, op in itertools.product(DType, Op)
     if (dtype, op) != (DType.BOOL, Op.AVERAGE) and (op in (Op.SUM, Op.AVERAGE) or not dtype.is_complex)
 )
 
-# A complex number is a pair of these.
+# The type of the two parts of a complex number.
 _REAL = {DType.COMPLEX64: DType.FLOAT32, DType.COMPLEX128: DType.FLOAT64}
 
-# Elements of a flat tensor: nothing, one, a prime, around a cache line and a page, more than a few segments of a test.
+# Element counts of a flat tensor: none, one, a prime, around a cache line and a page, and more than some segments of a test.
 COUNTS = (0, 1, 2, 13, 63, 64, 65, 1023, 1024, 1031, 5003)
 
 # Shapes for tests above the engine: scalars, empty dimensions, odd sizes.
@@ -75,19 +75,19 @@ SHAPES = ((), (0,), (1,), (7,), (3, 0, 2), (2, 3), (5, 3, 2), (17, 31), (4, 1, 1
 
 
 def counts_around(ranks: int, segment: int) -> tuple[int, ...]:
-    """Element counts at which cutting a buffer for so many ranks and segments of so many elements may go wrong."""
+    """Element counts at which errors are likely when a buffer is cut for `ranks` ranks and segments of `segment` elements."""
     edges = {0, 1, 2, 13, ranks - 1, ranks, ranks + 1, segment - 1, segment, segment + 1}
     block = ranks * segment
     return tuple(sorted(edges | {block - 1, block, block + 1, 3 * block + 7, 9 * block + 5}))
 
 
 def case_id(*parts: object) -> str:
-    """A readable test id: the parts joined by dashes, types by their name."""
+    """A readable test id: the parts joined by dashes, with the names of types."""
     return "-".join(part.label if isinstance(part, DType) else str(part) for part in parts)
 
 
 def random_sizes(parts: int, seed: int, largest: int = 40) -> list[int]:
-    """Uneven sizes of parts: some zero, one far larger than the others."""
+    """Uneven sizes of `parts` parts: some are zero, and one is far larger than the others."""
     draw = np.random.default_rng([parts, seed])
     sizes = draw.integers(0, largest, parts)
     sizes[draw.random(parts) < 0.3] = 0
@@ -99,14 +99,14 @@ def random_sizes(parts: int, seed: int, largest: int = 40) -> list[int]:
 
 
 def contribution(rank: int, count: int, dtype: DType, op: Op, salt: int = 0) -> np.ndarray:
-    """What this rank puts in: differs between ranks and places; every order of operations gives the same result.
+    """A rank's input. It differs between ranks and places, and every order of operations gives the same result.
 
     Args:
-        rank: whose contribution.
-        count: elements.
-        dtype: their type.
-        op: what they are meant for: sums stay small, products stay near 1.
-        salt: another value for other inputs under the same arguments.
+        rank: the rank.
+        count: the number of elements.
+        dtype: the type of the elements.
+        op: the operator: sums of the elements stay small, and products stay near 1.
+        salt: a number that selects other values.
     """
     if dtype.is_complex:
         return contribution(rank, 2 * count, _REAL[dtype], op, salt).view(numpy_dtype(dtype))
@@ -130,7 +130,7 @@ def contribution(rank: int, count: int, dtype: DType, op: Op, salt: int = 0) -> 
 
 
 def random_contribution(rank: int, count: int, dtype: DType, seed: int) -> np.ndarray:
-    """Normally distributed floats of mixed magnitude, drawn for this rank and seed."""
+    """Normally distributed floats of mixed magnitude; rank and seed determine them."""
     draw = np.random.default_rng([rank, seed])
     return (draw.standard_normal(count) * 2.0 ** draw.integers(-3, 4, count)).astype(numpy_dtype(dtype))
 
@@ -140,16 +140,18 @@ def random_contribution(rank: int, count: int, dtype: DType, seed: int) -> np.nd
 
 @dataclass(frozen=True)
 class Expected:
-    """The right result and how far from it an element may lie; ``tolerance`` is zero where only one value is right.
+    """The expected result, and the largest error of each element.
 
-    Of complex numbers: of their real and imaginary parts, as neighbours.
+    Attributes:
+        value: the expected elements. Complex numbers are given as their real and imaginary parts, one after the other.
+        tolerance: the largest error of each element; zero if only one value is right.
     """
 
     value: np.ndarray
     tolerance: np.ndarray
 
     def check(self, actual: np.ndarray, what: str = "result") -> None:
-        """Fails, naming the worst element, unless every element lies within its tolerance."""
+        """Fails unless every element has at most its largest error. The message names the worst element."""
         if actual.dtype.kind == "c":
             actual = actual.view(actual.real.dtype)
         assert actual.shape == self.value.shape, f"{what}: shape {actual.shape} instead of {self.value.shape}"
@@ -166,7 +168,7 @@ class Expected:
         )
 
 
-# Relative size of one rounding: half a unit in the last place.
+# The relative error of one rounding: half a unit in the last place.
 _ROUNDING = {
     DType.FLOAT16: 2.0**-11,
     DType.BFLOAT16: 2.0**-8,
@@ -182,14 +184,14 @@ def expected(
     postscale: float = 1.0,
     divisor: int | None = None,
 ) -> Expected:
-    """T(postscale / divisor * (op over the inputs of prescale * x)).
+    """The expected result of postscale / divisor * (op over all ranks of prescale * input), rounded to the element type.
 
     Args:
-        inputs: one array a rank, None for a rank without a value; at least one array.
-        reduction: element type and operator.
-        prescale: factor of each input.
-        postscale: factor of the result.
-        divisor: what the result is divided by; by default the number of ranks for an Average and else 1.
+        inputs: one array for each rank, or None for a rank without a value; there is at least one array.
+        reduction: the element type and the operator.
+        prescale: the factor of each input.
+        postscale: the factor of the result.
+        divisor: the divisor of the result; by default the number of ranks for an Average, otherwise 1.
     """
     if divisor is None:
         divisor = len(inputs) if reduction.op is Op.AVERAGE else 1
@@ -209,7 +211,7 @@ def expected(
 
 def _expected_floats(present: list[np.ndarray], reduction: Reduction, prescale: float, factor: float) -> Expected:
     wide = np.stack([array.astype(np.longdouble) * np.longdouble(prescale) for array in present])
-    # A factor other than 1 costs two roundings: its own conversion to the accumulator type, and the product.
+    # A factor other than 1 makes two roundings: of the factor to the accumulator type, and of the product.
     roundings = (2 if prescale != 1.0 else 0) + (3 if factor != 1.0 else 0)
     match reduction.op:
         case Op.SUM | Op.AVERAGE:
@@ -227,10 +229,10 @@ def _expected_floats(present: list[np.ndarray], reduction: Reduction, prescale: 
     exact = exact * np.longdouble(factor)
     value = exact.astype(numpy_dtype(reduction.dtype))
     if roundings == 0:
-        return Expected(value, np.zeros(value.shape))  # the one rounding at the end decides
+        return Expected(value, np.zeros(value.shape))  # only the rounding at the end remains
     accumulator = _ROUNDING[_accumulator(reduction.dtype)]
     smallest = float(ml_dtypes.finfo(value.dtype).smallest_subnormal)
-    # The result is rounded once, and so was the value it is compared with.
+    # Both the result and the expected value were rounded once.
     error = roundings * accumulator * magnitude * abs(factor) + 2 * _ROUNDING[reduction.dtype] * np.abs(exact) + smallest
     return Expected(value, np.asarray(error, dtype=np.float64))
 
@@ -240,7 +242,7 @@ def _accumulator(dtype: DType) -> DType:
 
 
 def _sums_exactly(wide: np.ndarray, dtype: DType) -> bool:
-    """Are all partial sums of these multiples of 1/4 exact in the accumulator, whatever the order?"""
+    """Are all partial sums of these multiples of 1/4 exact in the accumulator, in any order?"""
     digits = 52 if _accumulator(dtype) is DType.FLOAT64 else 23
     return bool(np.all(wide * 4 == np.round(wide * 4)) and np.all(np.abs(wide).sum(axis=0) * 4 < 2.0**digits))
 
@@ -272,7 +274,7 @@ def _expected_integers(
 
 
 def ufunc_of(op: Op) -> np.ufunc:
-    """NumPy's function for two operands of a Sum, an Average (which adds up), a Product, a Min or a Max."""
+    """NumPy's function for two operands of a Sum, an Average (which adds), a Product, a Min or a Max."""
     return {Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum}.get(op, np.add)
 
 
@@ -285,7 +287,7 @@ def _divide(value: int, divisor: int) -> int:
 
 
 def assert_same_bits(arrays: Sequence[np.ndarray], what: str = "result") -> None:
-    """Fails unless all arrays have the same bits, naming the first ranks that differ."""
+    """Fails unless all arrays have the same bits. The message names the ranks whose bits differ from rank 0's."""
     first = arrays[0].tobytes()
     different = [rank for rank, array in enumerate(arrays) if array.tobytes() != first]
     assert not different, f"{what}: ranks {different} have other bits than rank 0"

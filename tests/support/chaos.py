@@ -1,9 +1,10 @@
-"""A campaign of elastic trainings whose ranks are killed at drawn moments: do the others always go on, all alike, and how soon?
+"""Runs many elastic trainings whose ranks are killed at random moments, and checks that the other ranks continue with equal
+weights. It also measures how soon they continue.
 
-``make chaos`` runs it; ``CHAOS='--jobs 20 --seed 7'`` says how long and from which seed. Seeds that are even train with
-hvd.elastic.run, the others with hvd.elastic.Job, whose weights are compared with those of one process that nobody kills. They
-contain how often each sample was used. Ranks of odd numbers are killed, and the others leave when SIGTERM asks them to.
-``CHAOS='--hosts 2'`` puts the ranks on so many emulated hosts (support/hosts.py says what that takes).
+``make chaos`` runs it; ``CHAOS='--jobs 20 --seed 7'`` gives the number of jobs and the first seed. Even seeds train with
+hvd.elastic.run, odd seeds with hvd.elastic.Job. The weights of the latter are compared with those of one process that is not
+killed; they contain how often each sample was used. Ranks with odd numbers are killed, and the others leave when SIGTERM asks
+them to. ``CHAOS='--hosts 2'`` puts the ranks on two emulated hosts (support/hosts.py lists the requirements).
 """
 
 import argparse
@@ -23,13 +24,13 @@ from support.hosts import ULFM_OPTIONS, EmulatedHosts, emulated_hosts
 from support.job import JobResult, run_job
 
 PROGRAM = Path(__file__).with_name("chaos_program.py")
-EPOCHS = {"run": 50, "job": 40}  # of some hundred steps of one millisecond each
+EPOCHS = {"run": 50, "job": 40}  # an epoch has some hundred steps of one millisecond each
 FORMS = ("run", "job")
-KINDS = ("leave", "kill")  # by a rank's number: even and odd
+KINDS = ("leave", "kill")  # ranks with even numbers leave, the others are killed
 
 
 def draw(seed: int, ranks: int, span: float) -> list[str]:
-    """For each rank the seconds after which it dies, as the program takes them. One rank at least lives."""
+    """For each rank, the seconds after which it dies, as arguments of the program. At least one rank lives."""
     source = random.Random(seed)
     dying = source.sample(range(ranks), source.randint(1, ranks - 1))
     return [f"{source.uniform(0, span):.3f}" if rank in dying else "-" for rank in range(ranks)]
@@ -38,7 +39,7 @@ def draw(seed: int, ranks: int, span: float) -> list[str]:
 def train(
     form: str, deaths: list[str], spares: int, folder: Path, hosts: EmulatedHosts | None = None, ranks_of_host: int = 0
 ) -> tuple[JobResult, list[dict[str, Any]]]:
-    """One job, and what its ranks have reported at their end. Spares are on the last host."""
+    """Runs one job; returns its result and the reports that ranks have written at their end. Spares are on the last host."""
     size = len(deaths) + spares
     options = list(ULFM_OPTIONS)
     if hosts is not None:
@@ -57,7 +58,7 @@ def train(
 
 
 def problems(result: JobResult, reports: list[dict[str, Any]], folder: Path, deaths: list[str], expected: Any) -> list[str]:
-    """What is wrong with a job, in words. expected: the weights, or None."""
+    """The errors of a job, in words. `expected` are the weights of a training without deaths, or None."""
     found = []
     if result.returncode != 0:
         found.append(f"mpirun ended with {result.returncode}{', at its time limit' if result.timed_out else ''}")
@@ -76,7 +77,9 @@ def problems(result: JobResult, reports: list[dict[str, Any]], folder: Path, dea
 
 
 def delays(reports: list[dict[str, Any]], folder: Path) -> list[tuple[str, float]]:
-    """The last loss before each recovery ("kill" or "leave"), and the seconds from there to the slowest rank's first step."""
+    """For each recovery, the kind of the last death before it ("kill" or "leave"), and the seconds from this death to the first
+    step of the slowest rank.
+    """
     died = {float(file.read_text()): KINDS[int(file.name.removeprefix("died")) % 2] for file in folder.glob("died*")}
     steps: dict[int, float] = {}
     for report in reports:
@@ -87,7 +90,7 @@ def delays(reports: list[dict[str, Any]], folder: Path) -> list[tuple[str, float
 
 
 def spread(waits: list[tuple[str, float]]) -> str:
-    """How soon the ranks went on after a loss of each kind, in words."""
+    """How soon the ranks continued after a death of each kind, in words."""
     text = ""
     for kind in KINDS:
         times = [seconds for each, seconds in waits if each == kind]
@@ -98,17 +101,17 @@ def spread(waits: list[tuple[str, float]]) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Runs the campaign; 1 if a job failed."""
+    """Runs the trainings. Returns 1 if a job failed, otherwise 0."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--jobs", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1, help="of the first job; the next has the next")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the first job; each later job has the next seed")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--hosts", type=int, default=1, help="emulated hosts with equally many ranks; 1: this machine as it is")
-    parser.add_argument("--spares", type=int, default=2, help="at most; a seed's remainder by one more than it is its number")
-    parser.add_argument("--span", type=float, default=2.0, help="seconds within which ranks die")
+    parser.add_argument("--hosts", type=int, default=1, help="the number of emulated hosts; 1: this machine")
+    parser.add_argument("--spares", type=int, default=2, help="the most spares; a job has its seed modulo this number + 1")
+    parser.add_argument("--span", type=float, default=2.0, help="the seconds in which ranks die")
     arguments = parser.parse_args(words)
     if arguments.hosts < 1 or arguments.ranks % arguments.hosts:
-        parser.error(f"--ranks {arguments.ranks}: each of --hosts {arguments.hosts} gets equally many. Give a multiple of that")
+        parser.error(f"--ranks {arguments.ranks} is not a multiple of --hosts {arguments.hosts}: hosts have equal numbers")
     with tempfile.TemporaryDirectory(prefix="hvdlite-chaos-") as name:
         expected = train("job", ["-"], 0, Path(name))[1][0]["weights"]
     failed, losses = 0, dict.fromkeys(KINDS, 0)

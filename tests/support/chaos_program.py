@@ -1,7 +1,7 @@
-"""The program of `support.chaos`: elastic training, in which some ranks end themselves by a signal at a drawn moment.
+"""The program of `support.chaos`: an elastic training in which some ranks send themselves a signal at a given moment.
 
-Arguments: a folder for what the ranks report, ``run`` or ``job`` for the form of elastic training, the number of epochs, and
-for each rank the seconds of training after which it dies ("-": never). Further processes are spares, and do not die.
+Its arguments are a folder for the ranks' reports, ``run`` or ``job`` for the form of elastic training, the number of epochs,
+and for each rank the seconds of training after which it dies ("-": never). Further processes are spares, and do not die.
 """
 
 import json
@@ -21,7 +21,7 @@ from hvdlite.runtime import RUNTIME
 
 SAMPLES, BATCH = 240, 30
 
-Event = Callable[[], None]  # told when something happens
+Event = Callable[[], None]  # a function that is called at an event
 
 
 def make_parts() -> tuple[Any, ...]:
@@ -43,7 +43,7 @@ def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor,
 
 
 def run(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped: Event) -> list[int]:
-    """Horovod's form: a function that goes back to the last commit. Returns the samples of the last epoch."""
+    """Trains in Horovod's form, with a function that goes back to the last commit. Returns the samples of the last epoch."""
     inputs, targets, model, optimizer = parts
     sampler = hvd.elastic.ElasticSampler(inputs, seed=2)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
@@ -71,7 +71,7 @@ def run(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped
 
 
 def job(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped: Event) -> list[int]:
-    """The form in which no step is lost. Its weights contain how often each sample was used."""
+    """Trains in the form in which no step is lost. Returns all samples; the weights contain how often each was used."""
     inputs, targets, model, optimizer = parts
     training = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=BATCH)
     training.register_reset_callbacks([reset])
@@ -87,14 +87,15 @@ def job(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped
 
 
 def main() -> None:
-    """Trains, and writes a file that says how it went."""
+    """Trains, and writes a report into the folder."""
     folder, form, epochs, *deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:]
     hvd.init()
     first = int(os.environ["OMPI_COMM_WORLD_RANK"])
     spare = first >= len(deaths)
     torch.set_num_threads(1)
     parts = make_parts()
-    resumed: list[tuple[int, float]] = []  # how often the ranks had changed after a loss, and when the next step was over
+    # For each loss: the number of recoveries so far, and the time at which the next step was over.
+    resumed: list[tuple[int, float]] = []
     ranks, lost = [hvd.size()], [False]
 
     def die() -> None:

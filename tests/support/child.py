@@ -1,9 +1,11 @@
-"""What mpirun starts: sends this rank's output to files and becomes ``python <arguments>``, or the stub of a warm interpreter.
+"""The program that mpirun starts for each rank: it sends the rank's output to files, and becomes ``python <arguments>``, or the
+stub of a warm interpreter.
 
 Usage: python child.py FOLDER ARGUMENTS...
 
-Where WARM is set, a zygote (support/zygote.py) forks the process that runs the program. This one, which mpirun knows, hands
-over what mpirun gave it, passes on signals, and ends as that one does. If it is killed, the zygote kills the other.
+If WARM is set, a zygote (support/zygote.py) forks the process that runs the program. The stub, which mpirun has started, gives
+that process its arguments, environment and output, passes on signals, and ends in the same way. If the stub is killed, the
+zygote kills the forked process.
 """
 
 import array
@@ -18,7 +20,7 @@ import socket
 import sys
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-WARM = "HVDTEST_WARM"  # in the environment of warm jobs: the sockets of their zygotes, with colons between
+WARM = "HVDTEST_WARM"  # a variable of warm jobs: the sockets of their zygotes, separated by colons
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_STACK, resource.RLIMIT_AS, resource.RLIMIT_MEMLOCK)
 
@@ -53,16 +55,16 @@ def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
     }
     message = json.dumps(request).encode() + b"\n"
     sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
-    if sent < len(message):  # the rank may have run and ended already, and its zygote hears nothing any more
+    if sent < len(message):  # the forked process may have ended already, and its zygote reads no more
         connection.sendall(message[sent:])
-    answers = connection.makefile("rb", buffering=0)  # unbuffered: select sees the next one
+    answers = connection.makefile("rb", buffering=0)  # unbuffered, so that select sees the next answer
     pid = _answer(answers)["pid"]
     with open(f"{pid_file}.unfinished", "w") as file:
         file.write(str(pid))
     os.rename(f"{pid_file}.unfinished", pid_file)
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: _pass_on(pid, number))
-    # A fresh rank ends when its mpirun is gone, by what MPI does about that; this one's MPI is in the other process.
+    # In a fresh rank, MPI ends the process when mpirun has ended. This process has no MPI, so it watches mpirun itself.
     mpirun = os.pidfd_open(os.getppid())
     if connection in select.select([connection, mpirun], [], [])[0]:
         _end(_answer(answers)["status"])
@@ -70,20 +72,20 @@ def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
 
 
 def _pass_on(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended, which its zygote tells next
+    with contextlib.suppress(ProcessLookupError):  # the process has ended, and its zygote will report that
         os.kill(pid, number)
 
 
 def _answer(answers: io.RawIOBase) -> dict[str, int]:
-    """A line of the zygote."""
+    """Reads an answer of the zygote."""
     text = answers.readline()
     if not text:
-        sys.exit("the zygote of this rank has ended; what it wrote is in the log beside its socket")
+        sys.exit("the zygote of this rank has ended; its output is in the log beside its socket")
     return json.loads(text)
 
 
 def _end(status: int) -> None:
-    """As the rank did: with its code, or by its signal."""
+    """Ends this process as the rank has ended: with its exit code, or by its signal."""
     if status >= 0:
         os._exit(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

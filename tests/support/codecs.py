@@ -1,4 +1,4 @@
-"""The codecs in numpy, as csrc/kernels/codec.h defines them: what the engine's bits are compared with."""
+"""The codecs of csrc/kernels/codec.h, written in NumPy. Tests compare the engine's bits with them."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ E4M3 = np.array([(1 + m / 8) * 2.0 ** (e - 7) if e else m / 8 * 2.0**-6 for e in
 
 
 def codes_of(scaled: np.ndarray, kind: int) -> np.ndarray:
-    """The code of each scaled element, in a byte."""
+    """The code of each scaled element, one byte each."""
     if kind == FP8:
         magnitude = np.abs(scaled).astype(np.float64)
         above = np.clip(np.searchsorted(E4M3, magnitude), 1, 126)
@@ -30,7 +30,7 @@ def values_of(codes: np.ndarray, kind: int) -> np.ndarray:
 
 
 def encoded(array: np.ndarray, kind: int, block: int) -> bytes:
-    """The format, as csrc/kernels/codec.h defines it."""
+    """The coded bytes of an array, in the format that csrc/kernels/codec.h defines."""
     run = b""
     for begin in range(0, array.size, block):
         piece = array[begin : begin + block]
@@ -50,7 +50,7 @@ def encoded(array: np.ndarray, kind: int, block: int) -> bytes:
 
 
 def decoded(array: np.ndarray, kind: int, block: int) -> np.ndarray:
-    """What comes back of an array."""
+    """An array after it was coded and decoded."""
     result = np.zeros_like(array)
     for begin in range(0, array.size, block):
         piece = array[begin : begin + block]
@@ -64,8 +64,15 @@ def decoded(array: np.ndarray, kind: int, block: int) -> np.ndarray:
 
 
 def reduced(contributed: list, kind: int, hosts=None, block=64, prescale=1.0, postscale=1.0, divisor=1) -> np.ndarray:
-    """The sum of the ranks' values (None: an absent rank): each host's sum, or each rank's value, is coded; they are added in
-    float32; and the sum is coded once more.
+    """The result of a coded allreduce: the sum of each host, or each rank's value, is coded; the decoded sums are added in
+    float32; and the total is coded once more.
+
+    Args:
+        contributed: each rank's array, or None for an absent rank.
+        kind: the number of the codec.
+        hosts: the host of each rank; None if each rank is coded alone.
+        block: the number of elements that share a scale.
+        prescale, postscale, divisor: the factors of the values and of the total, and the divisor of the total.
     """
     hosts = hosts or list(range(len(contributed)))
     values = [None if array is None else array.astype(np.float32) * np.float32(prescale) for array in contributed]

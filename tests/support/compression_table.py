@@ -1,10 +1,10 @@
-"""What goes with which compression: the cases of the table in docs/slow_links.md, and the program that writes it.
+"""The features that work with each compression: the cases of the table in docs/slow_links.md, and the program that writes it.
 
-tests/adapters/torch/test_compression_table.py runs all of them. `cd tests && python -m support.compression_table` writes the
+tests/adapters/torch/test_compression_table.py runs all cases. `cd tests && python -m support.compression_table` writes the
 table.
 
-All gradients are multiples of one matrix of ones and minus ones. It has rank one and one magnitude, so no compression but bf16
-loses anything of it, and each case has to come out as one process computes it.
+All gradients are multiples of one matrix of ones and minus ones. The matrix has rank one and all elements have one magnitude,
+so only bf16 loses precision, and each case must have the result that one process computes.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class Training:
-    """Steps of one parameter on this rank, and what they have to give.
+    """The training of one parameter on this rank, and its expected value.
 
     Args:
         hvd: the door for torch.
-        compression: of the optimizer.
+        compression: the optimizer's compression.
         options: further arguments of `DistributedOptimizer`.
     """
 
@@ -51,26 +51,26 @@ class Training:
 
     @staticmethod
     def factor(step: int, rank: int) -> float:
-        """Of a rank's gradient in a step."""
+        """The factor of the matrix in a rank's gradient in a step."""
         return float(1 + step + 2 * rank)
 
     def backward(self, factor: float) -> None:
-        """A gradient of that many times the matrix."""
+        """Makes a gradient that is the matrix times `factor`."""
         (factor * (self.param * self.matrix).sum()).backward()
 
     def step(self, gradient: float) -> None:
-        """The optimizer's step, whose gradient has to be this multiple of the matrix."""
+        """Makes the optimizer's step. Its expected gradient is the matrix times `gradient`."""
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.expected -= 0.5 * gradient
 
     def mean(self, step: int, ranks: Any = None) -> float:
-        """Of the factors of these ranks."""
+        """The mean of the factors of these ranks; of all ranks by default."""
         ranks = range(self.size) if ranks is None else ranks
         return sum(self.factor(step, rank) for rank in ranks) / len(ranks)
 
     def check(self) -> None:
-        """Compares the parameter."""
+        """Compares the parameter with its expected value."""
         expected = self.expected * self.matrix
         self.torch.testing.assert_close(self.param.detach(), expected, rtol=self.tolerance, atol=self.tolerance)
 
@@ -90,7 +90,7 @@ def _grad_scaler(hvd: Any, compression: Any) -> None:
     if hasattr(training.optimizer, "loss_scale"):
         training.optimizer.loss_scale = scaler
     for step in range(STEPS):
-        lost = step == 1  # one rank's gradient is infinite, and all leave the step out
+        lost = step == 1  # one rank's gradient is infinite, and all ranks leave the step out
         factor = float("inf") if lost and training.rank == 0 else training.factor(step, training.rank)
         scaler.scale(factor * (training.param * training.matrix).sum()).backward()
         scaler.step(training.optimizer)
@@ -138,7 +138,7 @@ def _join(hvd: Any, compression: Any) -> None:
 
 
 def _adasum(hvd: Any, compression: Any) -> None:
-    """Adasum of steps in one direction is their mean."""
+    """The Adasum of gradients in one direction is their mean."""
     _process_set(hvd, compression, op=hvd.Adasum)
 
 
@@ -175,7 +175,7 @@ FEATURES: dict[str, Callable[[Any, Any], None]] = {
     "sparse gradients": _sparse,
     "`sparse_as_dense`": _sparse_as_dense,
 }
-# By compression and feature: the error. All others work.
+# The error of each combination of compression and feature that is refused. All other combinations work.
 REFUSALS: dict[tuple[str, str], str] = {
     (compression, feature): f"UnsupportedError: .*{what}.* cannot be coded, and compression is .*: leave the compression out"
     for compression in COMPRESSIONS
@@ -194,7 +194,7 @@ def table() -> list[str]:
 
 
 def lines_of_page() -> list[str]:
-    """The lines of the table that the page has."""
+    """The lines of the table on the page."""
     return text_between(PAGE, MARKS).splitlines()
 
 

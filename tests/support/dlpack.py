@@ -1,4 +1,4 @@
-"""Does torch tell native code where its tensors are?"""
+"""A mark for tests that need the functions by which torch describes its tensors to native code."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Arrays in GPU memory that need nothing but the CUDA driver: real, or the fake one that HVDLITE_CUDA_LIBRARY names.
+"""Arrays in GPU memory that need only the CUDA driver: the real one, or the fake one that HVDLITE_CUDA_LIBRARY names.
 
-What other libraries (Numba, RAPIDS) hand over looks like this: an object with __cuda_array_interface__. Copies to and from
-NumPy arrays wait for all that the array's stream was given before.
+They have __cuda_array_interface__, like the arrays of other libraries (Numba, RAPIDS). Copies to and from NumPy arrays wait for
+all earlier work in the array's stream.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 _BUSY = 600  # CUDA_ERROR_NOT_READY
-_PLAYGROUND = 2 << 30  # bytes that nobody reads
-_FILL_SECONDS = 0.7e-3  # about what a new GPU takes to fill them
+_SCRATCH = 2 << 30  # the size of memory that is only written to, in bytes
+_FILL_SECONDS = 0.7e-3  # the approximate time in which a new GPU fills this memory
 
 
 class DriverError(Exception):
@@ -22,7 +22,9 @@ class DriverError(Exception):
 
 
 class _Driver:
-    """The calls, with errors as exceptions, and GPU `device`'s primary context current in the calling thread."""
+    """Calls the driver's functions, and turns errors into exceptions. In a ``with`` block, the primary context of GPU `device`
+    is current in the calling thread.
+    """
 
     def __init__(self, device: int) -> None:
         self._library = ctypes.CDLL(os.environ.get("HVDLITE_CUDA_LIBRARY") or "libcuda.so.1")
@@ -33,18 +35,18 @@ class _Driver:
         self("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
         self.device = device
         self.is_fake = hasattr(self._library, "fake_busy")
-        self._playground = ctypes.c_uint64()
+        self._scratch = ctypes.c_uint64()
 
-    def playground(self) -> ctypes.c_uint64:
-        """The address of memory that is written to in order to take time."""
-        if not self._playground.value:
-            self("cuMemAlloc_v2", ctypes.byref(self._playground), ctypes.c_size_t(_PLAYGROUND))
-        return self._playground
+    def scratch(self) -> ctypes.c_uint64:
+        """The address of memory that is written to in order to keep the GPU busy."""
+        if not self._scratch.value:
+            self("cuMemAlloc_v2", ctypes.byref(self._scratch), ctypes.c_size_t(_SCRATCH))
+        return self._scratch
 
     def __call__(self, name: str, *arguments: Any, allowed: Sequence[int] = ()) -> int:
         status = int(getattr(self._library, name)(*arguments))
         if status and status not in allowed:
-            raise DriverError(f"{name} gave {status}")
+            raise DriverError(f"{name} returned {status}")
         return status
 
     def __enter__(self) -> "_Driver":
@@ -57,12 +59,12 @@ class _Driver:
 
 @functools.cache
 def driver(device: int = 0) -> _Driver:
-    """Of a GPU."""
+    """The driver for a GPU."""
     return _Driver(device)
 
 
 class Stream:
-    """A stream that takes no part in the legacy default stream's order."""
+    """A stream that is not ordered with the legacy default stream."""
 
     def __init__(self, device: int = 0) -> None:
         self._device = device
@@ -79,20 +81,20 @@ class Stream:
             call("cuStreamSynchronize", self._handle)
 
     def keep_busy(self, seconds: float) -> None:
-        """Gives the stream something to do for about so long."""
+        """Gives the stream work that takes about `seconds`."""
         with driver(self._device) as call:
             if call.is_fake:
                 call("fake_busy", self._handle, ctypes.c_double(seconds))
                 return
             for _ in range(max(1, round(seconds / _FILL_SECONDS))):
-                call("cuMemsetD8Async", call.playground(), ctypes.c_ubyte(0), ctypes.c_size_t(_PLAYGROUND), self._handle)
+                call("cuMemsetD8Async", call.scratch(), ctypes.c_ubyte(0), ctypes.c_size_t(_SCRATCH), self._handle)
 
     def event(self) -> "Event":
-        """A point after all that the stream was given so far."""
+        """An event after all work that the stream has now."""
         return Event(self)
 
     def wait_for(self, other: "Stream") -> None:
-        """What comes into this stream from now on comes after what the other was given so far."""
+        """Orders later work of this stream after all work that the other stream has now."""
         event = ctypes.c_void_p()
         with driver(self._device) as call:
             call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(2))
@@ -116,7 +118,7 @@ class Event:
             call("cuEventRecord", self._handle, stream._handle)
 
     def passed(self) -> bool:
-        """Has the GPU come to it?"""
+        """Has the GPU reached the event?"""
         with driver(self._device) as call:
             return call("cuEventQuery", self._handle, allowed=(_BUSY,)) == 0
 
@@ -125,8 +127,8 @@ class DriverArray:
     """A contiguous array on a GPU, or a view of one.
 
     Attributes:
-        shape, dtype: as NumPy has them. bfloat16 cannot be described to others this way, so it is none of the dtypes.
-        stream: in whose order it is written and read; None: the legacy default stream.
+        shape, dtype: the shape and dtype, as in NumPy. bfloat16 is not possible, because the interface cannot describe it.
+        stream: the stream in which the array is written and read; None for the legacy default stream.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, stream: Stream | None = None, device: int = 0) -> None:
@@ -168,7 +170,7 @@ class DriverArray:
         }
 
     def tail(self, start: int) -> "DriverArray":
-        """What follows the first `start` elements of a vector, in the same memory."""
+        """A view of a vector without its first `start` elements."""
         view = object.__new__(DriverArray)
         view.shape, view.dtype = (self.shape[0] - start,), self.dtype
         view.stream, view.device, view._base, view._written = self.stream, self.device, self, []
@@ -176,10 +178,10 @@ class DriverArray:
         return view
 
     def write(self, array: Any, wait: bool = True) -> None:
-        """Copies a NumPy array of this shape and dtype in, in the order of the stream."""
+        """Copies a NumPy array of this shape and dtype into this array, in its stream."""
         source = np.ascontiguousarray(array, self.dtype)
         assert source.nbytes == self.nbytes
-        self._written = [] if wait else [*self._written, source]  # what is still to be read
+        self._written = [] if wait else [*self._written, source]  # the stream may still read these
         stream = ctypes.c_void_p(self.stream.address if self.stream else 0)
         if not self.nbytes:
             return
@@ -194,12 +196,12 @@ class DriverArray:
             try:
                 with driver(self.device) as call:
                     call("cuMemFree_v2", self._address)
-            except DriverError:  # at the end of the process, when the driver has gone
+            except DriverError:  # at the end of the process the driver may have ended
                 pass
 
 
 def read(holder: Any) -> Any:
-    """A NumPy copy of whatever has __cuda_array_interface__, in the order of the stream that it names."""
+    """A NumPy copy of an object with __cuda_array_interface__, made in the stream that the object names."""
     described = holder.__cuda_array_interface__
     array = np.empty(described["shape"], np.dtype(described["typestr"]))
     if not array.nbytes:
@@ -213,7 +215,7 @@ def read(holder: Any) -> Any:
 
 
 def gpu_of(holder: Any) -> int:
-    """The number of the GPU whose memory this is, as the driver knows it; -1: none."""
+    """The driver's number of the GPU that has this object's memory; -1 for memory that is on no GPU."""
     if not hasattr(holder, "__cuda_array_interface__"):
         return -1
     memory, number = ctypes.c_int(-1), ctypes.c_int(-1)

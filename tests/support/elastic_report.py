@@ -1,7 +1,8 @@
 """Kills ranks of a training on hvd.elastic.Job and of one on TorchElastic, and writes the table and picture of docs/elastic.md.
 
-``make elastic`` runs it: some minutes, best on a machine without other work. Both trainings (support/elastic_training.py) have
-the same network, data, ranks and kills. hvdlite has spares, and torchrun starts all ranks again from the last checkpoint.
+``make elastic`` runs it. This takes some minutes and needs a machine without other work. Both trainings
+(support/elastic_training.py) have the same network, data, ranks and kills. hvdlite has spares, and torchrun starts all ranks
+again from the last checkpoint.
 """
 
 import json
@@ -29,22 +30,22 @@ PAGE = DOCS / "elastic.md"
 PICTURE = PAGE.with_name("elastic.png")
 MARKS = ("<!-- begin: written by `make elastic` -->", "<!-- end -->")
 RANKS, SPARES = 3, 2
-KILLS = (150, 500, 850)  # rank 1 dies after these steps, once there are RANKS ranks
+KILLS = (150, 500, 850)  # rank 1 is killed after these steps, as soon as there are RANKS ranks
 EPOCHS = 40
 COST_ROUNDS = 10
 DEADLINE = 900.0
-BIN = 0.5  # seconds of a point in the picture
+BIN = 0.5  # the seconds that a bar of the picture stands for
 
 
 @dataclass(frozen=True)
 class Step:
-    """A line of `steps`: rank 0 has finished a step.
+    """A step that rank 0 has finished: a line of the file `steps`.
 
     Attributes:
-        time: in seconds.
-        number: of the step.
-        ranks: how many took part.
-        changes: how often the ranks had changed.
+        time: the time at its end, in seconds.
+        number: the number of the step.
+        ranks: the number of ranks that took part.
+        changes: how often the ranks had changed before.
     """
 
     time: float
@@ -55,13 +56,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Run:
-    """A training: its finished steps in their order, and when ranks were killed."""
+    """A training.
+
+    Attributes:
+        steps: the finished steps, in their order.
+        kills: the times at which ranks were killed, in seconds.
+    """
 
     steps: list[Step]
     kills: list[float]
 
     def waits(self) -> list[float]:
-        """The seconds from each kill to the first step that other ranks than before have finished."""
+        """The seconds from each kill to the first step that the changed ranks have finished."""
         found = []
         for kill in self.kills:
             before = max(step.changes for step in self.steps if step.time <= kill)
@@ -69,29 +75,29 @@ class Run:
         return found
 
     def repeated(self) -> int:
-        """How many finished steps were finished again."""
+        """The number of steps that were finished a second time."""
         return len(self.steps) - len({step.number for step in self.steps})
 
     def missing(self) -> int:
-        """How many steps up to the last one were not finished by any ranks."""
+        """The number of steps before the last one that were never finished."""
         return max(step.number for step in self.steps) - len({step.number for step in self.steps})
 
 
 def read_steps(folder: Path) -> list[Step]:
-    """What rank 0 has written so far."""
+    """The steps that rank 0 has written so far."""
     file = folder / "steps"
-    lines = file.read_text().split("\n")[:-1] if file.exists() else []  # the last one is not complete
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []  # the last line may not be complete
     return [Step(float(when), *map(int, rest)) for when, *rest in map(str.split, lines)]
 
 
 class Killer:
-    """Kills rank 1 when its time has come; `look` is called again and again."""
+    """Kills rank 1 after the steps of KILLS. `look` must be called repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.times = folder, list[float]()
 
     def look(self) -> bool:
-        """Kills, if it is time. Never True, so that a `Job` waits on."""
+        """Kills rank 1 if it is time. Always returns False, so that `Job.wait` continues."""
         steps = read_steps(self.folder)
         if len(self.times) < len(KILLS) and steps and steps[-1].number >= KILLS[len(self.times)] and steps[-1].ranks == RANKS:
             self.times.append(time.time())
@@ -100,7 +106,7 @@ class Killer:
 
 
 def run_hvdlite(form: str, ranks: int, spares: int, folder: Path, count: int, look: Callable[[], bool]) -> None:
-    """The program under mpirun."""
+    """Runs the program under mpirun."""
     with tempfile.TemporaryDirectory(prefix="hvdlite-output-") as output:
         arguments = [str(PROGRAM), form, str(folder), str(count)]
         environment = {"HVDLITE_ELASTIC_SPARES": str(spares)}
@@ -115,7 +121,7 @@ def run_hvdlite(form: str, ranks: int, spares: int, folder: Path, count: int, lo
 
 
 def run_torchelastic(folder: Path, look: Callable[[], bool]) -> None:
-    """The program under torchrun."""
+    """Runs the program under torchrun."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     command = [*torchrun, f"--max-restarts={len(KILLS)}", str(PROGRAM), "torchelastic", str(folder), str(EPOCHS)]
     with (folder / "output").open("w") as output:
@@ -134,13 +140,13 @@ def run_torchelastic(folder: Path, look: Callable[[], bool]) -> None:
 
 @contextmanager
 def new_folder() -> Iterator[Path]:
-    """A folder for what a training writes."""
+    """A temporary folder for the files of a training."""
     with tempfile.TemporaryDirectory(prefix="hvdlite-elastic-") as name:
         yield Path(name)
 
 
 def measure() -> tuple[dict[str, Run], dict[str, float]]:
-    """Both trainings, and the median seconds of the parts of a step without losses."""
+    """Runs both trainings. Returns them by name, and the median seconds of each part of a step without losses."""
     runs = {}
     with new_folder() as folder:
         killer = Killer(folder)
@@ -182,7 +188,7 @@ def table(runs: dict[str, Run], cost: dict[str, float]) -> str:
 
 
 def draw(runs: dict[str, Run], picture: Path) -> None:
-    """Samples in a second against time, with the kills."""
+    """Draws the samples per second against the time, with the kills."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -211,7 +217,7 @@ def draw(runs: dict[str, Run], picture: Path) -> None:
 
 
 def main() -> None:
-    """Measures, and writes page and picture."""
+    """Measures, and writes the page and the picture."""
     assert KILLS[-1] < SAMPLES * EPOCHS // BATCH
     runs, cost = measure()
     draw(runs, PICTURE)

@@ -1,12 +1,12 @@
-"""The program of `support.elastic_report`: trains a network on scikit-learn's handwritten digits, in one of three forms.
+"""The program of `support.elastic_report`: trains a network on scikit-learn's handwritten digits, in one of three ways.
 
     job FOLDER EPOCHS           hvd.elastic.Job
     torchelastic FOLDER EPOCHS  DistributedDataParallel under torchrun, with a checkpoint at the end of each epoch
-    cost FOLDER ROUNDS          epochs with hvd.elastic.Job and without it in turn, and nobody is lost
+    cost FOLDER ROUNDS          alternate epochs with hvd.elastic.Job and without it, and no rank is lost
 
-Every process leaves its process id in the folder, in `pid0` and so on by rank. In the first two forms rank 0 adds a line to
-`steps` for each finished step: the time, the number of the step, the number of ranks, and how often the ranks have changed. In
-the third one rank 0 writes its times to `cost`.
+Each rank writes its process id into the folder, into `pid0` and so on. In the first two ways, rank 0 adds a line to `steps` for
+each finished step: the time, the number of the step, the number of ranks, and how often the ranks have changed. In the third
+way, rank 0 writes its times to `cost`.
 """
 
 import json
@@ -43,21 +43,21 @@ def make_parts() -> tuple[TensorDataset, nn.Module, torch.optim.Optimizer]:
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Forward, backward and the update."""
+    """Makes a step: forward, backward and the update."""
     nn.functional.cross_entropy(model(images), labels).backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
 def begin(folder: Path, rank: int) -> Note:
-    """Says which process this rank is; what it returns adds a line to `steps`."""
+    """Writes the process id of this rank. Returns a function that adds a line to `steps`."""
     (folder / f"pid{rank}").write_text(str(os.getpid()))
     file = (folder / "steps").open("a", buffering=1)
     return lambda step, ranks, changes: print(time.time(), step, ranks, changes, file=file)
 
 
 def train_job(folder: Path, epochs: int) -> None:
-    """The training with hvd.elastic.Job."""
+    """Trains with hvd.elastic.Job."""
     import hvdlite.torch as hvd
 
     hvd.init()
@@ -80,7 +80,7 @@ def train_job(folder: Path, epochs: int) -> None:
 
 
 def train_torchelastic(folder: Path, epochs: int) -> None:
-    """The training as torchrun's documentation has it: after a loss all workers begin anew, from the last checkpoint."""
+    """Trains as torchrun's documentation describes it: after a loss, all workers start again from the last checkpoint."""
     rank, ranks, restarts = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
     # torchrun keeps one store for all restarts (torch 2.13), in which gloo would find addresses of processes that have ended.
     store = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
@@ -111,7 +111,7 @@ def train_torchelastic(folder: Path, epochs: int) -> None:
 
 
 def measure_cost(folder: Path, rounds: int) -> None:
-    """Times of steps with hvd.elastic.Job and without it, in turn; "guard" is the time in the job's own code."""
+    """Measures steps with hvd.elastic.Job and without it alternately. The time "guard" is that of the job's own code."""
     import hvdlite.torch as hvd
 
     hvd.init()

@@ -1,4 +1,4 @@
-"""For tests of examples/: the programs as modules, and a folder that all ranks share."""
+"""Support for tests of examples/: loads the programs as modules, and gives all ranks one folder."""
 
 import sys
 from pathlib import Path
@@ -11,12 +11,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def load(name: str) -> ModuleType:
-    """An example, imported. Python finds the module that the examples share beside them."""
+    """Imports an example. Python also finds the module that the examples share."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
     return module_of(EXAMPLES / f"{name}.py")
 
 
 def shared(tmp_path: Path) -> Path:
-    """Rank 0's folder, on all ranks."""
+    """The path of rank 0's folder, on all ranks."""
     return Path(MPI.COMM_WORLD.bcast(str(tmp_path)))

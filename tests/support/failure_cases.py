@@ -1,7 +1,7 @@
-"""The failures that are tested: a rank ends, somewhere in a job, under a launcher. docs/failures.md is made of the same table.
+"""The failures that tests produce: a rank ends at a place of a job, under a launcher. docs/failures.md has the same cases.
 
-A case is a job of three ranks on one host, or of three hosts with a rank each. Rank 1 writes down the moment and fails; the log
-lines of the others carry the time at which they were written.
+A case is a job of three ranks on one host, or of three or four ranks on three hosts. Rank 1 prints the time and fails. The log
+lines of the other ranks have the time at which they were written.
 """
 
 import re
@@ -20,10 +20,10 @@ from support.job import Job, JobResult
 __all__ = ["CASES", "CULPRIT", "MODES", "Case", "Outcome", "run_case", "run_cases"]
 
 RANKS, CULPRIT = 3, 1
-AT_ONCE = 4  # jobs that run side by side: they mostly sleep
-DEADLINE, ENDED = 240.0, 60.0  # only turn a hang, and a process that stays, into a failure
+AT_ONCE = 4  # the number of jobs that run at the same time; jobs mostly sleep
+DEADLINE, ENDED = 240.0, 60.0  # they only turn a hang, and a process that does not end, into a failure
 MODES = ("mpirun", "ulfm", "elastic")
-# What ends a rank that hangs, in seconds.
+# The limits that end a rank that hangs, in seconds.
 STALL = {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1", "HVDLITE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
 
 PROGRAM = """
@@ -39,7 +39,7 @@ PROGRAM = """
         if ending == "raise":
             raise ValueError("bad batch 17")
         if ending in ("host lost", "link cut"):
-            time.sleep(600)  # the test does it
+            time.sleep(600)  # the test ends the host or the link
         if ending == "exit 3":
             sys.exit(3)
         if ending == "exit 0":
@@ -57,7 +57,7 @@ PROGRAM = """
     def work():
         if place == "negotiation":
             if culprit:
-                time.sleep(0.3)  # most likely the others already wait; if not, they hear it as they come
+                time.sleep(0.3)  # most likely the others already wait; if not, they learn it when they come
                 fail()
             hvd.allreduce(np.ones(4), name="gradient")
         if place == "collective":
@@ -114,14 +114,14 @@ _WHERE = {(): "", _ALONE: "-alone", _NEIGHBOURS: "-neighbours"}
 
 @dataclass(frozen=True)
 class Case:
-    """One row, and its column.
+    """A row of the table, and its column.
 
     Attributes:
         ending: how rank 1 ends.
-        place: what the others do at that time.
-        mode: ``mpirun``; ``ulfm`` for ``mpirun --with-ft ulfm``; ``elastic`` for a function of `hvdlite.elastic.run` there.
-        hosts: how many ranks are on each; () for one host.
-        slow: left to `make test-all`.
+        place: what the other ranks do at that time.
+        mode: ``mpirun``; ``ulfm`` for ``mpirun --with-ft ulfm``; ``elastic`` for a function of `hvdlite.elastic.run` under it.
+        hosts: the number of ranks on each host; () for one host.
+        slow: does only `make test-all` run it?
     """
 
     ending: str
@@ -135,40 +135,40 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """How many."""
+        """The number of ranks."""
         return sum(self.hosts) or RANKS
 
     @property
     def is_a_hang(self) -> bool:
-        """Does only the stall limit end it? So it is where nobody watches who has ended or is silent."""
-        untold = self.mode == "elastic" and self.ending == "os._exit 4"  # MPI does not tell of it
+        """Does only the stall limit end the job? It does if no process notices that a rank has ended or does not answer."""
+        untold = self.mode == "elastic" and self.ending == "os._exit 4"  # MPI does not report it
         return untold or self.ending == "SIGSTOP" or (self.ending, self.place) == ("link cut", "shutdown")
 
     @property
     def goes_on(self) -> bool:
-        """Do the others go on with their training?"""
+        """Do the other ranks continue their training?"""
         trains = self.place in ("negotiation", "collective", "computing")
         return self.mode == "elastic" and trains and self.ending in ("SIGKILL", "SIGSEGV")
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """All ranks but rank 1, and, where its host is lost, the others there."""
+        """All ranks but rank 1 and, if its host is lost, the other ranks of that host."""
         gone = self.hosts[CULPRIT] if self.ending in ("host lost", "link cut") else 1
         return (0, *range(CULPRIT + gone, self.ranks))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case led to.
+    """The outcome of a case. All seconds count from the failure.
 
     Attributes:
-        case: which.
-        job: what its ranks wrote, and mpirun's exit code.
-        said: of each survivor that logged the failure, the seconds after it and the text.
-        raised: of each survivor in which a call raised, the seconds after the failure and the error.
-        went_on: of each survivor that went on in elastic training, the seconds after the failure and the number of ranks.
+        case: the case.
+        job: the output of its ranks, and mpirun's exit code.
+        said: for each survivor that logged the failure, the seconds and the text.
+        raised: for each survivor in which a call raised, the seconds and the error.
+        went_on: for each survivor that continued elastic training, the seconds and the number of ranks.
         records: the survivors whose log has the flight recorder.
-        orphans: processes of the job that were still there after mpirun had ended.
+        orphans: the ids of processes of the job that had not ended after mpirun had ended.
     """
 
     case: Case
@@ -180,7 +180,7 @@ class Outcome:
     orphans: tuple[int, ...] = ()
 
     def report(self) -> str:
-        """Everything, for the message of an assertion."""
+        """The whole outcome, for the message of an assertion."""
         found = f"said {self.said}, raised {self.raised}, went on {self.went_on}, left running: {self.orphans}"
         return f"{self.case}: {found}\n{self.job.report()}"
 
@@ -197,8 +197,8 @@ _ACROSS = (
     *(("host lost", place, _NEIGHBOURS) for place in _PLACES),
     *(("link cut", place, _NEIGHBOURS) for place in _PLACES),
 )
-# In every run of the tests: each ending once under each launcher, for order and text, and what takes another way through the
-# code where there is no engine. The rest is shown in virtual time (tests/sim, endings), and in real jobs by `make test-all`.
+# Every run of the tests has each ending once under each launcher, and the cases in which no engine exists and other code runs.
+# All other cases are tested in virtual time (tests/sim, endings), and in real jobs by `make test-all`.
 _WITHOUT_AN_ENGINE = {
     "init": {("raise", "ulfm"), ("exit 3", "mpirun"), ("SIGSTOP", "mpirun"), ("SIGKILL", "mpirun"), ("SIGKILL", "ulfm")},
     "shutdown": {("raise", "mpirun"), ("exit 3", "ulfm"), ("SIGSTOP", "ulfm"), ("SIGKILL", "mpirun"), ("SIGKILL", "ulfm")},
@@ -210,7 +210,7 @@ _ACROSS_WITHOUT_AN_ENGINE = {
 
 
 def _usual(ending: str, place: str, mode: str, hosts: tuple[int, ...] = ()) -> bool:
-    if mode == "elastic":  # tests/fault/test_elastic_recovery.py has more of it
+    if mode == "elastic":  # tests/fault/test_elastic_recovery.py tests this mode
         return False
     if place == "negotiation":
         return not hosts or (ending, hosts) in (("SIGKILL", _ALONE), ("host lost", _NEIGHBOURS), ("link cut", _NEIGHBOURS))
@@ -230,10 +230,10 @@ _STAMP = r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) hvdlite ERROR \[\w+ rank \d+/\
 
 
 def run_case(case: Case, timeout: float = DEADLINE) -> Outcome:
-    """Runs a case and looks at what it left."""
+    """Runs a case, and returns its outcome."""
     if not case.hosts:
         return _run(case, None, timeout)
-    with emulated_hosts(len(case.hosts)) as hosts:  # they may not survive it
+    with emulated_hosts(len(case.hosts)) as hosts:  # new hosts for each case, because a case may end a host
         return _run(case, hosts, timeout)
 
 
@@ -254,20 +254,21 @@ def _run(case: Case, hosts: EmulatedHosts | None, timeout: float) -> Outcome:
                 job.wait(timeout, until=lambda: "failed" in job.result().stdout.get(CULPRIT, ""))
                 (hosts.kill if case.ending == "host lost" else hosts.cut)(CULPRIT)
             if case.ending == "link cut":
-                ended = job.wait(timeout, until=lambda: _all_told(case, job.result()))  # mpirun waits for its daemon there
+                # mpirun waits for its daemon on that host.
+                ended = job.wait(timeout, until=lambda: _all_told(case, job.result()))
             else:
                 ended = job.wait(timeout)
             patience = time.monotonic() + ENDED
             while ended and case.ending != "link cut" and (orphans := job.running()) and time.monotonic() < patience:
-                time.sleep(0.05)  # the last of them may be about to end
+                time.sleep(0.05)  # the last processes may be ending now
         finally:
             result = job.end(timed_out=not ended)
     return _read(case, result, tuple(orphans))
 
 
 def run_cases(cases: Iterable[Case]) -> dict[Case, Outcome]:
-    """Runs cases, several at a time."""
-    cases = sorted(cases, key=lambda case: case.ending != "link cut")  # the longest first
+    """Runs cases, several at the same time."""
+    cases = sorted(cases, key=lambda case: case.ending != "link cut")  # the longest cases first
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(cases, pool.map(run_case, cases), strict=True))
 

@@ -47,16 +47,16 @@ def title(case: Case) -> tuple[str, str]:
 
 
 def row_titles() -> list[tuple[str, str]]:
-    """Those of all rows, in order."""
+    """The titles of all rows, in order."""
     return list(dict.fromkeys(map(title, CASES)))
 
 
 def describe(outcome: Outcome) -> str:
-    """A cell: what the survivors said, when the last of them did, and what mpirun returned."""
+    """The text of a cell: the survivors' error, the time at which the last of them reported it, and mpirun's exit code."""
     case, parts = outcome.case, []
     if len(outcome.went_on) == len(case.survivors):
         late, ranks = max(outcome.went_on.values())
-        return f"go on with {ranks} ranks within {late:.2f} s; exit code {outcome.job.returncode}"
+        return f"continue with {ranks} ranks within {late:.2f} s; exit code {outcome.job.returncode}"
     heard = {}
     for rank in case.survivors:
         times = [(one[rank][0], one[rank][1]) for one in (outcome.said, outcome.raised) if rank in one]
@@ -68,10 +68,10 @@ def describe(outcome: Outcome) -> str:
         verb = "raise" if len(outcome.raised) == len(case.survivors) else "print"
         parts.append(f"{who} {verb} within {late:.2f} s: “{_short(text)}”")
     else:
-        parts.append("nothing to say")
+        parts.append("no report")
     code = outcome.job.returncode
     if case.ending == "link cut":
-        parts.append("`mpirun` goes on waiting for its daemon there")
+        parts.append("`mpirun` continues to wait for its daemon on that host")
         return "; ".join(parts)
     parts.append("**did not end**" if outcome.job.timed_out else f"exit code {code}")
     if outcome.orphans:
@@ -86,12 +86,12 @@ def _short(text: str) -> str:
 
 
 def table(outcomes: Mapping[Case, Outcome]) -> str:
-    """The Markdown of the rows, each with a column for every mode."""
+    """The table in Markdown, with a column for each mode."""
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     lines = [
         f"Run on {datetime.date.today()}, {version}, Python {sys.version.split()[0]}; of three ranks, or of four.",
         "",
-        "| rank 1 … | while … | `mpirun` | `mpirun --with-ft ulfm` | there, in a function of `hvd.elastic.run` |",
+        "| rank 1 … | while … | `mpirun` | `mpirun --with-ft ulfm` | `--with-ft ulfm`, in a function of `hvd.elastic.run` |",
         "|---|---|---|---|---|",
     ]
     rows: dict[tuple[str, str], dict[str, str]] = {}
@@ -105,7 +105,7 @@ def table(outcomes: Mapping[Case, Outcome]) -> str:
 
 
 def main() -> None:
-    """Runs all cases that can run, and replaces the table."""
+    """Runs all cases but those left out, and replaces the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without", action="append", default=[], help="leave out an ending, such as SIGSTOP")
     left_out = parser.parse_args().without

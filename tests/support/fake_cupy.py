@@ -1,8 +1,8 @@
-"""A small stand-in for CuPy over the CUDA driver that HVDLITE_CUDA_LIBRARY names, which may be the fake one.
+"""A small replacement for CuPy, which uses the CUDA driver that HVDLITE_CUDA_LIBRARY names. That may be the fake driver.
 
-It has what hvdlite's backend and its tests use of CuPy: arrays with strides, current devices and streams, and a pool which,
-like CuPy's, hands freed memory to the next array of the same stream without waiting for the GPU. Values are computed on the
-host, once the current stream has come so far: so whoever fails to order that stream after an operation reads old values.
+It has the parts of CuPy that hvdlite's backend and its tests use: arrays with strides, current devices and streams, and a pool.
+Like CuPy's pool, it gives freed memory to the next array of the same stream without waiting for the GPU. Values are computed on
+the host after a wait for the current stream. So code that does not order that stream after an operation reads old values.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ def _stack(name: str) -> list[Any]:
 
 
 class Device:
-    """A GPU; inside `with` the current one."""
+    """A GPU. In a ``with`` block it is the current GPU."""
 
     def __init__(self, device: int | None = None) -> None:
         self.id = _stack("devices")[-1].id if device is None and _stack("devices") else device or 0
@@ -44,7 +44,7 @@ class Device:
 
 
 class Stream:
-    """A stream of the current GPU; inside `with` its current one."""
+    """A stream of the current GPU. In a ``with`` block it is the current stream."""
 
     def __init__(self, null: bool = False) -> None:
         self.ptr = 0
@@ -73,7 +73,7 @@ class Stream:
 
 
 def get_current_stream() -> Stream:
-    """Of the current GPU."""
+    """The current stream of the current GPU."""
     device = Device().id
     return next((stream for stream in reversed(_stack("streams")) if stream.device_id == device), Stream(null=True))
 
@@ -97,7 +97,7 @@ class _Memory:
 
 
 def free_all_blocks() -> None:
-    """Gives what no array uses back to the driver."""
+    """Frees all memory of the pool that no array uses."""
     for (device, _, _), addresses in _pool.items():
         with driver(device) as call:
             while addresses:
@@ -158,7 +158,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 
 
 def _copy(array: ndarray, host: bytearray, from_gpu: bool) -> None:
-    """Between the host and what an array spans, in the order of the current stream, and waits for it."""
+    """Copies the memory that an array spans from the GPU to the host or back, in the current stream, and waits for the copy."""
     if not host:
         return
     near = ctypes.c_uint64(ctypes.addressof((ctypes.c_char * len(host)).from_buffer(host)))
@@ -170,7 +170,7 @@ def _copy(array: ndarray, host: bytearray, from_gpu: bool) -> None:
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
-    """On the current GPU, in memory for the current stream."""
+    """A new array on the current GPU, in memory for the current stream."""
     like = np.empty(shape, dtype)
     memory = _Memory(like.nbytes)
     return ndarray(memory, memory.address, like.shape, like.strides, like.dtype)
@@ -205,7 +205,7 @@ def broadcast_to(array: ndarray, shape: Any) -> ndarray:
 
 
 def install() -> ModuleType:
-    """Makes it this process' CuPy."""
+    """Makes this module the CuPy of this process."""
     module = ModuleType("cupy")
     for name in ("ndarray", "empty", "asarray", "asnumpy", "ascontiguousarray", "broadcast_to", "free_all_blocks"):
         setattr(module, name, globals()[name])

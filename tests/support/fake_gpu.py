@@ -1,6 +1,6 @@
-"""Fake GPUs (tests/native/fake_gpu): where their libraries are, how tests steer them, and memory and streams on them.
+"""Fake GPUs (tests/native/fake_gpu): the paths of their libraries, functions that control them, and memory and streams on them.
 
-The engine opens them by its ordinary knobs: ``knobs()`` for engines of this process, ``environment()`` for other processes.
+The engine opens the libraries by its ordinary knobs: ``knobs()`` for engines of this process, ``environment()`` for others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TEXTS = ("fake_leaks", "fake_called", "fake_image")
 
 
 class DriverError(Exception):
-    """A call of the fake driver did not return 0; ``code`` is what it returned."""
+    """A call of the fake driver returned an error; ``code`` is the returned number."""
 
     def __init__(self, function: str, code: int) -> None:
         super().__init__(f"{function} returned {code}")
@@ -73,24 +73,29 @@ class DriverError(Exception):
 
 
 def missing() -> str | None:
-    """Why there are no fake GPUs here; None where there are."""
+    """The reason why there are no fake GPUs here; None if there are."""
     return None if native.folder() else "the fake GPUs are not built (make develop)"
 
 
 def libraries() -> dict[str, str]:
-    """The paths by short name: cuda, nccl, nvrtc."""
+    """The paths of the libraries, by the names cuda, nccl and nvrtc."""
     found = native.folder()
     assert found is not None, missing()
     return {name: str(found / file) for name, file in LIBRARIES.items()}
 
 
 def knobs(**others: Any) -> dict[str, Any]:
-    """An engine's configuration with the fakes for libraries; nothing is kept on disk."""
+    """An engine's configuration with the fakes as its libraries, and without a kernel cache."""
     return {**{f"{name}_library": path for name, path in libraries().items()}, "kernel_cache": "", **others}
 
 
 def environment(gpus: int = 2, **settings: object) -> dict[str, str]:
-    """The variables for processes that shall have fake GPUs. settings: of control.h, and fail="FUNCTION:NTH:CODE"."""
+    """The variables for processes with fake GPUs.
+
+    Args:
+        gpus: the number of GPUs.
+        settings: settings of control.h, and fail="FUNCTION:NTH:CODE".
+    """
     variables = {f"HVDLITE_{name.upper()}_LIBRARY": path for name, path in libraries().items()}
     text = ",".join(f"{name}={value}" for name, value in {"gpus": gpus, **settings}.items())
     return {**variables, "HVDLITE_KERNEL_CACHE": "off", "FAKE_GPU": text}
@@ -110,7 +115,7 @@ def _load() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 
 class FakeGpus:
-    """The control of this process' fake GPUs, and what a test has on them; `close` takes that away."""
+    """Controls this process's fake GPUs, and makes the objects of a test on them; `close` frees these objects."""
 
     def __init__(self) -> None:
         self.cuda, self.nccl = _load()
@@ -126,7 +131,7 @@ class FakeGpus:
             self.cuda.fake_set(name.encode(), str(value).encode())
 
     def fail(self, function: str, nth: int, code: int) -> None:
-        """The nth call of the function from now on (1: the next) returns the code; nth 0 takes that back."""
+        """Lets the nth call of the function from now on (1: the next one) return the code. With nth 0 no later call fails."""
         self.cuda.fake_fail(function.encode(), nth, code)
 
     def calls(self, function: str) -> int:
@@ -146,14 +151,15 @@ class FakeGpus:
         self.nccl.fake_nccl_error(rank, code, text.encode())
 
     def idle(self) -> None:
-        """Sleeps until there is nothing in any stream."""
+        """Sleeps until all streams are empty."""
         self.cuda.fake_idle()
 
     @contextmanager
     def held(self, *streams: Stream | None) -> Iterator[None]:
-        """Nothing in these streams begins before the block ends, whatever time it takes; then it begins in all of them at once.
+        """No work in these streams begins before the block ends; then it begins in all of them at once.
 
-        streams: of one GPU; None is the legacy default stream of GPU 0.
+        Args:
+            streams: streams of one GPU; None stands for the legacy default stream of GPU 0.
         """
         handles = (c_void_p * len(streams))(*[None if stream is None else stream.handle for stream in streams])
         device = next((stream.device for stream in streams if stream is not None), 0)
@@ -177,7 +183,7 @@ class FakeGpus:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """The GPU's context is this thread's current one."""
+        """In the block, the GPU's context is the thread's current context."""
         with self._lock:
             if device not in self._contexts:
                 context = c_void_p()
@@ -206,7 +212,7 @@ class FakeGpus:
         return Stream(self, device, blocking)
 
     def array(self, values: Any, device: int = 0, stream: Stream | None = None) -> DeviceArray:
-        """A copy on the GPU, there at once. `stream`: in whose order later calls use it by default."""
+        """A copy on the GPU, which is complete when this returns. Later calls use `stream` by default."""
         result = DeviceArray(self, np.asarray(values).shape, np.asarray(values).dtype, device, stream)
         result.write(np.asarray(values))
         with self.on(device):
@@ -217,7 +223,7 @@ class FakeGpus:
         return DeviceArray(self, shape, dtype, device, stream)
 
     def pinned(self, values: Any, device: int = 0) -> Array:
-        """A copy in page-locked memory, which operations read and write when the stream gets there."""
+        """A copy in page-locked memory. An operation reads or writes it when the stream executes the operation."""
         source = np.ascontiguousarray(values)
         memory = c_void_p()
         with self.on(device):
@@ -229,7 +235,7 @@ class FakeGpus:
         return result
 
     def kernel(self, name: str) -> Callable[..., None]:
-        """One of the kernels of tests/native/fake_gpu: launch(device, stream, threads, *ctypes values)."""
+        """A kernel of tests/native/fake_gpu, as a function launch(device, stream, threads, *ctypes values)."""
         functions: dict[int, c_void_p] = {}
 
         def function_on(device: int) -> c_void_p:
@@ -251,13 +257,13 @@ class FakeGpus:
         return launch
 
     def add(self, array: DeviceArray, summand: float, stream: Stream | None = None) -> None:
-        """array += summand (float32), in the order of the stream."""
+        """Adds `summand` to all elements (float32), in the stream."""
         launch = self.kernel("fake_add")
         launch(array.device, stream, array.size, c_ulonglong(array.ptr), c_ulonglong(array.size), c_float(summand))
 
 
 class Stream:
-    """A stream of a fake GPU. `blocking`: in order with the legacy default stream."""
+    """A stream of a fake GPU. If `blocking`, it is ordered with the legacy default stream."""
 
     def __init__(self, gpus: FakeGpus, device: int = 0, blocking: bool = False) -> None:
         self.gpus, self.device = gpus, device
@@ -268,7 +274,7 @@ class Stream:
         gpus.later(device, lambda: gpus.cuda.cuStreamDestroy_v2(handle))
 
     def busy(self, seconds: float) -> None:
-        """Work that takes so long and does nothing."""
+        """Gives the stream work that takes this time and changes no data."""
         with self.gpus.on(self.device):
             self.gpus.call("fake_busy", self.handle, seconds)
 
@@ -281,7 +287,7 @@ class Stream:
             self.gpus.call("fake_capture", self.handle, status)
 
     def wait(self, other: Stream) -> None:
-        """What comes from now on is after all that the other stream has been given so far."""
+        """Orders later work of this stream after all work that the other stream has now."""
         event = c_void_p()
         with self.gpus.on(other.device):
             self.gpus.call("cuEventCreate", byref(event), 2)
@@ -292,7 +298,7 @@ class Stream:
 
 
 class DeviceArray:
-    """An array in a fake GPU's memory, which says so by ``__cuda_array_interface__`` (version 3)."""
+    """An array in a fake GPU's memory, with ``__cuda_array_interface__`` (version 3)."""
 
     def __init__(self, gpus: FakeGpus, shape: Any, dtype: Any, device: int = 0, stream: Stream | None = None) -> None:
         self.gpus, self.device, self.stream = gpus, device, stream
@@ -331,18 +337,18 @@ class DeviceArray:
             self._address = c_ulonglong(0)
 
     def write(self, values: Array, stream: Stream | None = None) -> None:
-        """Copies from the host: at once from ordinary memory, in the order of the stream from `pinned` memory."""
+        """Copies from the host: at once from ordinary memory, in the stream from `pinned` memory."""
         source = np.ascontiguousarray(values, self.dtype)
         assert source.size == self.size
         self._copy(self.ptr, source.ctypes.data, stream)
 
     def copy(self, source: DeviceArray, stream: Stream | None = None) -> None:
-        """What `source` holds when the stream gets there."""
+        """Copies `source` into this array when the stream executes the copy."""
         assert source.nbytes == self.nbytes
         self._copy(self.ptr, source.ptr, stream)
 
     def numpy(self, stream: Stream | None = None) -> Array:
-        """What is there after all that the stream has been given (default: the array's own, or else the legacy one)."""
+        """The values after all work of the stream; by default that is the array's stream, or the legacy default stream."""
         result = np.empty(self.shape, self.dtype)
         self._copy(result.ctypes.data, self.ptr, stream)
         return result
@@ -355,14 +361,14 @@ class DeviceArray:
 
 
 class LeakCheck:
-    """Fake GPUs for a block of code that must leave nothing on them: `with LeakCheck() as gpus`."""
+    """Fake GPUs for a block of code that must free everything on them: `with LeakCheck() as gpus`."""
 
     def __enter__(self) -> FakeGpus:
         self.gpus = FakeGpus()
         return self.gpus
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        gc.collect()  # an exception's frames may hold engines, in a cycle
+        gc.collect()  # the frames of an exception may keep engines alive in a cycle
         self.gpus.close()
         leaks = self.gpus.leaks()
         self.gpus.cuda.fake_reset()
@@ -372,7 +378,7 @@ class LeakCheck:
 
 @pytest.fixture
 def fake_gpus() -> Iterator[FakeGpus]:
-    """Two fake GPUs that the test has for itself, and must leave as it found them."""
+    """Two fake GPUs for one test, which must free everything on them."""
     reason = missing()
     if reason:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""The fake NCCL called directly, as the engine calls the real one: for tests of the fake itself."""
+"""Calls the fake NCCL directly, as the engine calls the real one, for tests of the fake itself."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 class NcclError(Exception):
-    """A call or a communicator reports an error; ``code`` is NCCL's."""
+    """A call or a communicator reports an error; ``code`` is NCCL's error code."""
 
     def __init__(self, what: str, code: int, text: str = "") -> None:
         super().__init__(f"{what}: {code} {text}")
@@ -96,15 +96,15 @@ class Comm:
         return error.value
 
     def settle(self) -> None:
-        """Looks until what was called is over."""
+        """Waits until the last call is complete."""
         if not eventually(lambda: self.state() != IN_PROGRESS):
-            raise TimeoutError("NCCL is still at it")
+            raise TimeoutError("NCCL has not completed the call")
         state = self.state()
         if state:
             raise NcclError("the communicator", state, self.nccl.ncclGetLastError(self.handle).decode())
 
     def begin(self, function: str, *arguments: Any) -> None:
-        """One call without a look afterwards; arrays stand for their addresses, dtypes for NCCL's types."""
+        """Makes a call without a wait. Arrays stand for their addresses, and names of dtypes for NCCL's types."""
         values = [a.ptr if isinstance(a, DeviceArray) else TYPES.get(str(a), a) for a in arguments]
         with self.gpus.on(self.device):
             code = getattr(self.nccl, function)(*values, self.handle, self.stream.handle)

@@ -1,7 +1,7 @@
 """Gives TensorFlow a GPU whose memory and streams are the fake driver's (tests/native/fake_gpu/tensorflow).
 
-TensorFlow's executor, allocator and copies work on it as on any device. Builds without CUDA have no kernels that compute on
-one, so there is an op that adds a number, in TensorFlow's stream and after a pause.
+TensorFlow's executor, allocator and copies work on it as on any device. Builds without CUDA have no kernels for a GPU, so this
+module has an op that adds a number, in TensorFlow's stream and after a pause.
 """
 
 import ctypes
@@ -10,12 +10,12 @@ from typing import Any
 
 from support import fake_gpu, native
 
-# What kernels are told of TensorFlow's stream, for `lie`.
+# The answers that kernels get to their question for TensorFlow's stream, for `lie`.
 LIES = 5
 TRUTH, OTHER_STREAM, NO_STREAM, NO_OBJECT, NO_FUNCTION = range(LIES)
-# For tests to change.
+# Tests may change these.
 BUILT_WITH_CUDA = True
-WAITS = False  # is the work by which streams are tried waited for, so that they are idle?
+WAITS = False  # does `_late_number` wait for its work, so that the stream is idle?
 
 
 def _path() -> str:
@@ -33,22 +33,22 @@ def _ops() -> Any:
 
 @functools.cache
 def _native() -> ctypes.CDLL:
-    _ops()  # what the library registers is collected when TensorFlow is the first to load it
+    _ops()  # TensorFlow collects the library's ops only if it loads the library first
     return ctypes.CDLL(_path())
 
 
 def add(tensor: Any, summand: float, seconds: float = 0.0) -> Any:
-    """tensor + summand (float32), on the fake GPU, which is busy for some time before."""
+    """tensor + summand (float32), on the fake GPU, after the GPU was busy for `seconds`."""
     return _ops().fake_gpu_add(tensor, summand=summand, seconds=seconds)
 
 
 def lie(kind: int) -> None:
-    """From now on kernels are told this."""
+    """Kernels get this answer from now on."""
     _native().fake_tensorflow_lie(kind)
 
 
 def install(number: int = 0) -> None:
-    """TensorFlow's only GPU is this one of the driver's. Before TensorFlow is used."""
+    """Makes this GPU of the driver TensorFlow's only GPU. Must be called before TensorFlow is used."""
     import tensorflow as tf
     from tensorflow.python.framework import load_library
 
@@ -62,7 +62,7 @@ def install(number: int = 0) -> None:
 
 
 def _late_number(number: float, rounds: int) -> Any:
-    """The library's, which comes to it before it first asks for a stream."""
+    """Replaces the function of hvdlite's library, which calls it before it first asks for a stream."""
     import tensorflow as tf
 
     from hvdlite.tensorflow import library

@@ -1,8 +1,8 @@
-"""Makes torch's host tensors pass for tensors on a fake GPU, so that the whole of the torch door runs without one.
+"""Makes hvdlite treat torch's host tensors as tensors on a fake GPU, so that the whole torch door runs without a GPU.
 
-torch's own work is done at once, on the host. hvdlite's is done by the fake GPU, in streams, later: so the values of a result
-are there only for those whose stream comes after the operation. Here that is the current stream of `current`, and after
-each wait this module sleeps until that stream, and no other, has come so far. Whoever fails to order it reads old values.
+torch's own work is done at once, on the host. hvdlite's work is done later by the fake GPU, in streams. So the values of a
+result are complete only for a stream that is ordered after the operation. Here that is the current stream of `current`: after
+each wait, this module sleeps until that stream, and no other, has done its work. Code that does not order it reads old values.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from hvdlite.errors import HvdliteError
 
 _here = threading.local()
 _default: dict[int, Stream] = {}
-followed: list[tuple[int, int]] = []  # (current stream, a stream that it was put after)
+followed: list[tuple[int, int]] = []  # (current stream, a stream after which it was ordered)
 
 
 def current(gpu: int) -> int:
@@ -34,13 +34,13 @@ def _current(gpu: int) -> Stream:
 
 
 def use(chosen: Stream, gpu: int) -> None:
-    """The thread's current stream on a GPU is this one from now on."""
+    """Makes this stream the thread's current stream on a GPU."""
     _here.streams = {**getattr(_here, "streams", {}), gpu: chosen}
 
 
 @contextmanager
 def stream(chosen: Stream, gpu: int) -> Iterator[None]:
-    """The thread's current stream on a GPU is this one."""
+    """In the block, this stream is the thread's current stream on a GPU."""
     before = getattr(_here, "streams", {})
     _here.streams = {**before, gpu: chosen}
     try:
@@ -50,7 +50,7 @@ def stream(chosen: Stream, gpu: int) -> Iterator[None]:
 
 
 class _Result:
-    """The engine's, whose copies are waited for."""
+    """A result of the engine that waits for its copies."""
 
     def __init__(self, result: Any, gpu: int) -> None:
         self._result, self._gpu = result, gpu
@@ -60,12 +60,12 @@ class _Result:
 
     def copy_to(self, pointer: int, stream: int) -> None:
         self._result.copy_to(pointer, stream)
-        if stream == current(self._gpu):  # not one of other arrays'
+        if stream == current(self._gpu):  # other arrays have other streams
             _current(self._gpu).synchronize()
 
 
 def _wait_for_the_gpu(gpu: int) -> None:
-    """After each wait of the engine's the current stream is waited for."""
+    """Lets each wait of the engine also wait for the current stream."""
     from hvdlite._engine import Engine, Work
 
     wait, result, results, wait_many = Work.wait, Work.result, Work.results, Engine.wait_many
@@ -93,14 +93,15 @@ def _wait_for_the_gpu(gpu: int) -> None:
 
 
 def install(number: int) -> None:
-    """From now on all host tensors pass for tensors on this GPU, but for those with an attribute
-    `fake_place`: another GPU, or -1 for host memory. Before hvdlite is initialised."""
+    """From now on, hvdlite treats all host tensors as tensors on this GPU. The attribute `fake_place` of a tensor names another
+    GPU, or -1 for host memory. Must be called before hvdlite is initialised.
+    """
     import torch
 
     import hvdlite.backends.torch as backend
     from hvdlite.torch import agreement, gpu, in_flight, parameter_gradient, state
 
-    settings = {"host_memory": number + 1, "delay_percent": 3}  # trainings have many operations
+    settings = {"host_memory": number + 1, "delay_percent": 3}  # trainings have many operations, so only few are delayed
     for name, value in settings.items():
         ctypes.CDLL(os.environ["HVDLITE_CUDA_LIBRARY"]).fake_set(name.encode(), str(value).encode())
 
@@ -121,9 +122,9 @@ def install(number: int) -> None:
         return exported._replace(device=number, stream=current(number))
 
     kind.export = export_as_on_gpu
-    kind.plain = lambda self, kind: None  # native code finds all its tensors on a GPU
+    kind.plain = lambda self, kind: None  # native code must not describe the tensors as host memory
     kind.stream_now = lambda self, exported: current(exported.device)
     kind.use_in_current_stream = lambda self, tensor: None
-    backend.RECYCLED_FROM = 1 << 62  # results of any size are torch's own
+    backend.RECYCLED_FROM = 1 << 62  # torch allocates results of all sizes
 
     _wait_for_the_gpu(number)

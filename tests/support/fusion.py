@@ -1,4 +1,4 @@
-"""The fusion kernels as tests call them: compiled for the host, on its memory (tests/native/fusion_host), or on fake GPUs."""
+"""Calls the fusion kernels: compiled for the host, on host memory (tests/native/fusion_host), or on fake GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Conversion(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Conversion:
-    """What becomes of an element on its way."""
+    """The change of each element: its types, its factor and divisor, and the op whose identity stands for absent tensors."""
 
     source: DType
     target: DType
@@ -52,15 +52,15 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Way:
-    """How a launch is done; its results depend on none of this."""
+    """The way of a launch. Its results do not depend on it."""
 
-    table: bool = False  # the pieces in a table, though they would fit into the launch
+    table: bool = False  # are the pieces in a table, even if they fit into the launch's arguments?
     multiprocessors: int = 132
-    backwards: bool = False  # the last thread first
+    backwards: bool = False  # does the last thread run first?
 
 
 def missing() -> str | None:
-    """Why the kernels cannot be called; None if they can."""
+    """The reason why the kernels cannot be called; None if they can."""
     return fake_gpu.missing()
 
 
@@ -87,7 +87,9 @@ def move(
     nonfinite: Array | None = None,
     way: Way = Way(),
 ) -> int:
-    """One launch of tensors by address to or from (offset, count) in the buffer; the number of its blocks."""
+    """Packs the tensors at these addresses into (offset, count) of the buffer, or unpacks them, in one launch. Returns the
+    number of its blocks.
+    """
     number = len(tensors)
     addresses = (c_void_p * number)(*tensors)
     offsets = (c_size_t * number)(*(offset for offset, _ in places))
@@ -109,7 +111,7 @@ def move(
 
 
 class Guarded:
-    """Bytes at a chosen misalignment to 64, between guard bytes that must stay as they are."""
+    """Bytes at a chosen offset from an address that 64 divides, between guard bytes that must not change."""
 
     def __init__(self, size: int, misfit: int = 0, fill: int = 0x5A) -> None:
         self._raw = np.full(size + 256 + misfit, 0xA5, dtype=np.uint8)
@@ -139,9 +141,15 @@ class Guarded:
 def convert(
     values: Array, conversion: Conversion, misfits: tuple[int, int] = (0, 0), way: Way = Way(), unpack: bool = False
 ) -> Array:
-    """The values once they are packed or unpacked alone, as bytes; the memory around and the input stay as they are.
+    """Packs or unpacks the values alone, and returns the result as bytes. Checks that the input and the memory around do not
+    change.
 
-    misfits: of the input's memory and of the output's, in bytes.
+    Args:
+        values: the input.
+        conversion: the change of each element.
+        misfits: the misalignment of the input and of the output, in bytes.
+        way: the way of the launch.
+        unpack: unpack, or pack?
     """
     source = Guarded.of(values, misfits[0])
     target = Guarded(values.size * conversion.target.itemsize, misfits[1])

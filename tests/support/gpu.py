@@ -1,16 +1,16 @@
-"""On what the files of tests/gpu run: real GPUs where there are any, and stand-ins everywhere.
+"""Chooses where the files of tests/gpu run: on real GPUs if there are any, and on replacements everywhere.
 
 A file of tests/gpu runs
 
-- on real GPUs, marked `gpu`: by each route that GPU tensors can take between so many ranks. Where there is no GPU, each file is
-  one test that skips.
-- on the fakes of tests/native/fake_gpu, if it declares STAND_INS = ("fakes",), or ("fakes, slow",) for the mark `slow`:
-  driver and NCCL that keep GPU memory on the host. The frameworks' own libraries cannot use them, so there are arrays of our
-  own (support/driver_arrays.py), a small CuPy (support/fake_cupy.py), and tensors of torch that are in host memory but pass
-  for tensors on the GPU (support/fake_torch.py).
+- on real GPUs, marked `gpu`: by each route that GPU tensors can take between this number of ranks. If there is no GPU, each
+  file is one test that skips.
+- on the fakes of tests/native/fake_gpu, if it declares STAND_INS = ("fakes",), or ("fakes, slow",) for the mark `slow`. The
+  fake driver and NCCL keep GPU memory on the host. The frameworks' own libraries cannot use them, so there are arrays of our
+  own (support/driver_arrays.py), a small CuPy (support/fake_cupy.py), and tensors of torch that are in host memory but that
+  hvdlite treats as tensors on the GPU (support/fake_torch.py).
 - on the host, if it declares ("host",): the same tests with tensors in host memory, which tests the tests. Marked `slow`.
 
-Its processes read in HVDTEST_GPU which of these it is.
+The variable HVDTEST_GPU tells its processes which of these it is.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 MODE = "HVDTEST_GPU"
-HOST_IDS = "HVDTEST_NCCL_HOSTIDS"  # each rank is to tell NCCL that it is on another host
+HOST_IDS = "HVDTEST_NCCL_HOSTIDS"  # if it is set, each rank tells NCCL that it is on another host
 ROUTES = ("nccl", "staged")
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SHARING_VERSION = 23000  # the first NCCL that lets ranks share a GPU
-_RANKS_PER_GPU = 2  # which it is made for
-_RANKS_ON_HOST = 2  # one number is enough to test the tests; with others the fakes take one route only
+_RANKS_PER_GPU = 2  # the number of ranks for which NCCL supports that
+_RANKS_ON_HOST = 2  # on the host, tests run with this number of ranks only; with other numbers, the fakes use one route only
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Variant:
     """One way to run a test file.
 
     Attributes:
-        label: in the test's name.
-        environment: of its processes.
-        markers: of the test.
-        impossible: why it cannot run on this machine, or None.
+        label: a part of the test's name.
+        environment: variables of its processes.
+        markers: marks of the test.
+        impossible: the reason why it cannot run on this machine, or None.
     """
 
     label: str = ""
@@ -49,13 +49,13 @@ class Variant:
 
 
 def pass_for_other_hosts() -> None:
-    """Where HOST_IDS says so, this rank passes for one of another host; to be called before anything calls NCCL."""
+    """Lets NCCL treat this rank as a rank of another host, if HOST_IDS is set. Must be called before the first call of NCCL."""
     if os.environ.get(HOST_IDS):
         os.environ["NCCL_HOSTID"] = "hvdlite-" + next(os.environ[name] for name in _RANK_VARIABLES if name in os.environ)
 
 
 def variants(ranks: int, routes: tuple[str, ...], stand_ins: tuple[str, ...], first: bool = True) -> Iterator[Variant]:
-    """The ways to run a file of tests/gpu with so many ranks; first: with other numbers of ranks it comes again later."""
+    """The ways to run a file of tests/gpu with this number of ranks. `first` is true for the file's first number of ranks."""
     gpus, why = count_gpus()
     if not gpus and first:
         yield Variant("on GPUs", {MODE: "real"}, ("gpu",), why)
@@ -85,14 +85,14 @@ def _settings(stand_in: str, ranks: int) -> tuple[Mapping[str, str], str | None]
 
 
 def _sharing(ranks: int, gpus: int) -> tuple[Mapping[str, str], str | None]:
-    """The variables that let so many ranks use NCCL on so many GPUs, and why that is not possible."""
+    """The variables that let these ranks use NCCL on these GPUs, and the reason why that is impossible, or None."""
     if ranks <= gpus:
         return {}, None
     version = nccl_version()
     if version is None:
         return {}, "NCCL was not found"
     if version < _SHARING_VERSION:
-        # It takes the ranks for ranks of different hosts, joined by TCP.
+        # NCCL treats the ranks as ranks of different hosts, which TCP joins.
         by_tcp = {HOST_IDS: "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MAX_CTAS": "2"}
         return by_tcp, None if ranks <= _RANKS_PER_GPU * gpus else f"{ranks} ranks are too many for {gpus} GPUs with NCCL"
     too_many = ranks > _RANKS_PER_GPU * gpus
@@ -101,7 +101,7 @@ def _sharing(ranks: int, gpus: int) -> tuple[Mapping[str, str], str | None]:
 
 @functools.cache
 def count_gpus() -> tuple[int, str | None]:
-    """How many GPUs the CUDA driver has, and where it is none, why."""
+    """The number of GPUs of the CUDA driver, and the reason if there are none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -116,9 +116,9 @@ def count_gpus() -> tuple[int, str | None]:
 
 @functools.cache
 def nccl_version() -> int | None:
-    """Of the NCCL that hvdlite would take, such as 22703 for 2.27.3; None if there is none.
+    """The version of the NCCL that hvdlite would use, such as 22703 for 2.27.3; None if there is none.
 
-    In a process of its own: where torch is installed, its NCCL is the one, and only a process that has imported it knows.
+    A new process finds it: if torch is installed, hvdlite uses torch's NCCL, which only a process with torch imported knows.
     """
     program = f"import hvdlite{', torch' if _has_torch() else ''}; print(hvdlite.nccl_built())"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)

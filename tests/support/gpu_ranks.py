@@ -1,4 +1,4 @@
-"""Ranks as threads (thread_ranks.py) with their tensors on fake GPUs."""
+"""Ranks in threads (thread_ranks.py), with their tensors on fake GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIRE_FLOAT16, WIRE_BFLOAT16 = 2, 4
 
 
 class GpuRank:
-    """A rank whose tensors are on one GPU, in one stream, unless a test says otherwise."""
+    """A rank whose tensors are on one GPU and in one stream by default."""
 
     def __init__(self, rank: Rank, gpus: FakeGpus, device: int) -> None:
         self.host = rank
@@ -88,7 +88,7 @@ class GpuRank:
         return output.numpy()
 
     def made(self, kind: int, name: str, values: Any, **options: Any) -> Array:
-        """An operation whose result the engine makes."""
+        """Runs an operation whose result the engine allocates."""
         array = self.array(values)
         result = self.wait(self.start(kind, name, array, **options))
         return self.take(result, array)
@@ -121,7 +121,15 @@ def gpu_engines(
     devices: Sequence[int] | None = None,
     hosts: list[int] | None = None,
 ) -> Iterator[list[GpuRank]]:
-    """devices: the GPU of each rank; by default each has one of its own. hosts: the number of each rank's host, or one."""
+    """Makes an engine for each rank.
+
+    Args:
+        gpus: the fake GPUs.
+        size: the number of ranks.
+        config: knobs of all engines.
+        devices: the GPU of each rank; by default each rank has a GPU of its own.
+        hosts: the number of each rank's host; by default all ranks are on one host.
+    """
     devices = range(size) if devices is None else devices
     gpus.set(gpus=max(2, *[device + 1 for device in devices]))
     with engines(size, knobs(**(config or {})), hosts) as ranks:
@@ -136,6 +144,6 @@ def run_gpu_ranks(
     devices: Sequence[int] | None = None,
     timeout: float = 60.0,
 ) -> list[Any]:
-    """Makes the engines, runs body on each, and shuts them down."""
+    """Makes the engines, calls `body` on each rank, and shuts the engines down. Returns the results in rank order."""
     with gpu_engines(gpus, size, config, devices) as ranks:
         return in_threads(ranks, body, timeout)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
-"""What `python -m hvdlite.bench guard` asks, between emulated hosts: python -m support.guard_hosts --against DIR, in tests/.
+"""Compares two builds like `python -m hvdlite.bench guard`, on emulated hosts: python -m support.guard_hosts --against DIR, in
+tests/.
 
-An allreduce on a wire of 1 Gbit/s and 1 ms, and a backward that hides its communication: each of 16 layers takes 9 ms without a
-processor, as if a device worked, for the ranks of all hosts share this machine's.
+It measures an allreduce over a link of 1 Gbit/s and 1 ms, and a backward that hides its communication. Each of the 16 layers of
+the backward sleeps 9 ms, as if a device worked, because the ranks of all hosts share this machine's processors.
 """
 
 import argparse
@@ -74,7 +75,7 @@ print(json.dumps([hvdlite.__file__, {"wire": wire, "overlap": overlap}[sys.argv[
 
 
 def measure(build: Path) -> guard.Run:
-    """One job of each kind, on fresh hosts."""
+    """Runs one job of each kind on new hosts, and returns the figures."""
     others, figures = guard.OtherLoad(), {}
     for name, ranks in RANKS.items():
         with emulated_hosts(2, rate_mbit=1000, delay_us=1000) as hosts:
@@ -89,8 +90,8 @@ def measure(build: Path) -> guard.Run:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m support.guard_hosts", description=__doc__.splitlines()[0])
-    parser.add_argument("--against", type=Path, required=True, metavar="DIR", help="a checkout of hvdlite that is built")
-    parser.add_argument("--any-load", action="store_true", help="count jobs during which the machine had other work, too")
+    parser.add_argument("--against", type=Path, required=True, metavar="DIR", help="a built checkout of the other hvdlite")
+    parser.add_argument("--any-load", action="store_true", help="also count jobs during which the machine had other work")
     words = parser.parse_args()
     try:
         builds = [guard.check_build(folder) for folder in (Path(__file__).parents[2], words.against)]

@@ -1,8 +1,8 @@
-"""The children's side of support/parallel.py: ranks of one job run test files in step.
+"""The children of support/parallel.py: the ranks of one job run test files in step.
 
-After each test the ranks compare verdicts over mpi4py (not through hvdlite), and one failure ends the job. A test that hangs
-is ended by a watchdog, which writes the stacks of all threads first. After each file hvdlite is shut down, and what the file
-has left behind for the next one counts as its failure (support/leftovers.py).
+After each test the ranks compare their results by mpi4py (not by hvdlite), and one failure ends the job. If a test hangs, a
+watchdog writes the stacks of all threads and ends the process. After each file hvdlite is shut down. A file that changes the
+process for the next file fails (support/leftovers.py).
 """
 
 import faulthandler
@@ -20,22 +20,22 @@ from support.leftovers import Leftovers
 
 RESULTS = "HVDTEST_RESULTS"  # set in children: the folder for their results
 WATCHDOG_SECONDS = 120.0
-GRACE_SECONDS = 8.0  # for the other ranks to end a test that one rank has failed already
+GRACE_SECONDS = 8.0  # the time in which the other ranks have to end a test after it has failed on one rank
 
 
 def result_file(folder: Path, rank: int, place: int) -> Path:
-    """Where a rank says how it went with one of the job's files."""
+    """The file with a rank's result for one of the job's test files."""
     return folder / f"rank{rank}.file{place}.json"
 
 
 def child_plugin(config: pytest.Config) -> "InStep | None":
-    """The plugin, where this pytest is a rank of a job."""
+    """The plugin if this pytest is a rank of a job, otherwise None."""
     folder = os.environ.get(RESULTS)
     return InStep(Path(folder), [_name(config, Path(argument)) for argument in config.args]) if folder else None
 
 
 def _name(config: pytest.Config, file: Path) -> str:
-    """As node ids begin."""
+    """The name of a file, as it begins node ids."""
     return file.relative_to(config.rootpath).as_posix()
 
 
@@ -50,7 +50,7 @@ class InStep:
         self._folder = folder
         self._lock = threading.Lock()
         self._in_test = False
-        # The capture of pytest swallows what is written to descriptor 2.
+        # pytest captures the text that is written to descriptor 2.
         self._log = (folder / f"rank{self._comm.rank}.stderr").open("a")
         self._files = list(files)
         self._results: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ class InStep:
         threading.Thread(target=self._watch_others, daemon=True).start()
 
     def _watch_others(self) -> None:
-        """Once a rank has failed its test, the others, which may wait for it, get a shorter time."""
+        """When a test has failed on one rank, the others get a shorter time for it, because they may wait for that rank."""
         while not list(self._folder.glob("*.failed")):
             time.sleep(0.2)
         with self._lock:
@@ -68,17 +68,17 @@ class InStep:
                 faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True, file=self._log)
 
     def _place(self, node: str) -> int | None:
-        """Of the file that a node id lies in, among the job's."""
+        """The place of a node id's file among the job's files; None if it is not one of them."""
         file = node.split("::")[0]
         return self._files.index(file) if file in self._files else None
 
     def _fail(self, place: int, what: str, details: str) -> None:
-        """Says so at once: should the others hang now, this process will not live to print its summary."""
+        """Notes and prints a failure at once, because this process may not print its summary if the other ranks hang now."""
         self._results[place]["failed"].append(what)
         print(f"\n{what} failed:\n{details}", file=self._log, flush=True)
 
     def _write(self, place: int) -> None:
-        """In one step, for the parent looks all the time."""
+        """Writes a result in one step, because the parent may read it at any time."""
         file = result_file(self._folder, self._comm.rank, place)
         unfinished = file.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(self._results[place]))
@@ -97,14 +97,14 @@ class InStep:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Marks what a file declares as SLOW, before pytest selects by marks."""
+        """Marks the tests that a file declares as SLOW, before pytest selects by marks."""
         for item in items:
             module = item.getparent(pytest.Module).obj
             if item.name.partition("[")[0] in getattr(module, "SLOW", ()):
                 item.add_marker("slow")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Files without tests have ended here; so have those whose tests differ between the ranks."""
+        """Ends the files that have no tests, and those whose tests differ between the ranks."""
         names: list[list[str]] = [[] for _ in self._files]
         for item in session.items:
             names[self._place(item.nodeid)].append(item.nodeid)
@@ -134,7 +134,7 @@ class InStep:
         outcome = yield
         with self._lock:
             self._in_test = False
-            # A rank that hangs shows its stacks before those that wait for its verdict.
+            # A rank that hangs writes its stacks before the ranks that wait for its result.
             faulthandler.dump_traceback_later(limit + GRACE_SECONDS, exit=True, file=self._log)
         self._compare(item, len(failed) - before, "failed")
         if item.session.shouldstop:
@@ -146,7 +146,7 @@ class InStep:
             if found and not getattr(module, "ALONE", False):
                 self._results[place]["ends_job"] = True
                 self._fail(place, f"{self._files[place]} (end)", f"it leaves behind: {'; '.join(found)}")
-            self._write(place)  # before the others go on to the next file, which may end this process
+            self._write(place)  # before the other ranks begin the next file, which may end this process
             self._compare(item, len(failed) - before, "left something behind")
         faulthandler.cancel_dump_traceback_later()
         return outcome
@@ -173,5 +173,5 @@ class InStep:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        # The verdicts are in the files: mpirun would kill the other ranks, reports unwritten, if one exited with an error.
+        # The results are in the files. With an error as exit status, mpirun would kill ranks that have not written theirs.
         session.exitstatus = 0

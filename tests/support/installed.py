@@ -1,4 +1,4 @@
-"""Frameworks that only the jobs of a test file import: importing them in pytest as well takes seconds."""
+"""Checks that frameworks are installed without an import, which takes seconds and which only the jobs of a test file need."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def need(*modules: str) -> None:
-    """Skips the file that calls this at its top where one of these is not installed."""
+    """Skips the file that calls this at its top if one of these modules is not installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed", allow_module_level=True)

@@ -1,4 +1,4 @@
-"""Starts programs under mpirun with a deadline and one pair of output files for each rank."""
+"""Starts programs under mpirun, with a deadline and two output files for each rank."""
 
 import functools
 import importlib.util
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from support.hosts import EmulatedHosts
 
 CHILD = Path(__file__).with_name("child.py")
-# On a busy machine Open MPI's mpirun now and then gives up before it has started any rank, and says this.
+# Open MPI's mpirun prints this if it fails before it has started any rank, which happens on busy machines.
 NOT_LAUNCHED = "listener thread failed to start"
 LAUNCHES = 3
-MARK = "HVDTEST_JOB"  # in the environment of every process of a job, so that none of them outlives it
+MARK = "HVDTEST_JOB"  # a variable in the environment of every process of a job, by which `end` finds them
 
-# For root in a container, and for more ranks than cores.
+# Permits root in a container, and more ranks than cores.
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    # This component sleeps for a second in MPI_Init where it finds no network of its own.
+    # This component sleeps for a second in MPI_Init if it finds no network for itself.
     "OMPI_MCA_btl": "^ofi",
-    # Its waits give the processor to the tests that run beside this job.
+    # MPI's waits let the tests that run beside this job use the processor.
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMP_NUM_THREADS": "1",
 }
@@ -45,13 +45,13 @@ MPI_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
-        returncode: of mpirun; -9 if it was killed at the deadline, None while it runs.
-        seconds: from start to end.
-        stdout, stderr: by rank. A rank that never started has none.
-        launcher: what mpirun itself wrote.
+        returncode: mpirun's exit code; -9 if it was killed at the deadline, None while it runs.
+        seconds: the time from the start to the end.
+        stdout, stderr: the output of each rank. A rank that never started has none.
+        launcher: the output of mpirun itself.
         timed_out: was the deadline reached?
     """
 
@@ -63,7 +63,7 @@ class JobResult:
     timed_out: bool
 
     def report(self) -> str:
-        """Everything that was written, for the message of an assertion."""
+        """The whole output, for the message of an assertion."""
         parts = [f"returncode {self.returncode} after {self.seconds:.1f} s{', timed out' if self.timed_out else ''}"]
         for rank in sorted(self.stdout):
             parts += [f"--- rank {rank} stdout", self.stdout[rank], f"--- rank {rank} stderr", self.stderr[rank]]
@@ -71,7 +71,11 @@ class JobResult:
 
 
 def find_mpirun() -> str:
-    """The mpirun beside this Python, or else that on PATH."""
+    """The path of the mpirun beside this Python, or of the one on PATH.
+
+    Raises:
+        FileNotFoundError: there is neither.
+    """
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
@@ -81,21 +85,23 @@ def find_mpirun() -> str:
 
 @functools.cache
 def launcher_is_hydra() -> bool:
-    """Is mpirun MPICH's? It ends a job at once when a rank dies; Open MPI's leaves the others a quarter of a second."""
+    """Is mpirun MPICH's? MPICH's ends a job at once when a rank dies; Open MPI's leaves the others a quarter of a second."""
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False)
     return "hydra" in version.stdout.lower()
 
 
 @functools.cache
 def launcher_has_ulfm() -> bool:
-    """Does this machine's mpirun know --with-ft? Open MPI's does, from version 5 on."""
+    """Does this machine's mpirun have the option --with-ft? Open MPI's has it from version 5 on."""
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=False).stdout
     found = re.search(r"Open MPI\) (\d+)", version)
     return found is not None and int(found[1]) >= 5
 
 
 def job_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a job: this process's, less what an mpirun around it left, plus what running as root takes."""
+    """The environment of a job: this process's, without the variables of an mpirun that has started it, and with
+    MPI_ENVIRONMENT and `changes`.
+    """
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -110,10 +116,16 @@ def job_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class Job:
-    """``python *arguments`` as n ranks, on these hosts or here; the ranks' output goes to files in `folder`.
+    """A job of n ranks, each of which runs ``python *arguments``. It starts at once, and the caller must call `end`.
 
-    It runs from the start; call `end` in every case. `frameworks` are what the ranks are to have imported already, where they
-    are forked from warm interpreters (support/warm.py); without, they are fresh processes.
+    Args:
+        arguments: the arguments of Python.
+        n: the number of ranks.
+        folder: a folder for the files with the ranks' output.
+        env: changes to the environment.
+        mpirun_args: further arguments of mpirun.
+        hosts: the emulated hosts of the job; None for this machine.
+        frameworks: the frameworks of the warm interpreters that fork the ranks (support/warm.py); None for fresh processes.
     """
 
     def __init__(
@@ -131,7 +143,7 @@ class Job:
         child = [sys.executable, "-I", "-S", str(CHILD), str(folder)]
         self._command = [find_mpirun(), "-n", str(n), *mpirun_args, *child, *arguments]
         self._environment = {**job_environment(env), MARK: self._mark}
-        # MPICH's ranks talk to their launcher through a descriptor of their own, which a warm interpreter does not have.
+        # MPICH's ranks send messages to their launcher through an inherited file, which a warm interpreter does not have.
         if frameworks is not None and hosts is None and not launcher_is_hydra():
             sockets = warm.zygotes(frameworks, self._environment)
             self._environment |= {WARM: ":".join(sockets)} if sockets else {}
@@ -154,7 +166,7 @@ class Job:
             )
 
     def wait(self, timeout: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Waits until the job has ended or the condition holds; False if neither came about in so many seconds."""
+        """Waits until the job has ended or `until` returns true. Returns false if neither happens within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not until():
             if self._process.poll() is not None:
@@ -170,11 +182,11 @@ class Job:
         return NOT_LAUNCHED in _read(self._folder / "mpirun.txt") and not list(self._folder.glob("rank*.stdout"))
 
     def running(self) -> list[int]:
-        """The job's processes that there are, mpirun among them, by process id."""
+        """The ids of the job's processes that run, with mpirun's."""
         return _marked(self._mark) + _warm(self._folder)
 
     def end(self, timed_out: bool = False) -> JobResult:
-        """Kills what is left of the job: mpirun, and ranks, which have process groups of their own."""
+        """Kills the processes of the job that still run, and returns its result. Ranks have process groups of their own."""
         self._ended = time.monotonic()
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -187,7 +199,7 @@ class Job:
         return self.result(timed_out)
 
     def result(self, timed_out: bool = False) -> JobResult:
-        """All there is so far; the return code is None as long as the job runs."""
+        """The result so far; its return code is None while the job runs."""
         return JobResult(
             self._process.poll(),
             (self._ended or time.monotonic()) - self._started,
@@ -208,7 +220,7 @@ def run_python(
     hosts: "EmulatedHosts | None" = None,
     frameworks: Collection[str] | None = None,
 ) -> JobResult:
-    """Runs ``python *arguments`` as a `Job` and waits for its end, at most `timeout` seconds."""
+    """Runs a `Job` and waits for its end, at most `timeout` seconds. Then it kills the job."""
     job = Job(arguments, n, folder, env, mpirun_args, hosts, frameworks)
     ended = False
     try:
@@ -232,13 +244,13 @@ def run_job(
 
     Args:
         script: the path of a file, or (as a str) the program's text, which may be indented.
-        n: number of ranks.
-        timeout: seconds until all processes of the job are killed.
-        args: for the script.
+        n: the number of ranks.
+        timeout: the seconds after which all processes of the job are killed.
+        args: arguments of the script.
         env: changes to the environment.
-        mpirun_args: for mpirun, after ``-n``.
-        hosts: where mpirun runs; here without.
-        frameworks: of the warm interpreters that the ranks are forked from; without, the ranks are fresh processes.
+        mpirun_args: arguments of mpirun, after ``-n``.
+        hosts: the emulated hosts of the job; None for this machine.
+        frameworks: the frameworks of the warm interpreters that fork the ranks; None for fresh processes.
     """
     with tempfile.TemporaryDirectory(prefix="hvdlite-job-") as name:
         folder = Path(name)
@@ -258,7 +270,7 @@ def _marked(mark: str) -> list[int]:
             continue
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
         if wanted in variables:
             found.append(int(entry.name))
@@ -266,12 +278,12 @@ def _marked(mark: str) -> list[int]:
 
 
 def _warm(folder: Path) -> list[int]:
-    """Ranks that a zygote has forked: they have its variables in /proc, without the mark."""
+    """The ids of ranks that a zygote has forked. In /proc they have the zygote's variables, and so no mark."""
     found = []
     for file in folder.glob("rank*.pid"):
         try:
             command = Path("/proc", file.read_text(), "cmdline").read_bytes()
-        except OSError:  # ended meanwhile
+        except OSError:  # the process has ended
             continue
         if str(warm.ZYGOTE).encode() in command:
             found.append(int(file.read_text()))

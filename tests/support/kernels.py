@@ -1,4 +1,4 @@
-"""The reduction kernels as tests call them, inputs of all kinds, and numpy's results of one operation at a time."""
+"""Calls of the reduction kernels, inputs of all kinds, and NumPy's results of single operations."""
 
 import functools
 from typing import NamedTuple
@@ -20,10 +20,11 @@ ISA_NAMES = ("scalar", "avx2", "avx512")
 ISAS = [isa for isa in range(len(ISA_NAMES)) if native.isa_supported(isa)]
 each_isa = pytest.mark.parametrize("isa", ISAS, ids=[ISA_NAMES[isa] for isa in ISAS])
 
-# Around every register width; from 1024 on, stores are aligned first.
+# Numbers of elements around each register width. From 1024 elements on, kernels first align their stores.
 COUNTS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1000, 1023, 1024, 1025, 1040, 1100, 1301)
 
-# Misaligned by how many bytes: out, lhs, rhs. Elements aligned and registers not, elements not aligned, all alike.
+# The misalignments of out, lhs and rhs in bytes: with aligned elements but unaligned registers, with unaligned elements, and
+# with equal misalignments.
 OFFSETS = ((0, 0, 0), (1, 3, 5), (16, 48, 8), (63, 1, 2), (8, 0, 24), (40, 40, 40))
 
 REDUCTIONS = [reduction for reduction in ALL_REDUCTIONS if not reduction.dtype.is_complex]
@@ -36,7 +37,7 @@ ACCUMULATORS = {
 
 
 class Placed:
-    """An array at a chosen misalignment, with guard bytes around it that must stay as they are."""
+    """An array at a chosen misalignment, with guard bytes around it that must not change."""
 
     GUARD = 64
 
@@ -71,7 +72,7 @@ class Call(NamedTuple):
         old: np.ndarray | None = None,
         offsets: tuple[int, int, int] = (0, 0, 0),
     ) -> np.ndarray:
-        """A new array of the kernel's results; ``old`` is what the output holds before."""
+        """Runs the kernel and returns its results as a new array. ``old`` are the values of the output before."""
         nothing = np.zeros(lhs.size, dtype=numpy_dtype(out_dtype))
         out = Placed((nothing if old is None else old).view(np.uint8), offsets[0])
         left = Placed(lhs.view(np.uint8), offsets[1])
@@ -89,7 +90,7 @@ class Call(NamedTuple):
 def sample(dtype: DType, count: int, seed: int) -> np.ndarray:
     """Values of all sizes: integers over their whole range, floats with some infinities, NaNs, zeros and subnormals.
 
-    Every caller gets the same array, which cannot be written to.
+    Every caller gets the same array, which is read-only.
     """
     values = _draw_sample(dtype, count, seed)
     values.flags.writeable = False
@@ -122,18 +123,18 @@ def scaled(values: np.ndarray, accumulator: DType, factor: float) -> np.ndarray:
 
 
 def saturated(values: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """Truncated toward zero and clipped to the integer type; NaN is 0."""
+    """The values truncated toward zero and clipped to the integer type; NaN becomes 0."""
     low, high = _limits(kind)
     result = np.zeros(values.shape, kind)
     result[values <= low] = low
-    result[values >= high] = high  # of 64 bits: from the next power of two on, which is what their largest rounds to
+    result[values >= high] = high  # the largest 64-bit integer rounds to the next power of two
     inside = (values > low) & (values < high)
     result[inside] = values[inside].astype(kind)
     return result
 
 
 def _limits(kind: np.dtype) -> tuple[int, int]:
-    """Of an integer type, as integers of Python: NumPy works them out anew each time they are asked for."""
+    """The limits of an integer type as Python integers, because NumPy computes them again at each access."""
     limits = np.iinfo(kind)
     return int(limits.min), int(limits.max)
 
@@ -168,14 +169,14 @@ def bits_of(array: np.ndarray) -> np.ndarray:
 
 
 def assert_equal(actual: np.ndarray, expected: np.ndarray, what: object) -> None:
-    """Equal values of one type, a NaN where a NaN is expected."""
+    """Fails unless both arrays have one dtype and equal values, with NaN where NaN is expected."""
     assert actual.dtype == expected.dtype
     same = (actual == expected) | ((actual != actual) & (expected != expected))
     assert same.all(), f"{what}: element {np.argmin(same)} is {actual[np.argmin(same)]!r}, not {expected[np.argmin(same)]!r}"
 
 
 def assert_exact(actual: np.ndarray, expected: np.ndarray, what: object = "") -> None:
-    """The same bits, the signs of zeros too; a NaN where a NaN is expected."""
+    """Fails unless both arrays have one dtype and the same bits, with any NaN where NaN is expected."""
     assert actual.dtype == expected.dtype
     same = (bits_of(actual) == bits_of(expected)) | ((actual != actual) & (expected != expected))
     assert same.all(), f"{what}: element {np.argmin(same)} is {actual[np.argmin(same)]!r}, not {expected[np.argmin(same)]!r}"

@@ -1,4 +1,4 @@
-"""What tests of ``hvdlite run`` and ``hvdlite.run`` share: their command lines and environment."""
+"""The command lines and the environment for tests of ``hvdlite run`` and ``hvdlite.run``."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from support.job import job_environment
 
 TIMEOUT = 180.0
-# The launcher itself sets what root and more ranks than cores take.
+# The launcher itself sets these variables for root and for more ranks than cores.
 OURS = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
 
 

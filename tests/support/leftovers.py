@@ -1,35 +1,35 @@
-"""What a test file leaves behind in its process, where the next file finds it. No framework is imported for that."""
+"""Finds the changes that a test file leaves in its process for the next file, without importing a framework."""
 
 import os
 import sys
 from typing import Any
 
-TORCH_SEED = 67280421310721  # that of a new process, for rank 0
+TORCH_SEED = 67280421310721  # torch's seed in a new process; rank 0 gets it
 KNOBS = ("HVDLITE_", "HOROVOD_", "KERAS_", "TF_CONFIG", "XLA_FLAGS")
 
 
 class Leftovers:
-    """The state of the process before a file; `take_away` tells what the file has changed."""
+    """The state of the process before a file; `take_away` returns the changes that the file has made."""
 
     def __init__(self, rank: int) -> None:
-        # Each rank has its own random numbers again, wherever the file before left them: a broadcast that is missing shows.
+        # Each rank gets random numbers of its own again, so that a missing broadcast is noticed.
         if "torch" in sys.modules:
             sys.modules["torch"].manual_seed(TORCH_SEED + rank)
         self._before = _state()
 
     def take_away(self) -> list[str]:
-        """Shuts hvdlite down and lets Keras start its names anew; says what else has changed, which nothing mends."""
+        """Shuts hvdlite down and resets Keras's names. Returns the other changes, which nothing can undo, in words."""
         found = _shut_down()
         if "keras" in sys.modules:
             sys.modules["keras"].backend.clear_session()
         after = _state()
-        # What a framework imported meanwhile has brought along is no change.
+        # Values that appeared with a framework that the file has imported are not changes.
         changed = [name for name in self._before if self._before[name] != after.get(name)]
         return [*found, *(f"{name} was {self._before[name]!r} and is {after.get(name)!r}" for name in changed)]
 
 
 def _shut_down() -> list[str]:
-    """The next file initialises hvdlite itself; that is in vain where the engine has failed."""
+    """Shuts hvdlite down. If the engine has failed, the next file cannot initialise hvdlite, so that is reported."""
     runtime = sys.modules.get("hvdlite.runtime")
     if runtime is None:
         return []
@@ -40,7 +40,7 @@ def _shut_down() -> list[str]:
 
 
 def _state() -> dict[str, Any]:
-    """By name, what belongs to the process and tests are known to change."""
+    """The values of the process that tests may change, by name."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     state: dict[str, Any] = {f"${name}": value for name, value in variables.items()}
     state["the knobs in the environment"] = sorted(name for name in variables if name.startswith(KNOBS))

@@ -1,7 +1,7 @@
-"""Waiting in tests: for what can be observed, and at most until a deadline that no working machine reaches.
+"""Waits in tests: for a state that can be observed, and at most until a deadline that no working machine reaches.
 
-The deadline only turns a hang into a failure. Who comes first is settled by messages, events and what can be observed of a
-thread or an engine, never by sleeping.
+The deadline only turns a hang into a failure. Tests order threads and processes by messages, events and the observed states of
+a thread or an engine, never by sleeping.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE = 90.0  # seconds; less than the watchdog of a test under mpirun has
+DEADLINE = 90.0  # seconds; it is shorter than the watchdog of a test under mpirun
 SANITIZED = "libasan" in Path("/proc/self/maps").read_text()  # under the address sanitizer native code takes ten times as long
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
@@ -22,7 +22,7 @@ _WAIT_AND_FLAGS = 0x80 | 0x100  # FUTEX_WAIT is 0
 
 
 def eventually(condition: Callable[[], object]) -> bool:
-    """Does the condition come true?"""
+    """Waits until the condition holds. Returns false if it does not hold before the deadline."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
         if time.monotonic() > deadline:
@@ -32,19 +32,19 @@ def eventually(condition: Callable[[], object]) -> bool:
 
 
 def waits_in_engine(thread: int) -> bool:
-    """Does this thread (its native id) of this process sleep in a wait of the engine?
+    """Does the thread with this native id sleep in a wait of the engine?
 
-    It waits by FUTEX_WAIT; Python's locks wait by FUTEX_WAIT_BITSET.
+    The engine waits by FUTEX_WAIT, while Python's locks wait by FUTEX_WAIT_BITSET.
     """
     try:
         call = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return False
     return call[0] == _FUTEX and int(call[2], 16) & ~_WAIT_AND_FLAGS == 0
 
 
 def when_waiting(tell: Callable[[], object]) -> None:
-    """Calls this in another thread as soon as the calling one waits in the engine."""
+    """Calls `tell` in another thread as soon as the calling thread waits in the engine."""
     waiter = threading.get_native_id()
 
     def look() -> None:
@@ -55,11 +55,13 @@ def when_waiting(tell: Callable[[], object]) -> None:
 
 
 def interrupted(call: Callable[[], object], begun: Callable[[], bool] = lambda: True) -> None:
-    """Runs a call that waits for ever in the main thread, and sees it end with KeyboardInterrupt at a signal.
+    """Runs a call in the main thread that would wait forever, sends a signal, and checks that the call raises
+    KeyboardInterrupt.
 
     Args:
-        call: what waits.
-        begun: asked in another thread; the signal is sent when the call waits in the engine and this says yes.
+        call: the function that waits.
+        begun: a function that is called in another thread. The signal is sent when `call` waits in the engine and this function
+            returns true.
     """
     over = threading.Event()
     seen: list[bool] = []
@@ -90,6 +92,6 @@ def interrupted(call: Callable[[], object], begun: Callable[[], bool] = lambda: 
 
 
 def dawdle(turns: int) -> None:
-    """Lets other threads and processes go before, so many times."""
+    """Lets other threads and processes run first, `turns` times."""
     for _ in range(turns):
         os.sched_yield()

@@ -1,4 +1,4 @@
-"""What lies where in this process."""
+"""The memory mappings of this process."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ __all__ = ["is_mapped", "mapping_at"]
 
 
 def mapping_at(address: int) -> str | None:
-    """The name of what is mapped there, empty for private memory without one; None where nothing is."""
+    """The name of the mapping at an address; empty for private memory without a name; None if nothing is mapped there."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds, *others = line.split(maxsplit=5)
         low, high = (int(bound, 16) for bound in bounds.split("-"))

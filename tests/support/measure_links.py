@@ -1,7 +1,7 @@
-"""Times of a collective between emulated hosts beside Open MPI's, in one job: python -m support.measure_links, in tests/.
+"""Measures a collective of hvdlite and of Open MPI between emulated hosts, in one job: python -m support.measure_links, in tests/.
 
-Each figure is the mean of many calls, one after the other, on the slowest rank. hvdlite and Open MPI take turns, and the
-table has the median of the turns. "wire" is the time that the bytes of an ideal ring and the least delays take.
+Each figure is the mean of many calls, one after the other, on the slowest rank. hvdlite and Open MPI are measured alternately,
+and the table has the median of the turns. "wire" is the time for the bytes of an ideal ring and the least delays.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 
 from support.hosts import emulated_hosts
 
-CALLS = {4: 60, 64 << 10: 60, 4 << 20: 4}  # one after the other, by the bytes of the tensor
+CALLS = {4: 60, 64 << 10: 60, 4 << 20: 4}  # the number of calls in a turn, for each size of the tensor in bytes
 PROGRAM = """
 import json, os, sys, time
 import numpy as np
@@ -62,7 +62,7 @@ if world.rank == 0:
 
 
 def ideal(kind: str, hosts: int, ranks: int, size: int, rate_mbit: float, delay_us: float) -> float:
-    """Seconds: the delays of recursive doubling, or one where all may send at once; and the bytes of each host's link."""
+    """The seconds for the bytes over each host's link, and for the delays: of recursive doubling, or one if all send at once."""
     shares = {"allreduce": 2 / hosts, "allgather": ranks, "alltoall": ranks / hosts, "broadcast": 1 / (hosts - 1)}
     delays = (hosts - 1).bit_length() if kind in ("allreduce", "broadcast") else 1
     return delays * delay_us * 1e-6 + (hosts - 1) * shares[kind] * size / (rate_mbit * 1e6 / 8)
@@ -71,13 +71,18 @@ def ideal(kind: str, hosts: int, ranks: int, size: int, rate_mbit: float, delay_
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m support.measure_links", description=__doc__.splitlines()[0])
     layouts = "2x1,4x1,8x1,2x2"
-    parser.add_argument("--hosts", default=layouts, metavar="HxR,...", help="hosts and ranks on each; default: %(default)s")
-    parser.add_argument("--kind", default="allreduce", choices=("allreduce", "allgather", "alltoall", "broadcast"))
-    parser.add_argument("--sizes", default="4,65536,4194304", metavar="BYTES,...", help="of a tensor; default: %(default)s")
-    parser.add_argument("--algorithms", default="auto", metavar="NAME,...", help="of hvdlite, one after the other")
-    parser.add_argument("--turns", type=int, default=3, help="of each figure; default: %(default)s")
-    parser.add_argument("--rate-mbit", type=float, default=100, help="of each host's link; default: %(default)s")
-    parser.add_argument("--delay-us", type=float, default=1000, help="one way; default: %(default)s")
+    parser.add_argument(
+        "--hosts", default=layouts, metavar="HxR,...", help="numbers of hosts and of ranks on each; default: %(default)s"
+    )
+    kinds = ("allreduce", "allgather", "alltoall", "broadcast")
+    parser.add_argument("--kind", default="allreduce", choices=kinds, help="the collective; default: %(default)s")
+    parser.add_argument(
+        "--sizes", default="4,65536,4194304", metavar="BYTES,...", help="sizes of a rank's tensor; default: %(default)s"
+    )
+    parser.add_argument("--algorithms", default="auto", metavar="NAME,...", help="hvdlite's algorithms to measure")
+    parser.add_argument("--turns", type=int, default=3, help="the number of turns; default: %(default)s")
+    parser.add_argument("--rate-mbit", type=float, default=100, help="the rate of each host's link; default: %(default)s")
+    parser.add_argument("--delay-us", type=float, default=1000, help="the delay of one way; default: %(default)s")
     words = parser.parse_args()
     sizes = [(int(size), CALLS.get(int(size), 20)) for size in words.sizes.split(",")]
     algorithms = words.algorithms.split(",")

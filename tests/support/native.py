@@ -1,4 +1,4 @@
-"""Where the build has put the tests' native code: the fakes, the native cases, the module of support/testing.py."""
+"""The folder of the tests' native code: the fakes, the native cases, and the module of support/testing.py."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import hvdlite
 
 
 def folder() -> Path | None:
-    """That of the build which this package came from, in the source tree or of `make asan`; None where there is none."""
+    """The folder in the build of this package, which is in the source tree or of `make asan`; None if it was not built."""
     tree = Path(hvdlite.__file__).parents[1]
     built = (tree / "build" / "dev" / "fake_gpu", tree.parent / "cmake" / "fake_gpu")
     return next((path for path in built if (path / "libfakecuda.so").exists()), None)

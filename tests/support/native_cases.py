@@ -1,4 +1,4 @@
-"""The cases of tests/native/cases: one program knows them by name, and pytest shows each as a test."""
+"""The cases of tests/native/cases: one program contains them all, and pytest shows each of them as a test."""
 
 import functools
 import subprocess
@@ -12,7 +12,7 @@ DEADLINE = 300.0
 
 
 def program() -> Path | None:
-    """Where the build has put it; None where there is none."""
+    """The path of the program; None if it was not built."""
     folder = native.folder()
     path = folder / "native_tests" if folder else None
     return path if path and path.exists() else None
@@ -20,7 +20,7 @@ def program() -> Path | None:
 
 @functools.cache
 def names(prefix: str = "") -> tuple[str, ...]:
-    """All whose name begins so. Without the program one that is skipped, so that the reason is seen."""
+    """The names of all cases that begin with `prefix`. Without the program it is one name, whose test skips with the reason."""
     found = program()
     if found is None:
         return ("native_tests",)
@@ -32,9 +32,9 @@ def run(name: str, leaks: bool = False, **settings: object) -> None:
     """Runs a case in a process of its own.
 
     Args:
-        name: of the case.
-        leaks: memory may be lost, as an engine that fails loses results to which a transfer may still write.
-        settings: of the fake GPUs (support/fake_gpu.py).
+        name: the name of the case.
+        leaks: may the case leak memory? An engine that fails leaks results to which a transfer may still write.
+        settings: settings of the fake GPUs (support/fake_gpu.py).
     """
     found = program()
     if found is None:

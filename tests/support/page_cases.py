@@ -1,4 +1,4 @@
-"""The tests of what pages show, for the files named test_pages.py and test_*_pages.py: one file for each set of frameworks."""
+"""The tests of the programs on pages, for the files test_pages.py and test_*_pages.py: one file for each set of frameworks."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,12 +8,13 @@ from support.reference import check_page
 
 
 def page_cases(frameworks: Sequence[str], names: Sequence[str]) -> tuple[Callable[..., None], ...]:
-    """Three tests, to be assigned to test_a_program_runs, test_the_example_of_a_public_name_runs and
+    """Makes three tests, which a file assigns to test_a_program_runs, test_the_example_of_a_public_name_runs and
     test_each_public_name_has_an_example.
 
     Args:
-        frameworks: programs on pages that need exactly some of these, or none of them if there are none.
-        names: pages of public names.
+        frameworks: the programs that import one or more of these, and no other framework, are run. If it is empty, the programs
+            without a framework are run.
+        names: the names of pages of public names.
     """
 
     @pytest.mark.parametrize("block", programs(*frameworks), ids=str)

@@ -1,8 +1,8 @@
 """The pages of the documentation, and the blocks of Python in them.
 
 A block that begins with ```` ```python ```` is a whole program: the files named test_pages.py and test_*_pages.py run it on two
-ranks. A block that begins with ```` ```python fragment ```` leaves things out, or needs what these tests do not have (several
-hosts, a GPU, another library), and is only compiled. The same files run the examples of public names (docs/name_examples.py).
+ranks. A block that begins with ```` ```python fragment ```` is incomplete, or needs several hosts, a GPU or another library,
+and is only compiled. The same files run the examples of public names (docs/name_examples.py).
 """
 
 import ast
@@ -35,9 +35,9 @@ class Block:
 
     Attributes:
         page: the page's name.
-        line: of its first line, counted from 1.
-        words: what follows the language in the line that opens it.
-        code: its text.
+        line: the number of its first line, counted from 1.
+        words: the words after the language in the line that opens the block.
+        code: the text of the block.
     """
 
     page: str
@@ -50,7 +50,7 @@ class Block:
 
     @functools.cached_property
     def frameworks(self) -> frozenset[str]:
-        """The frameworks that it imports, by itself or as doors of hvdlite."""
+        """The frameworks that the block imports, directly or as doors of hvdlite."""
         names: set[str] = set()
         for node in ast.walk(ast.parse(self.code)):
             if isinstance(node, ast.Import):
@@ -60,7 +60,7 @@ class Block:
         return frozenset(names & set(FRAMEWORKS))
 
     def run(self) -> None:
-        """Runs it as a program of its own."""
+        """Runs the block as a program."""
         module = ModuleType("page")
         exec(compile(self.code, str(self), "exec"), vars(module))
 
@@ -75,12 +75,12 @@ def python_blocks(page: Path) -> list[Block]:
 
 
 def text_between(page: Path, marks: tuple[str, str]) -> str:
-    """What a program has written between these marks of a page."""
+    """The text between these marks of a page."""
     return page.read_text().partition(marks[0])[2].partition(marks[1])[0].strip()
 
 
 def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
-    """Writes this text between these marks of a page, in place of what is there."""
+    """Replaces the text between these marks of a page."""
     before, begin, rest = page.read_text().partition(marks[0])
     _, end, after = rest.partition(marks[1])
     assert begin, f"{page} lacks {marks[0]}"
@@ -89,7 +89,9 @@ def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
 
 
 def programs(*frameworks: str) -> list[Block]:
-    """All blocks that are whole programs and import exactly some of these frameworks, or none if none is given."""
+    """All blocks that are whole programs and import one or more of these frameworks and no other; without arguments, all that
+    import no framework.
+    """
     found = [block for page in PAGES for block in python_blocks(page) if "fragment" not in block.words]
     return [block for block in found if (block.frameworks <= set(frameworks)) and bool(block.frameworks) == bool(frameworks)]
 
@@ -100,7 +102,7 @@ def examples(*pages: str) -> list:
 
 
 def function_of(example) -> Callable[[], None]:
-    """An example of a public name, as a function."""
+    """The function of an example of a public name."""
     return getattr(_module_of(example.page), example.name)
 
 

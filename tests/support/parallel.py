@@ -1,26 +1,26 @@
 """Test files that run under mpirun: the parent starts jobs of several ranks, whose children run pytest in step.
 
-Each file of tests/parallel and tests/adapters becomes one item per number of ranks. Files of one folder with the same number
-of ranks and the same ENVIRONMENT share a job, one after another, for the frameworks take seconds to import. Where a file
-fails, its job ends and the files after it get a new one. The children's side is support/in_step.py.
+Each file of tests/parallel and tests/adapters becomes one item for each number of ranks. Files of one folder with the same
+number of ranks and the same ENVIRONMENT share a job, because importing the frameworks takes seconds. If a file fails, its job
+ends, and the files after it get a new job. support/in_step.py is the program of the children.
 
 A file may declare
 
     RANKS = (2, 3)                     the numbers of ranks it runs with
-    MORE_RANKS = (1, 4)                those that it runs with besides, as tests marked slow
+    MORE_RANKS = (1, 4)                further numbers of ranks, as tests marked slow
     DEADLINE = 900.0                   seconds for the whole file
     WATCHDOG = 300.0                   seconds for one test
     ENVIRONMENT = {"NAME": "value"}    variables of its processes
     ALONE = True                       a job of its own: it leaves a broken engine behind, changes the process, measures memory
-    SLOW = ("test_name", ...)          tests that are marked slow, where the file imports them
-    FRESH = True                       a job of its own of fresh processes, not forked from warm ones (support/warm.py)
+    SLOW = ("test_name", ...)          imported tests to mark as slow
+    FRESH = True                       a job of its own with fresh processes, not forked from warm ones (support/warm.py)
 
-Its tests marked `slow` are an item of their own, so that -m selects them here.
+A file's tests marked `slow` are a separate item, so that -m can select them.
 
 A file of tests/gpu runs in several variants (support/gpu.py), and may declare
 
-    ROUTES = ("nccl", "staged")        the routes between the ranks that it is for
-    STAND_INS = ("fakes", "host")      what it can run on without a GPU; nothing if that is missing
+    ROUTES = ("nccl", "staged")        the routes between the ranks that it tests
+    STAND_INS = ("fakes", "host")      the replacements for a GPU on which it can run; none by default
 """
 
 import ast
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 DEADLINE_SECONDS = 600.0
-# By folder: RANKS and MORE_RANKS of files that declare neither.
+# For each folder, the RANKS and MORE_RANKS of files that do not declare them.
 DEFAULT_RANKS = {"parallel": ((2, 3), (1, 4)), "adapters": ((2,), (3,)), "gpu": ((2,), (1, 3))}
 DECLARATIONS = ("RANKS", "MORE_RANKS", "SLOW", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
-# A wait that spins takes the processor from the tests beside this job; it still spins first, and then sleeps.
+# A wait that spins takes the processor from the tests beside this job. With this setting it spins shortly, and then sleeps.
 SPIN = {"HVDLITE_SPIN_US": "50"}
 TAIL_LINES = {"failed": 150, "other": 60}
 
@@ -56,7 +56,7 @@ def is_parallel(path: Path) -> bool:
 
 
 def company_of(node: str, root: Path) -> str:
-    """What a test has to stay together with: its file, or the files that may share its job."""
+    """A text that is equal for tests that must stay together: those of a file, or of the files that may share a job."""
     file, _, name = node.partition("::")
     path = root / file
     if not is_parallel(path):
@@ -67,7 +67,7 @@ def company_of(node: str, root: Path) -> str:
 
 
 class ParallelFile(pytest.File):
-    """A file of parallel tests; it is read but not imported here."""
+    """A file of parallel tests. This process reads the file but does not import it."""
 
     def collect(self) -> Iterator["ParallelItem"]:
         tree = _with_shared_tests(self.path)
@@ -107,14 +107,16 @@ class ParallelFile(pytest.File):
         item.impossible = variant.impossible
         for marker in variant.markers:
             item.add_marker(marker)
-        # So that -k with the name of a test selects its file; the expression goes on to the children.
+        # With these, -k with the name of a test selects its file. The children get the expression as well.
         item.extra_keyword_matches.update(names)
         return item
 
 
 @functools.cache
 def _with_shared_tests(path: Path) -> ast.Module:
-    """A file after what it imports, with a star, from modules beside it: tests that several files have in common."""
+    """The syntax tree of a file, after the statements of the modules beside it from which it imports a star: these modules have
+    tests that several files share.
+    """
     tree = ast.parse(path.read_text())
     shared = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
     bodies = [ast.parse(path.with_name(f"{module}.py").read_text()).body for module in shared]
@@ -122,7 +124,7 @@ def _with_shared_tests(path: Path) -> ast.Module:
 
 
 def _declarations(tree: ast.Module) -> dict[str, Any]:
-    """The values of DECLARATIONS, where the file sets them at its top level."""
+    """The values of those DECLARATIONS that the file sets at its top level."""
     found = {}
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
@@ -132,7 +134,9 @@ def _declarations(tree: ast.Module) -> dict[str, Any]:
 
 
 def _test_names(tree: ast.Module, declared_slow: Sequence[str]) -> dict[bool, set[str]]:
-    """Names of the tests that are not slow, and of those that are; a test with both kinds of parameters is in both."""
+    """The names of the tests that are not slow (False) and of the slow ones (True). A test with both kinds of parameters is in
+    both sets.
+    """
     tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assigned = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
@@ -142,7 +146,7 @@ def _test_names(tree: ast.Module, declared_slow: Sequence[str]) -> dict[bool, se
     fast -= set(declared_slow)
     slow = {test.name for test in tests if all_slow or any(_mentions_slow(mark) for mark in test.decorator_list)}
     slow |= set(declared_slow)
-    # A file without tests, or one that skips itself, is started all the same, to say so.
+    # A file without tests, or one that skips itself, is started nevertheless, and reports that.
     return {False: fast, True: slow} if fast and slow else {True: slow} if slow else {False: fast}
 
 
@@ -162,8 +166,8 @@ class ParallelItem(pytest.Item):
     deadline = DEADLINE_SECONDS
     environment: Mapping[str, str] = {}
     fresh = False
-    frameworks: Set[str] = frozenset()  # that it imports
-    impossible: str | None = None  # why it cannot run on this machine
+    frameworks: Set[str] = frozenset()  # the frameworks that the file imports
+    impossible: str | None = None  # the reason why it cannot run on this machine
     company: "Company"  # the files that may share its job
 
     def runtest(self) -> None:
@@ -183,7 +187,7 @@ class ParallelItem(pytest.Item):
 
 
 def share_jobs(session: pytest.Session) -> None:
-    """Brings the selected items that may share a job together, at the place of the first of them."""
+    """Moves the selected items that may share a job together, to the place of the first of them."""
     together: dict[str, list[pytest.Item]] = {}
     for item in session.items:
         together.setdefault(company_of(item.nodeid, session.config.rootpath), []).append(item)
@@ -197,7 +201,9 @@ def share_jobs(session: pytest.Session) -> None:
 
 
 class Company:
-    """Items that share jobs: the first one's start takes all along, and after a failure the next one takes the rest."""
+    """Items that share jobs. The first item starts a job for all of them, and after a failure the next item starts a job for
+    the rest.
+    """
 
     def __init__(self, items: Sequence[ParallelItem], keyword: str) -> None:
         self._waiting = list(items)
@@ -205,7 +211,11 @@ class Company:
         self._run: Run | None = None
 
     def run(self, item: ParallelItem) -> str | None:
-        """Waits for an item's end; says why if all of its tests were skipped, and raises ChildrenFailed if one failed."""
+        """Waits for an item's end. Returns the reasons if all of its tests were skipped, otherwise None.
+
+        Raises:
+            ChildrenFailed: a test failed.
+        """
         if self._run is None or self._run.over:
             items = [item, *(other for other in self._waiting if other is not item)]
             options = ["-m", "slow" if item.slow else "not slow", *self._keyword]
@@ -215,17 +225,17 @@ class Company:
         return self._run.verdict(item.path, item.deadline)
 
     def end(self) -> None:
-        """Ends a job that files are left of, where pytest stops early."""
+        """Ends a job that has files left, because pytest stops early."""
         if self._run is not None:
             self._run.end()
 
 
 class ChildrenFailed(Exception):
-    """Carries the report of a job that did not end well."""
+    """A job failed. The text is its report."""
 
 
 class Run:
-    """One job of so many ranks that runs test files one after another."""
+    """One job that runs test files one after the other, on all its ranks."""
 
     def __init__(
         self,
@@ -242,13 +252,14 @@ class Run:
         self._ranks = ranks
         self._folder = Path(tempfile.mkdtemp(prefix="hvdlite-test-"))
         arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-n", "0", "-q", "--tb=short", "-rs"]
-        # A file that cannot be imported is not in the way of the others.
+        # If a file cannot be imported, the others run nevertheless.
         arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
         changes = {**SPIN, **(environment or {}), RESULTS: str(self._folder)}
         self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts, frameworks)
 
     def verdict(self, file: Path, deadline: float) -> str | None:
-        """Waits for a file's end, at most `deadline` seconds from now; says why if all of its tests were skipped.
+        """Waits for a file's end, at most `deadline` seconds. Returns the reasons if all of its tests were skipped, otherwise
+        None.
 
         Raises:
             ChildrenFailed: a test failed, or the ranks ended or hang.
@@ -263,7 +274,7 @@ class Run:
         else:
             in_time = in_time and self._job.wait(deadline if good else 2 * GRACE_SECONDS)
             job = self.end(timed_out=not in_time)
-        # A program whose engine has failed ends with 1.
+        # A program whose engine has failed ends with exit code 1.
         ends = (0, 1, None) if any(result.get("broken") for result in results.values()) else (0, None)
         if not good or job.returncode not in ends:
             raise ChildrenFailed(_report(job, results))
@@ -272,12 +283,12 @@ class Run:
         return "; ".join(sorted({reason for result in results.values() for reason in result["skipped"]})) or "no tests"
 
     def _results(self, place: int) -> dict[int, dict[str, Any]]:
-        """By rank, what it says of a file; nothing before the file's end."""
+        """Each rank's result of a file; empty before the file's end."""
         files = {rank: result_file(self._folder, rank, place) for rank in range(self._ranks)}
         return {rank: json.loads(file.read_text()) if file.exists() else {} for rank, file in files.items()}
 
     def end(self, timed_out: bool = False) -> JobResult | None:
-        """Ends the job, if that is still to do."""
+        """Ends the job and returns its result; returns None if the job was ended before."""
         if self.over:
             return None
         self.over = True
@@ -288,14 +299,17 @@ class Run:
 
 
 def run_in_step(files: Sequence[Path], ranks: int, deadline: float, hosts: "EmulatedHosts", mpirun_args: Sequence[str]) -> None:
-    """Runs test files as one job on these hosts; raises ChildrenFailed, or skips if every test of a file was skipped.
+    """Runs test files as one job on emulated hosts. Skips the test if all tests of a file were skipped.
 
     Args:
         files: the test files.
-        ranks: their number in the job.
-        deadline: seconds for each file.
-        hosts: where mpirun runs.
-        mpirun_args: for mpirun, after ``-n``.
+        ranks: the number of ranks of the job.
+        deadline: the most seconds for each file.
+        hosts: the emulated hosts.
+        mpirun_args: arguments of mpirun, after ``-n``.
+
+    Raises:
+        ChildrenFailed: a test failed, or the ranks ended or hang.
     """
     run = Run(files, ranks, hosts=hosts, mpirun_args=mpirun_args)
     try:
@@ -307,7 +321,7 @@ def run_in_step(files: Sequence[Path], ranks: int, deadline: float, hosts: "Emul
 
 
 def _report(job: JobResult, results: dict[int, dict[str, Any]]) -> str:
-    """What all ranks wrote, the failing one first."""
+    """The output of all ranks. The rank that most likely failed first comes first."""
     state = "goes on" if job.returncode is None else f"ended with {job.returncode}"
     lines = [f"mpirun {state} after {job.seconds:.1f} s{' (deadline)' if job.timed_out else ''}"]
     order = sorted(results, key=lambda rank: _suspicion(results[rank], job.stderr.get(rank, "")))
@@ -321,7 +335,9 @@ def _report(job: JobResult, results: dict[int, dict[str, Any]]) -> str:
 
 
 def _suspicion(result: dict[str, Any], stderr: str) -> int:
-    """Smaller is more suspect: a failed test, a watchdog's dump, an early end, and last a good end."""
+    """A number that is smaller the more likely a rank has failed first: 0 for a failed test, then a watchdog's dump, then an
+    early end, and 3 for success.
+    """
     if result:
         return 0 if result["failed"] else 3
     return 0 if " failed:\n" in stderr else 1 if "Timeout (" in stderr else 2

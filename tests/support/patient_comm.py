@@ -1,7 +1,7 @@
-"""A communicator whose ranks sleep while they wait: MPI's own waits take the processor from ranks that are still at work.
+"""A communicator whose ranks sleep while they wait, because MPI's own waits take the processor from ranks that work.
 
-Ranks of a test are often more than the cores. Where each spins in MPI's blocking collectives, those that the others wait for
-may get no time for minutes.
+A test often has more ranks than cores. If waiting ranks spin in MPI's blocking collectives, the ranks that they wait for may
+get no processor time for minutes.
 """
 
 import pickle
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-PAUSES_SECONDS = (0.0002, 0.005)  # the first, and the longest: each is twice the one before
+PAUSES_SECONDS = (0.0002, 0.005)  # the first pause and the longest; each pause is twice as long as the one before
 
 
 class PatientComm(MPI.Intracomm):
-    """What tests use of a communicator, for objects that can be pickled."""
+    """The methods of a communicator that tests use, for objects that can be pickled."""
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Every rank's object, in rank order."""
+        """The objects of all ranks, in rank order."""
         mine = np.frombuffer(pickle.dumps(sendobj), np.uint8)
         sizes = np.empty(self.size, np.int64)
         _sleep_until_done(self.Iallgather(np.array([mine.size]), sizes))
@@ -27,7 +27,7 @@ class PatientComm(MPI.Intracomm):
         return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """The root's object."""
+        """The object of the rank `root`."""
         return self.allgather(obj if self.rank == root else None)[root]
 
     def Barrier(self) -> None:  # noqa: N802 - as mpi4py calls it

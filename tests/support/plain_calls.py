@@ -1,4 +1,6 @@
-"""Calls with plain tensors, as tests make them: to a result, to a work, to that of a group; and arrays that are not plain."""
+"""Functions that make plain calls of the engine: for a result, for a work, and for the work of a group. It also makes arrays
+that are not plain.
+"""
 
 from types import SimpleNamespace
 
@@ -12,25 +14,25 @@ WORLD_OF_TWO = SimpleNamespace(member_id=0, ranks=[0, 1])
 
 
 class Started(Work):
-    """A work that can be referred to weakly, as handles can."""
+    """A work that supports weak references, as handles do."""
 
     __slots__ = ("__weakref__",)
 
 
 def reduce(engine, name, tensor, in_place=True, op=SUM, prescale=1.0, process_set=WORLD_OF_TWO):
-    """The result of a blocking call; None if it is left to the general way."""
+    """The result of a blocking call; None if the engine leaves the call to the Python code for general tensors."""
     engine.connect(plain_of)
     return engine.allreduce(tensor, None, name, op, prescale, 1.0, process_set, in_place, True)
 
 
 def started(engine, name, tensor, in_place=True, op=SUM, process_set=WORLD_OF_TWO):
-    """The work of a call; None if it is left to the general way."""
+    """The work of a call; None if the engine leaves the call to the Python code for general tensors."""
     engine.connect(plain_of, Started)
     return engine.allreduce(tensor, None, name, op, 1.0, 1.0, process_set, in_place, False)
 
 
 def started_group(engine, name, tensors, in_place=True, op=SUM):
-    """The work of a group; None if it is left to the general way."""
+    """The work of a group; None if the engine leaves the call to the Python code for general tensors."""
     engine.connect(plain_of, Started)
     return engine.allreduce_group(tensors, name, op, 1.0, 1.0, WORLD_OF_TWO, in_place, True)
 

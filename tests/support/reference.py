@@ -1,4 +1,4 @@
-"""Does each public name of the API reference have an example (docs/name_examples.py)?"""
+"""Checks that each public name of the API reference has an example (docs/name_examples.py)."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ def names_on(page: str) -> Iterator[tuple[str, Any]]:
 
 
 def members(cls: type) -> list[str]:
-    """What a user calls of a class: its public methods and properties. What a base class has too is shown or called there."""
+    """The names of a class's public methods and properties, without those that it inherits."""
     inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
     wanted = (property, classmethod, staticmethod)
     return [
@@ -31,7 +31,7 @@ def members(cls: type) -> list[str]:
 
 
 def without_example(names: Sequence[tuple[str, Any]], examples: Mapping[str, Any]) -> Iterator[str]:
-    """The names, and members of classes, that no example shows. Of two names for one function or class one needs an example."""
+    """The names, and members of classes, that no example shows. If a function or class has two names, one needs an example."""
     shown = [value for name, value in names if name in examples]
     for name, value in names:
         is_number = isinstance(value, int)
@@ -43,10 +43,12 @@ def without_example(names: Sequence[tuple[str, Any]], examples: Mapping[str, Any
 
 
 def check_page(page: str) -> None:
-    """Each public name of a page has an example, and each example is that of a name. It imports the modules of the page."""
+    """Fails unless each public name of a page has an example, and each example belongs to a name. Imports their modules."""
     names, examples = list(names_on(page)), name_examples.examples(page)
     missing = list(without_example(names, examples))
     assert not missing, f"docs/api/examples/{page}.py has no example of {', '.join(missing)}"
     known = {name for name, _ in names}
     others = [key for key in examples if key not in known and key.partition("_")[0] not in known]
-    assert not others, f"docs/api/examples/{page}.py has examples of what docs/api/{page}.md does not list: {', '.join(others)}"
+    assert not others, (
+        f"docs/api/examples/{page}.py has examples of names that are not in docs/api/{page}.md: {', '.join(others)}"
+    )

@@ -1,4 +1,4 @@
-"""Requests to reduce arrays in place, as the engine takes them from its callers."""
+"""Makes requests to reduce arrays in place, in the form that the engine takes from its callers."""
 
 from support.thread_ranks import ALLREDUCE, SUM
 

@@ -1,4 +1,6 @@
-"""How an engine waits, by its counters and not by the clock. Programs of jobs ask, too: run_job(..., env=ENVIRONMENT)."""
+"""Checks how an engine waits, by its counters and not by a clock. Programs of jobs can use it with run_job(...,
+env=ENVIRONMENT).
+"""
 
 import os
 import threading
@@ -10,14 +12,15 @@ from support.limits import eventually, waits_in_engine
 
 _TESTS = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(_TESTS.parent), str(_TESTS)])}
-_ENOUGH = 4  # sleeps
-# A caller looks for signals so often, and then at first spins: for less than 0.1 ms, in which nobody makes more passes.
+_ENOUGH = 4  # the number of sleeps that are looked at
+# A waiting caller checks for signals at this interval, and then spins for less than 0.1 ms, in which it makes
+# at most _SPINS passes.
 _SLICE_US = 100_000
 _SPINS = 2000
 
 
 class _Seen(NamedTuple):
-    """What an engine did between two looks at its counters."""
+    """The changes of an engine's counters between two looks at them."""
 
     passes: int
     sleeps: int
@@ -41,9 +44,10 @@ def _comes_to(engine: Any, rest: Callable[[_Seen], bool]) -> bool:
 
 
 def rests(engine: Any, microseconds: int) -> bool:
-    """Does an engine that nobody calls come to rest? Then its sleeps last so long or longer on average, and nobody ends them.
+    """Does an engine without callers come to rest? Then its sleeps last at least `microseconds` on average, and no event ends
+    them.
 
-    After each it looks once for something to do: what that costs is a share of a processor that hardly depends on the machine.
+    After each sleep the engine makes one pass, so this bounds the share of a processor that it takes, on any machine.
     """
     return _comes_to(
         engine,
@@ -54,9 +58,9 @@ def rests(engine: Any, microseconds: int) -> bool:
 
 
 def looks_seldom(engine: Any, microseconds: int) -> bool:
-    """Does an engine for which a caller waits come to sleep so long on average between its looks for something to do?
+    """Does an engine with a waiting caller come to sleep at least `microseconds` on average between its passes?
 
-    The caller looks now and then for signals, too, and more often for a moment after that.
+    The caller also checks for signals from time to time, and makes more passes for a moment after that.
     """
     return _comes_to(
         engine,
@@ -68,20 +72,20 @@ def looks_seldom(engine: Any, microseconds: int) -> bool:
 
 
 def rests_with(caller: threading.Thread, engine: Any, microseconds: int) -> bool:
-    """Does the engine look seldom, and does this thread, which waits and drives it, sleep meanwhile and undisturbed?"""
+    """Does the engine make passes seldom, and does the waiting thread `caller` sleep without interruption?"""
     asleep = eventually(lambda: waits_in_engine(caller.native_id or 0))
     return asleep and looks_seldom(engine, microseconds) and _comes_to(engine, lambda seen: seen.rung_sleeps == 0)
 
 
 def outlasts(engine: Any, seconds: float) -> bool:
-    """Waits until an engine that has nothing to do has slept for so long altogether, by its own count.
+    """Waits until an idle engine has slept for `seconds` in total, by its own counter.
 
-    All that the ranks would have found out meanwhile by looking again and again they have then had the time for.
+    In this time the ranks would have noticed everything that they notice by repeated checks.
     """
     enough = engine.counters()["sleep_limits_us"] + 1e6 * seconds
     return eventually(lambda: engine.counters()["sleep_limits_us"] >= enough)
 
 
 def awaits_others(engine: Any, since: dict[str, int]) -> bool:
-    """Has the engine, since it had these counters, announced something that other ranks have not asked for?"""
+    """Since the counters `since`, has the engine announced an operation that other ranks have not asked for?"""
     return engine.counters()["waiting_ns"] > since["waiting_ns"]

@@ -1,4 +1,6 @@
-"""A program for compute-sanitizer: every kernel on awkward sizes and places, on one rank; tools/gpu_check.sh runs it."""
+"""A program for compute-sanitizer, which tools/gpu_check.sh runs: every kernel with odd sizes and misaligned places, on one
+rank.
+"""
 
 import numpy as np
 from support.driver_arrays import DriverArray, read

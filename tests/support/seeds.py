@@ -1,7 +1,7 @@
-"""The seeds of tests that draw: the usual ones, or the one that HVDTEST_SEED names; a failing test says which it had.
+"""The seeds of tests with random values: the usual seeds, or the one that HVDTEST_SEED names. A failing test reports its seed.
 
-What a test draws comes from a seed that its source fixes, so that it draws the same whenever it runs. Tests for which one
-seed is as good as another take theirs from `seeds`, in a parameter or in a loop, and call it `seed`.
+The source of a test fixes its seed, so that the test has the same values in each run. Tests that work with any seed take their
+seeds from `seeds`, in a parameter or in a loop, and call the variable `seed`.
 """
 
 import os
@@ -16,20 +16,20 @@ Seed = TypeVar("Seed")
 
 
 def seeds(usual: Iterable[Seed]) -> list[Seed | int]:
-    """The seeds to test with."""
+    """The seed that HVDTEST_SEED names, or else the usual seeds."""
     chosen = os.environ.get(VARIABLE)
     return list(usual) if chosen is None else [int(chosen)]
 
 
 def say_seed(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Adds to the report of a failed test with which seed it failed, if it had one."""
+    """Adds the seed of a failed test to its report, if it had one."""
     seed = _seed_of(item, call)
     if seed is not None and hasattr(report.longrepr, "addsection"):
-        report.longrepr.addsection("seed", f"seed={seed}: with {VARIABLE}={seed} the test has this one alone")
+        report.longrepr.addsection("seed", f"seed={seed}: with {VARIABLE}={seed} the test has only this seed")
 
 
 def _seed_of(item: pytest.Item, call: pytest.CallInfo[None]) -> int | None:
-    """Of the outermost function that has one: the test, or what loops for it."""
+    """The seed in the outermost function that has one: the test, or a function that loops over seeds."""
     entries = call.excinfo.traceback if call.excinfo is not None else ()
     found = [entry.frame.f_locals.get("seed") for entry in entries]
     found.append(getattr(item, "funcargs", {}).get("seed"))

@@ -1,4 +1,4 @@
-"""Every form of every collective on a process set, for any door: how it is called and what it has to give."""
+"""Every form of every collective on a process set, for any door: its call and its expected result."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,14 @@ Arrays = list[Array]
 
 @dataclass(frozen=True)
 class Members:
-    """A process set as one of its ranks sees it, and what it is asked to do."""
+    """A process set on one of its ranks, and the parameters of the test.
+
+    Attributes:
+        ranks: the members.
+        place: the place of this rank among them.
+        root: the root of a broadcast, as a rank of the job.
+        salt: a number that selects other values.
+    """
 
     ranks: list[int]
     place: int
@@ -21,19 +28,19 @@ class Members:
     salt: int = 0
 
     def rows(self, rank: int, count: int, width: int = 2) -> Array:
-        """A rank's own values; whole numbers, whose sums are exact."""
+        """A rank's own values: whole numbers, whose sums are exact."""
         return (np.arange(count * width, dtype=np.float64).reshape(count, width) + 1) * (rank + 2) + self.salt
 
     def even(self, rank: int) -> Array:
-        """Two rows for each member and one more, the same shape on all."""
+        """Values of the same shape on all members: two rows for each member and one more."""
         return self.rows(rank, 2 * len(self.ranks) + 1)
 
     def ragged(self, rank: int) -> Array:
-        """More rows on later members."""
+        """Values with more rows on later members."""
         return self.rows(rank, 1 + 2 * self.ranks.index(rank))
 
     def splits(self, rank: int) -> list[int]:
-        """How many rows a rank sends to each member: none to the one before it, the last rows to nobody."""
+        """The numbers of rows that a rank sends to each member: none to the one before it. The last rows are not sent."""
         place = self.ranks.index(rank)
         return [(to - place + 1) % len(self.ranks) for to in range(len(self.ranks))]
 
@@ -44,7 +51,7 @@ class Members:
         return [make(rank) for rank in self.ranks]
 
 
-# What this rank gives, what it has to get (a list where it gets several), both from the members.
+# Functions that compute a rank's inputs, and the results that this rank must get, from the members.
 Inputs = Callable[[Members, int], Arrays]
 Wanted = Callable[[Members], Arrays]
 
@@ -84,7 +91,7 @@ def _even(members: Members, rank: int) -> Arrays:
 
 
 def _both(one: Wanted) -> Wanted:
-    """The same of two tensors, of which the second is the first times ten."""
+    """The results for two tensors, the second of which is the first times ten."""
     return lambda members: [one(members)[0], 10 * one(members)[0]]
 
 
@@ -94,7 +101,7 @@ def _pair(make: Callable[[Members, int], Array]) -> Inputs:
 
 @dataclass(frozen=True)
 class Form:
-    """One way to call a collective: on a door, with tensors, on a process set."""
+    """A form to call a collective: on a door, with tensors, on a process set."""
 
     call: Callable[[Any, list[Any], Any, Members], Any]
     inputs: Inputs
@@ -168,15 +175,15 @@ def check_form(
     tensor: Callable[[Array], Any] = np.copy,
     host: Callable[[Any], Array] = np.asarray,
 ) -> None:
-    """Calls a form on a set that this rank is a member of, and compares all it gives with what it has to give.
+    """Calls a form on a process set of which this rank is a member, and compares its results with the expected ones.
 
     Args:
-        form: of FORMS.
+        form: a value of FORMS.
         door: the module to call.
-        process_set: of the door.
-        members: of the set.
-        tensor: makes the door's tensors.
-        host: reads them.
+        process_set: the door's process set.
+        members: the members of the set.
+        tensor: a function that makes a tensor of the door from an array.
+        host: a function that makes an array from a tensor.
     """
     given = [tensor(array) for array in form.inputs(members, members.ranks[members.place])]
     result = form.call(door, given, process_set, members)
@@ -192,7 +199,7 @@ def check_form(
 
 @contextmanager
 def added(door: Any, *sets: list[int]) -> Iterator[list[Any]]:
-    """Process sets of these ranks, removed afterwards."""
+    """Adds process sets of these ranks, and removes them at the end of the block."""
     registered = [door.add_process_set(ranks) for ranks in sets]
     yield registered
     for process_set in registered:

@@ -1,4 +1,4 @@
-"""Machines on which ranks can share less memory than they would like, for programs that are started by support.job."""
+"""Restricts the memory that ranks can share, in programs that support.job starts."""
 
 import os
 import shutil
@@ -12,7 +12,8 @@ from support.limits import eventually
 
 __all__ = ["NO_PROC", "SMALL_SHM", "needs_mount", "nothing_left_behind"]
 
-# Moves the job to a namespace with a /dev/shm of its own, of so many KiB, after MPI took what it needs of the old one.
+# Moves the job into a namespace with its own small /dev/shm (the size is in KiB), after MPI has allocated its memory in the old
+# one.
 SMALL_SHM = """
 import ctypes, os
 from mpi4py import MPI
@@ -33,7 +34,7 @@ if MPI.COMM_WORLD.rank > 0:
     check(libc.setns(os.open(f"/proc/{leader}/ns/mnt", os.O_RDONLY), NEWNS))
 """
 
-# Rank 1 does not find what others have open: as if it ran in a container of its own.
+# Hides the open files of the other ranks from rank 1, as if rank 1 ran in a container of its own.
 NO_PROC = """
 import ctypes, os
 from mpi4py import MPI
@@ -56,13 +57,13 @@ def _may_mount() -> bool:
 
 
 needs_mount = pytest.mark.skipif(
-    not _may_mount(), reason="takes the right to mount in a private namespace (root, in a container with CAP_SYS_ADMIN)"
+    not _may_mount(), reason="needs the right to mount in a private namespace (root; in a container with CAP_SYS_ADMIN)"
 )
 
 
 @contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """No file of hvdlite that appears in /dev/shm meanwhile stays there. Other jobs' files may come and go at the same time."""
+    """Fails if a file of hvdlite that appears in /dev/shm during the block stays there. Files of other jobs may come and go."""
     before = _files()
     yield
     left = _files() - before

@@ -1,8 +1,8 @@
-"""Collectives over simulated ranks, with the checks that every test of one wants.
+"""Runs collectives over simulated ranks, with the checks that every test of a collective needs.
 
-The ranks' state machines are stepped by one thread in a seeded order, some completions are reported late, and a deadlock
-is an error that says "stuck" (tests/native/testing/simulate.cc). Outputs lie between guard bytes, inputs must come out
-unchanged, and all ranks must have the same bits.
+One thread steps the ranks' state machines in an order that a seed determines. Some completions are reported late, and a
+deadlock is an error with the word "stuck" (tests/native/testing/simulate.cc). The functions check the guard bytes around
+outputs, that inputs do not change, and that all ranks have the same bits.
 """
 
 from collections.abc import Sequence
@@ -38,20 +38,21 @@ __all__ = [
 
 # The kinds of csrc/base/types.h.
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
-SEGMENT_BYTES = 64  # so small that a few hundred elements make many rounds
+SEGMENT_BYTES = 64  # so small that some hundred elements need many rounds
 TILE_BYTES = 256
-# So small that nothing but the line of a flag is small enough for fewer steps, an odd one, and one with all modes.
+# Tile sizes in bytes. With the smallest, only payloads in the flag's line take fewer steps. The second is odd, and the third
+# allows all modes.
 TILES = (256, 320, 4096)
 REAL_TILE = config.from_environment({}).tile_bytes
 STEP_KNOBS = {"dtype", "op", "prescale", "postscale", "divisor", "root", "parts"}
 GUARD = 64
-HIERARCHICAL = "hierarchical"  # makes sense with several hosts
-MIXED_ISA = -1  # another instruction set on each rank: results must not depend on it
+HIERARCHICAL = "hierarchical"  # this algorithm needs several hosts
+MIXED_ISA = -1  # each rank has another instruction set; results must not depend on it
 
 
 @pytest.fixture(scope="module", autouse=True)
 def error_classes():
-    """The engine raises what users see."""
+    """The engine raises the exceptions of the package."""
     errors.install(_engine.set_error_classes)
 
 
@@ -92,7 +93,7 @@ def simulate(ranks: int, steps: Sequence[native.SimulatedStep], **knobs) -> None
 
 
 def some_hosts(ranks: int) -> list[int]:
-    """Hosts of different sizes; from 6 ranks on ranks are dealt to them in turn."""
+    """The hosts of the ranks, of different sizes. From 6 ranks on, the ranks are dealt to the hosts in turn."""
     return [rank % 3 if ranks >= 6 else 2 * rank // ranks for rank in range(ranks)]
 
 
@@ -103,9 +104,9 @@ def divisor_of(reduction: Reduction, ranks: int) -> int:
 def allreduce(
     algorithm: str, inputs: Sequence[np.ndarray | None], reduction: Reduction, in_place: bool = False, **knobs
 ) -> list[np.ndarray]:
-    """One allreduce; checks guards, inputs and that all ranks have the same bits; returns each rank's result."""
+    """Runs an allreduce; checks guards, inputs, and that all ranks have the same bits. Returns each rank's result."""
     ranks = len(inputs)
-    in_place = in_place or algorithm == "push"  # which works where the tensors lie
+    in_place = in_place or algorithm == "push"  # "push" works in the tensors' own memory
     count = next(array.size for array in inputs if array is not None)
     outputs = [Buffer.of(count, reduction.dtype) for _ in range(ranks)]
     before = [None if array is None else array.copy() for array in inputs]
@@ -138,7 +139,7 @@ def allreduce(
 def reducescatter(
     algorithm: str, inputs: Sequence[np.ndarray | None], counts: Sequence[int], reduction: Reduction, **knobs
 ) -> np.ndarray:
-    """One reducescatter; returns the ranks' results back to back."""
+    """Runs a reducescatter, and checks the guards and the inputs. Returns the ranks' results one after the other."""
     ranks = len(inputs)
     outputs = [Buffer.of(count, reduction.dtype) for count in counts]
     before = [None if array is None else array.copy() for array in inputs]

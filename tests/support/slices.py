@@ -1,9 +1,11 @@
-"""The tests marked slow, in slices: each change runs one of them in CI, chosen by its commit's hash, so that none rots.
+"""Divides the tests marked slow into slices. CI runs one slice for each change, which the commit's hash selects, so that all
+slow tests run from time to time.
 
 Usage, in tests/: python -m support.slices [--show]
 
-It runs the slice of HEAD. What fails there is run again on the parent commit, in a checkout and a build of its own: what fails
-on both is told and does not block this change, for which it is no news. The exit status is 1 if something fails on HEAD alone.
+The program runs the slice of HEAD. Tests that fail run again on the parent commit, in a checkout and a build of its own. A test
+that fails on both is reported and does not block the change, which has not caused it. The exit status is 1 if a test fails only
+on HEAD.
 """
 
 import argparse
@@ -24,23 +26,23 @@ Test = TypeVar("Test")
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Options of pytest."""
+    """Adds the options to pytest."""
     parser.addoption("--slice", type=int, help="run the tests of this slice only (support/slices.py), with -m slow or -m ''")
     parser.addoption("--write-failed", type=Path, help="a file to which the names of tests that fail are added")
 
 
 def dealt(tests: Sequence[Test], chosen: int) -> list[Test]:
-    """Those of a slice, from 0. They are dealt out in their order: neighbours, which cost alike, are in different ones."""
+    """The tests of a slice, counted from 0. Neighbours take similar times, so they are dealt to different slices."""
     return list(tests[chosen::SLICES])
 
 
 def slice_of_commit(commit: str) -> int:
-    """Which slice CI runs for a commit, from its hash in hexadecimal digits."""
+    """The slice that CI runs for a commit, from the hexadecimal digits of its hash."""
     return int(commit[:12], 16) % SLICES
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of the slice that --slice names."""
+    """Keeps only the tests of the slice that --slice names."""
     chosen = config.getoption("--slice")
     if chosen is not None:
         mine = dealt(items, chosen)
@@ -61,7 +63,7 @@ class FailedTests:
 
 
 def configure(config: pytest.Config) -> None:
-    """Registers it in the pytest that starts the workers: their reports come to it, and those of their deaths."""
+    """Registers the plugin in the pytest that starts the workers, which gets their reports and notices their deaths."""
     path = config.getoption("--write-failed")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailedTests(path))
@@ -77,17 +79,18 @@ def verdict(failed: Iterable[str], also_on_parent: Iterable[str]) -> tuple[str, 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the slice of HEAD; returns the exit status."""
+    """Runs the slice of HEAD, and returns the exit status."""
     parser = argparse.ArgumentParser(description="Run the slice of the slow tests that CI runs for HEAD.")
-    parser.add_argument("--show", action="store_true", help="only list its tests")
+    parser.add_argument("--show", action="store_true", help="only list the tests of the slice")
     options = parser.parse_args(arguments)
     chosen = slice_of_commit(_git("rev-parse", "HEAD"))
     print(f"slice {chosen} of {SLICES} (0 to {SLICES - 1}) of the tests marked slow", flush=True)
-    command = ["-m", "slow", f"--slice={chosen}"]  # with "=": pytest would take the value for a path before it knows the option
+    # With "=", because pytest would take the value for a path before it knows the option.
+    command = ["-m", "slow", f"--slice={chosen}"]
     if options.show:
         return _pytest(ROOT, [*command, "--collect-only", "-q"])[0]
     code, failed = _pytest(ROOT, command)
-    if code != pytest.ExitCode.TESTS_FAILED or not failed:  # it went well, or something else than a test is at fault
+    if code != pytest.ExitCode.TESTS_FAILED or not failed:  # all tests passed, or pytest itself failed
         return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
     text, code = verdict(failed, _failed_on_parent(failed))
     print(text, flush=True)
@@ -95,11 +98,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _failed_on_parent(nodes: Sequence[str]) -> list[str]:
-    """Which of these fail on the parent commit, too; none where there is no parent or it does not build."""
+    """The tests among these that also fail on the parent commit; none if there is no parent or it does not build."""
     if not _git("rev-parse", "--quiet", "--verify", "HEAD^", check=False):
-        print("there is no parent commit to run them on")
+        print("there is no parent commit on which the failed tests could run")
         return []
-    print("running on the parent commit what failed", flush=True)
+    print("the failed tests run on the parent commit", flush=True)
     checkout = BUILD / "parent"
     shutil.rmtree(checkout, ignore_errors=True)
     _git("worktree", "prune")
@@ -108,13 +111,14 @@ def _failed_on_parent(nodes: Sequence[str]) -> list[str]:
         if subprocess.run(["make", "develop", f"VENV={sys.prefix}"], cwd=checkout, check=False).returncode:
             print("the parent commit does not build")
             return []
-        return _pytest(checkout, ["-m", "", "-n", "1", *nodes])[1]  # a test that ends its process does not end this run
+        # With a worker, a test that ends its process does not end this run.
+        return _pytest(checkout, ["-m", "", "-n", "1", *nodes])[1]
     finally:
         _git("worktree", "remove", "--force", str(checkout))
 
 
 def _pytest(tree: Path, arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """Its exit status and the tests that failed."""
+    """Runs pytest; returns its exit status and the names of the tests that failed."""
     BUILD.mkdir(parents=True, exist_ok=True)
     file = BUILD / "failed.txt"
     file.write_text("")

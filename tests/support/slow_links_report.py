@@ -1,6 +1,7 @@
 """Trains on two emulated hosts with a slow link, and writes the table and the picture of docs/slow_links.md.
 
-``make slow-links`` runs it: some minutes. It needs root, for the hosts. The training is support/slow_links_training.py.
+``make slow-links`` runs it. It takes some minutes, and needs root for the hosts. The training is
+support/slow_links_training.py.
 """
 
 import json
@@ -20,16 +21,16 @@ PROGRAM = Path(__file__).with_name("slow_links_training.py")
 PAGE = DOCS / "slow_links.md"
 PICTURE = PAGE.with_name("slow_links.png")
 MARKS = ("<!-- begin: written by `make slow-links` -->", "<!-- end: make slow-links -->")
-RATE_MBIT, DELAY_US = 100.0, 10_000.0  # of each way: 20 ms there and back
+RATE_MBIT, DELAY_US = 100.0, 10_000.0  # the delay is that of one way; a round trip takes 20 ms
 STEPS, ROUNDS = 60, 3
 DEADLINE = 1200.0
 COLOURS = ("#000000", "#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#999999", "#56b4e9")
 
-Trainings = Mapping[str, Sequence[Mapping[str, Any]]]  # of each way, one for each round
+Trainings = Mapping[str, Sequence[Mapping[str, Any]]]  # for each way, one training for each round
 
 
 def measure() -> Trainings:
-    """All ways in turn, in one job of one rank on each host."""
+    """Trains with each way in turn, in one job of one rank on each host."""
     with emulated_hosts(2, RATE_MBIT, DELAY_US) as hosts:
         job = hosts.run(1, PROGRAM, args=[str(STEPS), str(ROUNDS)], timeout=DEADLINE)
     if job.returncode != 0:
@@ -42,19 +43,19 @@ def measure() -> Trainings:
 
 
 def step_seconds(trainings: Sequence[Mapping[str, Any]]) -> float:
-    """The median over all rounds of the steps in which PowerSGD has begun."""
+    """The median seconds of a step, over all rounds, without the steps before PowerSGD begins."""
     return median(seconds for training in trainings for seconds in training["seconds"][FULL_STEPS:])
 
 
 def curve(trainings: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Seconds and losses, as medians over the rounds."""
+    """The seconds and the losses of a training, as medians over the rounds."""
     points = zip(*(training["losses"] for training in trainings), strict=True)
     medians = [tuple(median(column) for column in zip(*point, strict=True)) for point in points]
     return [seconds for seconds, _ in medians], [loss for _, loss in medians]
 
 
 def table(trainings: Trainings) -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     lines = ["| | step | bytes that a host sends in it | whole training | loss at its end |", "|---|---|---|---|---|"]
     for way in WAYS:
         seconds, losses = curve(trainings[way])
@@ -65,7 +66,7 @@ def table(trainings: Trainings) -> str:
 
 
 def draw(trainings: Trainings, picture: Path) -> None:
-    """Left the time of a step, right the loss against the time of training."""
+    """Draws the time of a step (left), and the loss against the time of training (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -79,7 +80,7 @@ def draw(trainings: Trainings, picture: Path) -> None:
         right.plot(*curve(trainings[way]), color=COLOURS[place], label=way, linewidth=1.6)
     left.invert_yaxis()
     left.margins(x=0.2)
-    left.set_title("a step, and what a host sends in it", fontsize=10)
+    left.set_title("a step, and the bytes that a host sends in it", fontsize=10)
     left.set_xlabel("milliseconds")
     right.set_title(f"{STEPS} steps of training", fontsize=10)
     right.set_xlabel("seconds of training")
@@ -92,7 +93,7 @@ def draw(trainings: Trainings, picture: Path) -> None:
 
 
 def main() -> None:
-    """Measures, and writes page and picture."""
+    """Measures, and writes the page and the picture."""
     trainings = measure()
     draw(trainings, PICTURE)
     text = table(trainings)

@@ -1,4 +1,5 @@
-"""One rank of the figures in docs/slow_links.md: a network learns digits, with each way to reduce gradients in turn.
+"""The program of each rank for the figures in docs/slow_links.md: trains a network on digits, with each way to reduce
+gradients.
 
     mpirun -n 2 python slow_links_training.py STEPS ROUNDS
 
@@ -14,14 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-BATCH = 32  # of a rank
+BATCH = 32  # the samples of a rank in a step
 WIDTHS = (64, 1024, 512, 10)
 RATE, MOMENTUM = 0.05, 0.9
-FULL_STEPS = 10  # in which PowerSGD sends whole gradients
-LOOK = 5  # steps between two losses
+FULL_STEPS = 10  # the first steps, in which PowerSGD sends whole gradients
+LOOK = 5  # the number of steps between two measured losses
 LINK = "eth0"
 
-# A training's model and optimizer made for a step: they see gradients of all ranks.
+# Changes a model and its optimizer so that a step uses the gradients of all ranks.
 Make = Callable[[Any, Any], tuple[Any, Any]]
 
 
@@ -40,7 +41,7 @@ def _ddp(low_rank: bool) -> Make:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
         from torch.nn.parallel import DistributedDataParallel
 
-        # The hook is given one bucket: it does not work on gloo with several.
+        # The hook gets one bucket, because it does not work on gloo with several.
         wrapped = DistributedDataParallel(model, bucket_cap_mb=1000 if low_rank else 25)
         if low_rank:
             state = hooks.PowerSGDState(
@@ -65,7 +66,7 @@ WAYS: dict[str, Make] = {
 
 
 def _sent() -> int:
-    """Bytes that have left this host, with all headers."""
+    """The number of bytes that have left this host, with all headers."""
     line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith(f"{LINK}:"))
     return int(line.split(":")[1].split()[8])
 
@@ -75,13 +76,14 @@ def train(make: Make, steps: int, rank: int, size: int, begin_step: Callable[[in
 
     Args:
         make: a value of WAYS.
-        steps: how many.
-        rank: of this process.
+        steps: the number of steps.
+        rank: the rank of this process.
         size: the number of ranks.
-        begin_step: called before each step, with its number.
+        begin_step: a function that is called before each step with the number of the step.
 
     Returns:
-        "model", "seconds" of each step, "losses" with the seconds until then, and the "bytes" that leave this host in a step.
+        A dictionary: "model"; "seconds" of each step; "losses", pairs of the seconds until then and the loss; "bytes" that
+        leave this host in a step.
     """
     import torch
     from sklearn.datasets import load_digits
@@ -118,7 +120,7 @@ def train(make: Make, steps: int, rank: int, size: int, begin_step: Callable[[in
 
 
 def main() -> None:
-    """Trains."""
+    """Trains with each way in turn, and prints the results."""
     steps, rounds = map(int, sys.argv[1:])
 
     import torch

@@ -1,4 +1,4 @@
-"""Runs a few test files through a copy of the support for parallel files, for tests of the support itself."""
+"""Runs some test files with a copy of the support for parallel files, for tests of this support."""
 
 import shutil
 import subprocess
@@ -23,7 +23,9 @@ RANKS = (2,)
 
 @pytest.fixture
 def run_files(tmp_path: Path) -> Callable[..., tuple[int, str]]:
-    """Runs parallel test files with two ranks, and test files of one process; gives pytest's exit code and output."""
+    """A function that runs parallel test files with two ranks and test files of one process. It returns pytest's exit code and
+    output.
+    """
     shutil.copytree(TESTS / "support", tmp_path / "tests" / "support")
     shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "parallel").mkdir()
@@ -39,7 +41,7 @@ def run_files(tmp_path: Path) -> Callable[..., tuple[int, str]]:
             (tmp_path / "tests" / "unit" / f"test_{name}.py").write_text(textwrap.dedent(text))
         command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-n", str(workers), *options]
         environment = job_environment()
-        if workers:  # the first pytest of a run, which ends its zygotes
+        if workers:  # this makes it the first pytest of a run, which ends its zygotes
             del environment[NURSERY]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
         return done.returncode, done.stdout
@@ -49,5 +51,5 @@ def run_files(tmp_path: Path) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def run(run_files: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
-    """Runs one parallel file."""
+    """A function that runs one parallel test file."""
     return lambda text, *options: run_files({"it": text}, *options)

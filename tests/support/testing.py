@@ -1,4 +1,4 @@
-"""``native``: the module hvdlite_testing, with kernels, simulated collectives and the explorer (tests/native/testing)."""
+"""Loads the module hvdlite_testing as ``native``: kernels, simulated collectives and the explorer (tests/native/testing)."""
 
 import importlib.util
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Ranks as threads: several engines of one process on an in-process fabric, each driven by a thread of its own."""
+"""Ranks in threads: several engines of one process on a fabric in memory, each of which has a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, JOIN, ADD_SET
 AVERAGE, SUM, _ADASUM, MIN, MAX, PRODUCT = range(6)
 ABSENT = 1
 
-# Knobs of all engines made here, unless a test says otherwise.
+# The default knobs of all engines of this module.
 COMMON: dict[str, Any] = {"log_level": 5}
 
 
 class Rank:
-    """One rank's engine with array-level helpers; every method may be called by the rank's own threads only."""
+    """One rank's engine, with methods for arrays. Only the rank's own threads may call them."""
 
     def __init__(self, engine: _engine.Engine, rank: int, size: int, fabric: _engine.Fabric) -> None:
         self.engine = engine
         self.fabric = fabric
         self.rank = rank
         self.size = size
-        self._kept: list[Array | None] = []  # the engine borrows memory until an operation is done
+        self._kept: list[Array | None] = []  # the engine uses their memory until the operations are done
 
     def start(
         self,
@@ -47,7 +47,7 @@ class Rank:
         wake: bool = True,
         **options: Any,
     ) -> _engine.Work:
-        """Submits one operation; `array` is the input, `output` defaults to none (engine-allocated or no result)."""
+        """Submits one operation. `array` is the input. Without `output`, the engine allocates the result if there is one."""
         array = np.zeros((), np.uint8) if array is None else array
         self._kept += [array, output]
         request = Request(
@@ -100,7 +100,7 @@ def run_request(engine: _engine.Engine, request: tuple[Any, ...]) -> _engine.Res
 def outcomes_of(
     engine: _engine.Engine, works: _engine.Work | Sequence[_engine.Work], streams: Sequence[int] = ()
 ) -> list[int | HvdliteError]:
-    """Waits for one or more: the contributors or the failure of each operation."""
+    """Waits for one or more works; returns for each operation the number of its contributors, or its failure."""
     works = [works] if isinstance(works, _engine.Work) else works
     outcomes: list[int | HvdliteError] = []
     all_well = engine.wait_many(works, outcomes, streams)
@@ -110,7 +110,9 @@ def outcomes_of(
 
 @contextmanager
 def engines(size: int, config: dict[str, Any] | None = None, hosts: list[int] | None = None) -> Iterator[list[Rank]]:
-    """`size` engines on one fabric, shut down at the end; hosts: the number of each rank's host, by default one for all."""
+    """Makes `size` engines on one fabric, and shuts them down at the end of the block. `hosts` has the number of each rank's
+    host; by default all ranks are on one host.
+    """
     fabric = _engine.Fabric(size, hosts)
     ranks = [
         Rank(_engine.Engine.create_inproc(fabric, rank, {**COMMON, **(config or {})}), rank, size, fabric)
@@ -123,14 +125,18 @@ def engines(size: int, config: dict[str, Any] | None = None, hosts: list[int] | 
 
 
 def in_threads(ranks: list[Rank], body: Callable[[Rank], Any], timeout: float = 240.0) -> list[Any]:
-    """Runs body(rank) in a thread for each rank; their results, or the first failure with its rank and traceback."""
+    """Calls body(rank) in a thread for each rank, and returns the results in rank order.
+
+    Raises:
+        AssertionError: a rank failed, or did not finish in time. The text has the ranks and their tracebacks or flight records.
+    """
     results: list[Any] = [None] * len(ranks)
     failures: list[str] = []
 
     def run(index: int) -> None:
         try:
             results[index] = body(ranks[index])
-        except BaseException:  # reported by the caller's thread
+        except BaseException:  # the caller's thread reports it
             failures.append(f"rank {ranks[index].rank}:\n{traceback.format_exc()}")
 
     threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(ranks))]
@@ -150,6 +156,6 @@ def in_threads(ranks: list[Rank], body: Callable[[Rank], Any], timeout: float = 
 def run_ranks(
     size: int, body: Callable[[Rank], Any], config: dict[str, Any] | None = None, timeout: float = 240.0
 ) -> list[Any]:
-    """Makes the engines, runs body on each, and shuts them down."""
+    """Makes the engines, calls `body` on each rank, and shuts the engines down. Returns the results in rank order."""
     with engines(size, config) as ranks:
         return in_threads(ranks, body, timeout)

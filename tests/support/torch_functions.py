@@ -1,4 +1,4 @@
-"""Every function of torch.distributed as a case with known values; torch_functions_page.py makes a page of them."""
+"""A case with known values for each function of torch.distributed. torch_functions_page.py writes them into a page."""
 
 import traceback
 import warnings
@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class Case(NamedTuple):
-    """One row.
+    """A row of the page.
 
     Attributes:
-        call: gets torch, torch.distributed, rank and size; it asserts what comes out.
-        more: how hvdlite is better, or what else is to be said.
+        call: a function that gets torch, torch.distributed, rank and size, and asserts the results.
+        more: a note for the page, such as an advantage of hvdlite.
     """
 
     call: Callable[[Any, Any, int, int], None]
@@ -272,7 +272,7 @@ def _functional(torch: Any, dist: Any, rank: int, size: int) -> None:
 
 
 _BITS = "gathers all ranks' tensors, and each rank combines them"
-# By what is in the first column. Those of torch's functions that are not here start or end groups, which all cases need.
+# The cases by the text of the first column. Functions of torch that are missing start or end groups, which all cases do.
 CASES: Mapping[str, Case] = {
     "all_reduce": Case(_all_reduce, "the sum of 16-bit floats is rounded once"),
     "all_reduce of a sparse tensor": Case(_sparse),
@@ -325,10 +325,10 @@ CASES: Mapping[str, Case] = {
 
 
 def outcome_of(case: Case, torch: Any, dist: Any, rank: int, size: int) -> str:
-    """ "works", or who refuses it, and how."""
+    """Runs a case on this rank. Returns "works", or the library that refuses the call with its error."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of names that torch means to drop
+            warnings.simplefilter("ignore")  # torch warns about names that it will remove
             case.call(torch, dist, rank, size)
     except AttributeError as error:
         return f"not in this torch ({error})" if "has no attribute" in str(error) else f"AttributeError: {error}"

@@ -1,6 +1,7 @@
 """Runs the cases of torch_functions.py and writes the tables of docs/torch_distributed.md (`make torch-distributed`).
 
-tests/adapters/torch/test_distributed_functions.py runs them on hvdlite in every run and compares with the page.
+tests/adapters/torch/test_distributed_functions.py runs the cases on hvdlite in every run, and compares the outcomes with the
+page.
 """
 
 import json
@@ -21,7 +22,7 @@ MARKS = ("<!-- begin: written by `make torch-distributed` -->", "<!-- end -->")
 BACKENDS = ("hvdlite", "gloo")
 
 _TRAINING, _PARALLEL, _MESSAGES = "test_distributed_training.py", "test_parallelisms.py", "test_distributed_messages.py"
-# What torch builds on these: name, what is to be said, and the test that compares it with one process or with gloo.
+# The parts of torch that use these functions: the name, a note, and the test that compares it with one process or with gloo.
 WRAPPERS = [
     ("DistributedDataParallel", "", f"{_TRAINING}::test_ddp_trains_as_on_gloo"),
     ("DDP with sparse gradients", "", f"{_TRAINING}::test_ddp_with_sparse_gradients"),
@@ -48,13 +49,13 @@ WRAPPERS = [
 
 
 def cells_of_page() -> list[tuple[str, ...]]:
-    """The cells of the rows between the page's marks, both tables'."""
+    """The cells of the rows of both tables between the page's marks."""
     lines = [line for line in text_between(PAGE, MARKS).splitlines() if line.startswith("| ") and not line.startswith("| name")]
     return [tuple(cell.strip() for cell in line.strip().strip("|").split(" | ")) for line in lines]
 
 
 def _on_a_rank(backend: str, folder: str) -> None:
-    """A rank of the job: the outcomes of all cases, by rank 0 into a file."""
+    """The program of each rank: runs all cases, and writes their outcomes into a file on rank 0."""
     import torch
     import torch.distributed as dist
     from mpi4py import MPI

@@ -1,8 +1,8 @@
-"""Trains over a link that loses frames, is uneven or is cut for some seconds, and writes a table into docs/slow_links.md.
+"""Trains over a link that loses frames, has jitter or is cut for some seconds, and writes a table into docs/slow_links.md.
 
-``make unstable-links`` runs it: some minutes, as root, for the hosts and the link (tests/support/hosts.py). Each training is
-a job of its own on two hosts of one rank, with hvdlite or with DistributedDataParallel on gloo. It has begun when the link
-becomes unstable.
+``make unstable-links`` runs it. It takes some minutes, and needs root for the hosts and the link (tests/support/hosts.py). Each
+training is a separate job on two hosts with one rank each, with hvdlite or with DistributedDataParallel on gloo. The link
+becomes unstable after the training has begun.
 """
 
 import json
@@ -36,11 +36,12 @@ DEADLINE = 120.0
 
 @dataclass(frozen=True)
 class Condition:
-    """What happens to the link after the first steps.
+    """The changes of the link after the first steps.
 
     Attributes:
-        changes: seconds since the change before, and what is other than on the good link from then on.
-        environment: of the ranks.
+        changes: the seconds since the previous change, and the properties of the link that differ from the good link from then
+        on.
+        environment: variables of the ranks.
     """
 
     changes: Sequence[tuple[float, Mapping[str, float]]] = ()
@@ -57,7 +58,7 @@ CONDITIONS = {
 
 
 def on_a_rank(way: str, folder: str) -> None:
-    """A rank of the job: trains, and says how long it took, and which weights it has."""
+    """The program of each rank: trains, and prints the seconds of each step and a checksum of the weights."""
     import torch
     from mpi4py import MPI
 
@@ -80,7 +81,7 @@ def on_a_rank(way: str, folder: str) -> None:
 
 
 def run(way: str, condition: Condition) -> tuple[Any, float]:
-    """The job's result, and how many seconds it took from the first change on."""
+    """Runs a job; returns its result, and the seconds from the first change to its end."""
     network = emulated_hosts(2, RATE_MBIT, DELAY_US)
     with network as hosts, tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
         environment = {"PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS.parent))), **condition.environment}
@@ -96,14 +97,14 @@ def run(way: str, condition: Condition) -> tuple[Any, float]:
 
 
 def cell(way: str, condition: Condition, good: int | None) -> tuple[str, int | None]:
-    """What is to be said of a training, and a number that stands for its weights."""
+    """The text about a training, and a checksum of its weights; None if it has failed."""
     result, seconds = run(way, condition)
     if result.timed_out:
         return f"waits for more than {seconds:.0f} s", None
     if result.returncode:
         print(f"--- {way}, {condition}\n{result.report()}", file=sys.stderr)
         words = [line for line in result.stderr[0].splitlines() if "Error" in line or "hvdlite ERROR" in line]
-        return f"ends after {seconds:.0f} s: {words[0][:200] if words else 'without a word'}", None
+        return f"ends after {seconds:.0f} s: {words[0][:200] if words else 'without an error text'}", None
     ranks = [json.loads(result.stdout[rank].splitlines()[-1]) for rank in (0, 1)]
     weights = {rank["weights"] for rank in ranks}
     text = f"{sum(ranks[0]['seconds']):.1f} s, the longest step {max(ranks[0]['seconds']):.1f} s"
@@ -116,7 +117,7 @@ def cell(way: str, condition: Condition, good: int | None) -> tuple[str, int | N
 
 
 def main() -> None:
-    """Measures, and writes."""
+    """Measures, and writes the table."""
     lines = [f"| the link | hvdlite, {PAIR[0]} | {PAIR[1]} |", "|---|---|---|"]
     good: dict[str, int | None] = dict.fromkeys(PAIR)
     for name, condition in CONDITIONS.items():

@@ -1,14 +1,15 @@
-"""Warm interpreters: jobs whose ranks are forked from a process that has imported their frameworks (support/zygote.py).
+"""Warm interpreters: the ranks of a job are forked from zygotes, processes that have imported their frameworks
+(support/zygote.py).
 
-Zygotes are started when the first job wants them, and end with the pytest that was first; those that it starts find the zygotes
-through NURSERY in their environment. There is one for each set of modules and of variables that act at import, and of each two,
-with different seeds of Python's hashes: ranks that go through a set in their own order shall not agree by chance.
+A zygote starts when the first job needs it, and ends with the first pytest. The pytests that the first pytest starts find the
+zygotes by the variable NURSERY. For each set of modules, and of variables that act at import, there are two zygotes with
+different seeds of Python's hashes, so that ranks which iterate over a set do not have the same order by chance.
 
-Fresh interpreters stay for tests whose subject is how processes start and end (tests/fault, tests/hosts), and for one job a
-door, so that imports are tested: parallel/test_basics.py, adapters/torch/test_compile_collectives.py (`FRESH = True`,
-support/parallel.py), the asynchronous case of unit/test_tf_library.py, the elastic case of fault/test_jax_door.py for JAX and
-Keras. Where importing the frameworks leaves threads, as the allocator of pyarrow does, which some import, all of their ranks
-are fresh: slower, and the last lines of pytest say so.
+Ranks are fresh processes in tests of how processes start and end (tests/fault, tests/hosts), and in one job for each door, so
+that imports are tested: parallel/test_basics.py, adapters/torch/test_compile_collectives.py (`FRESH = True`,
+support/parallel.py), the asynchronous case of unit/test_tf_library.py, and the elastic case of fault/test_jax_door.py for JAX
+and Keras. If the import of a framework leaves threads, as pyarrow's allocator does, all its ranks are fresh processes. That is
+slower, and the last lines of pytest report it.
 """
 
 import ast
@@ -33,24 +34,25 @@ from support.zygote import MUST_NOT_FORK
 if TYPE_CHECKING:  # tests/smoke starts jobs where there is no pytest
     import pytest
 
-NURSERY = "HVDTEST_NURSERY"  # in the environment: the folder of the zygotes' sockets
+NURSERY = "HVDTEST_NURSERY"  # the variable that names the folder of the zygotes' sockets
 ZYGOTE = Path(__file__).with_name("zygote.py")
 HASH_SEEDS = ("1", "2")
 START_SECONDS = 300.0
 ALWAYS = ("numpy", "ml_dtypes", "pytest", "mpi4py", "cloudpickle")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
-# The first optimizer of a process imports torch's compiler, which takes a second.
+# torch's first optimizer in a process imports torch's compiler, which takes a second.
 MODULES = {"torch": ("torch", "torch._dynamo")}
-TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # to import
-# What the program reads itself: it differs between jobs of one zygote.
+TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # importing these takes seconds
+# Programs read these variables themselves, so jobs of one zygote may have different values.
 READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
-# What scikit-learn, TensorFlow, JAX and torch set when they are imported, in the zygote as in a pytest whose tests import them.
+# scikit-learn, TensorFlow, JAX and torch set these variables when they are imported, in the zygote and in a pytest that imports
+# them.
 SET_BY_IMPORTS = ("KMP_", "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH",
                   "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip
 
 
 def open_nursery(config: "pytest.Config") -> None:
-    """Makes the folder, in the pytest that is first."""
+    """Makes the folder of the zygotes, in the first pytest."""
     if NURSERY in os.environ:
         return
     folder = Path(tempfile.mkdtemp(prefix="hvdlite-warm-"))
@@ -60,32 +62,31 @@ def open_nursery(config: "pytest.Config") -> None:
 
 
 def is_first() -> bool:
-    """Has this process made the nursery?"""
+    """Has this process made the folder of the zygotes?"""
     return (Path(os.environ[NURSERY]) / "owner").read_text() == str(os.getpid())
 
 
 def _close(folder: Path) -> None:
-    """Removes it; the zygotes end with this process."""
+    """Removes the folder. The zygotes end with this process."""
     os.environ.pop(NURSERY, None)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def processor_seconds() -> float:
-    """What this process, those that it has waited for, and the zygotes with their ranks have used; the zygotes end for that.
-
-    It is for the pytest that was first.
+    """The processor time of this process, of its ended children, and of the zygotes with their ranks, in seconds. The zygotes
+    are ended to get it. Only the first pytest may call this.
     """
     folder = Path(os.environ[NURSERY])
     for log in folder.glob("*.log"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as zygote, contextlib.suppress(OSError):
             zygote.connect(str(log.with_suffix("")))
             zygote.sendall(b'"end"\n')
-            zygote.recv(1)  # comes back when it has ended
+            zygote.recv(1)  # returns when the zygote has ended
     return sum(os.times()[:4]) + sum(float(file.read_text()) for file in folder.glob("*.seconds"))
 
 
 def imports_of(tree: ast.AST) -> set[str]:
-    """The words of the modules that a test file or a program imports, as far as its own lines tell."""
+    """The first two words of the name of each module that a test file or a program imports in its own text."""
     modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -98,25 +99,25 @@ def imports_of(tree: ast.AST) -> set[str]:
 
 
 def frameworks_of(imports: Set[str], environment: Mapping[str, str]) -> set[str]:
-    """The frameworks among the words of these imports; where a variable chooses Keras' backend, Keras and that one."""
+    """The frameworks among these words. If a variable chooses Keras's backend, they are Keras and this backend."""
     backend = environment.get("KERAS_BACKEND")
     return {"keras", backend} if backend else {name for name in FRAMEWORKS if name in imports}
 
 
 def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[str]:
-    """Sockets of the zygotes for ranks with this environment, started where they are not there yet.
+    """The sockets of the zygotes for ranks with this environment. Starts the zygotes if they do not run yet.
 
-    Frameworks that are not installed are left out: the ranks will say so. None where the imports leave threads, so that ranks
-    have to be fresh processes.
+    Frameworks that are not installed are left out; the ranks will report them. The list is empty if the imports leave threads,
+    so that ranks must be fresh processes.
 
     Raises:
-        RuntimeError: a zygote did not start; the message has what it wrote.
+        RuntimeError: a zygote did not start. The text has its output.
     """
     folder = Path(os.environ[NURSERY])
     wanted = {name for name in frameworks if importlib.util.find_spec(name) is not None}
     if wanted & TAKE_SECONDS and importlib.util.find_spec("sklearn") is not None:
-        wanted.add("sklearn")  # one zygote for those who want it and those who do not
-    # Keras takes TensorFlow by itself, whose programs mostly take Keras: one zygote for all of them.
+        wanted.add("sklearn")  # programs with and without scikit-learn share a zygote
+    # Keras imports TensorFlow by default, and most programs of TensorFlow import Keras, so all of them share a zygote.
     if wanted & {"keras", "tensorflow"} and environment.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
         wanted |= {name for name in ("keras", "tensorflow") if importlib.util.find_spec(name) is not None}
         environment = {**environment, "KERAS_BACKEND": "tensorflow"}
@@ -139,7 +140,7 @@ def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[s
 
 
 def refusals() -> list[str]:
-    """Why some ranks of this run were fresh processes that were not asked to be."""
+    """The reasons why some ranks of this run were fresh processes although their tests do not need it."""
     return sorted({file.read_text().strip() for file in Path(os.environ[NURSERY]).glob("*.refusal")})
 
 
@@ -156,7 +157,7 @@ def _start(path: Path, modules: Iterable[str], environment: Mapping[str, str]) -
 
 
 def _has_started(path: Path, process: subprocess.Popen[bytes]) -> bool:
-    """Waits for its socket; false if it must not fork."""
+    """Waits for the socket of a zygote. Returns false if the zygote must not fork."""
     deadline = time.monotonic() + START_SECONDS
     while not path.exists():
         if process.poll() is not None or time.monotonic() > deadline:

@@ -1,12 +1,12 @@
 """Three pytests share the tests of a run (pytest-xdist): one begins with jobs of several ranks, two with tests of one process.
 
-Most tests of one process use one processor, and while a job of several ranks runs, its pytest only waits for it. So the first
-worker takes from the front of the queue, where the jobs are, and the others from the end, until they meet. Tests that wait, for
-what a failure ends and for deadlines, leave a processor to the third: their files are spread over the queue, so that the run
-does not end with waiting. What has to stay together is one piece of the queue: the tests of a file, and the files that share a
-job (support/parallel.py).
+Most tests of one process use one processor, and the pytest of a job of several ranks only waits for the job. So the first
+worker takes tests from the front of the queue, where the jobs are, and the others take tests from the end, until they meet.
+Some tests mostly wait, for the end of processes or for deadlines, and leave a processor to the third worker. Their files are
+spread over the queue, so that the run does not end with waiting. Tests that must stay together are one unit of the queue: the
+tests of a file, and the files that share a job (support/parallel.py).
 
-Runs of whole folders are shared if there are two processors. Runs of named files are not, and ``-n 0`` does without.
+Workers share runs of whole folders if there are two processors. They do not share runs of named files, or runs with ``-n 0``.
 """
 
 import os
@@ -20,14 +20,14 @@ from support import warm
 from support.parallel import TESTS, company_of, is_parallel
 
 WORKERS = 3
-PROCESSORS = 2  # without which one pytest runs all
+PROCESSORS = 2  # with fewer processors, one pytest runs all tests
 WAITING = ("fault", "hosts")  # the folders whose tests mostly wait
-EVERY_SECONDS = 20.0  # between the lines of progress in a log
+EVERY_SECONDS = 20.0  # the time between two lines of progress
 
 
 def choose_workers(config: pytest.Config) -> None:
-    """Sets the number of workers where the command line does not."""
-    if hasattr(config, "workerinput"):  # a worker itself
+    """Sets the number of workers, unless the command line sets it."""
+    if hasattr(config, "workerinput"):  # this process is a worker
         return
     option = config.option
     folders = all(os.path.isdir(argument) for argument in config.args)
@@ -37,7 +37,7 @@ def choose_workers(config: pytest.Config) -> None:
 
 
 def in_order_of_the_queue(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """First the tests on several ranks, then those of one process, where the files of tests that wait are evenly spread."""
+    """The tests on several ranks first, and then those of one process, with the files of waiting tests spread evenly."""
     parallel: list[pytest.Item] = []
     files: dict[bool, dict[Path, list[pytest.Item]]] = {True: {}, False: {}}
     for item in items:
@@ -55,7 +55,7 @@ def _waits(path: Path) -> bool:
 
 
 class Shared:
-    """The plugin of the pytest whose tests workers run: hands the tests out, and says how far they are."""
+    """The plugin of the pytest that starts the workers: deals the tests out, and prints the progress."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._root = config.rootpath
@@ -94,11 +94,11 @@ class Shared:
         return self._config.pluginmanager.get_plugin("terminalreporter")
 
     def expect(self, nodes: Sequence[str]) -> None:
-        """Takes over the tests of the whole run."""
+        """Stores the names of all tests of the run."""
         self._all = list(nodes)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Instead of thousands of dots there is a line from time to time, and one for each failure."""
+        """Replaces thousands of dots by a line from time to time, and a line for each failure."""
         if self._reporter.verbosity > 0 or not isinstance(report, pytest.TestReport) or report.failed:
             return None
         return ("passed" if report.passed and report.when == "call" else "skipped" if report.skipped else "", "", "")
@@ -115,7 +115,7 @@ class Shared:
     def pytest_terminal_summary(self) -> None:
         if warm.is_first():
             for reason in warm.refusals():
-                self._reporter.write_line(f"fresh processes instead of warm ones, which takes longer: {reason}")
+                self._reporter.write_line(f"ranks were fresh processes instead of warm ones, which takes longer: {reason}")
             self._reporter.write_line(f"processor time: {warm.processor_seconds():.0f} s, with all processes of the run")
 
     def _say(self) -> None:

@@ -1,4 +1,4 @@
-"""What parallel tests share: all ranks' inputs, orders that differ by rank, and comparisons that do not use hvdlite."""
+"""Functions for parallel tests: inputs of all ranks, orders that differ between ranks, and comparisons without hvdlite."""
 
 import random
 import zlib
@@ -13,20 +13,20 @@ from support.patient_comm import PatientComm
 from hvdlite.dtypes import DType
 
 WORLD = PatientComm(MPI.COMM_WORLD.Dup())
-REPEATS = range(3)  # a miss, a hit, a hit after something else
+REPEATS = range(3)  # in the response cache: a miss, a hit, and a hit after another operation
 
 T = TypeVar("T")
 
 
 def inputs(reduction: Reduction, shape: Sequence[int], salt: int = 0, ranks: int | None = None) -> list[np.ndarray]:
-    """Every rank's contribution, in rank order."""
+    """The contributions of all ranks, in rank order."""
     count = int(np.prod(shape, dtype=np.int64))
     n = WORLD.size if ranks is None else ranks
     return [contribution(rank, count, reduction.dtype, reduction.op, salt).reshape(shape) for rank in range(n)]
 
 
 def check(actual: Any, everyone: Sequence[np.ndarray], reduction: Reduction, what: str, **factors: float) -> None:
-    """The reduction of these inputs is right here and has the same bits on all ranks."""
+    """Fails unless `actual` is the right reduction of these inputs and has the same bits on all ranks."""
     wanted: Expected = expected([array.ravel() for array in everyone], reduction, **factors)
     assert isinstance(actual, np.ndarray), f"{what}: a {type(actual).__name__}"
     assert actual.dtype == everyone[0].dtype, f"{what}: dtype {actual.dtype}"
@@ -38,7 +38,7 @@ def check(actual: Any, everyone: Sequence[np.ndarray], reduction: Reduction, wha
 
 
 def distinct(rank: int, shape: Sequence[int], dtype: DType | str = "float32", salt: int = 0) -> np.ndarray:
-    """Values that name rank and place, for operations that only move them."""
+    """Values that differ between ranks and places, for operations that only move data."""
     name = dtype.label if isinstance(dtype, DType) else dtype
     count = int(np.prod(shape, dtype=np.int64))
     values = (np.arange(count) * 7 + rank * 31 + salt * 3) % 97
@@ -54,13 +54,13 @@ def distinct(rank: int, shape: Sequence[int], dtype: DType | str = "float32", sa
 
 
 def shuffled(items: Sequence[T], salt: int = 0) -> list[T]:
-    """The items in an order of this rank's own."""
+    """The items in an order that differs between ranks."""
     copy = list(items)
     random.Random(WORLD.rank * 1000 + salt).shuffle(copy)
     return copy
 
 
 def on_all_ranks(text: str) -> None:
-    """All ranks have this same text."""
+    """Fails unless all ranks have the same text."""
     texts = WORLD.allgather(text)
     assert len(set(texts)) == 1, f"ranks have different texts: {texts}"

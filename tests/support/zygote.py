@@ -1,15 +1,17 @@
 """A process that has imported the frameworks and forks a rank for each stub that asks for one (support/child.py).
 
-Usage: python zygote.py SOCKET OWNER MODULES, where OWNER is the process id that it ends with, and MODULES a list with commas.
+Usage: python zygote.py SOCKET OWNER MODULES. OWNER is the id of the process with which the zygote ends; MODULES is a list with
+commas.
 
-Importing torch or TensorFlow takes seconds, and a suite starts hundreds of ranks. A forked child becomes the rank instead: it
-takes over from the stub what mpirun gave it (arguments, environment, folder, output, affinity, limits, umask, priority), and
-runs the program as the interpreter would. It differs from a fresh process in its parent and in what is imported already, in
-nothing else: unit/test_warm.py compares the two. What acts at import or at the start of Python (most variables) belongs to the
-zygote: support/warm.py starts one for each set of them.
+Importing torch or TensorFlow takes seconds, and the tests start hundreds of ranks. So a forked child becomes the rank: it gets
+from the stub all that mpirun gave the stub (arguments, environment, folder, output, affinity, limits, umask, priority), and
+runs the program as the interpreter would. It differs from a fresh process only in its parent and in the imported modules, which
+unit/test_warm.py checks. Most variables act when Python starts or at imports, so they belong to the zygote: support/warm.py
+starts a zygote for each set of them.
 
-The zygote has one thread, or it would fork a process with locks that nobody releases. It watches each stub and each child:
-a stub that ends takes its child along, as a killed rank does; a child that ends tells its stub how.
+The zygote has one thread; with more threads, it could fork a process with locks that are never released. It watches each stub
+and each child. If a stub ends, the zygote kills its child, as a killed rank ends. If a child ends, the zygote reports that to
+its stub.
 """
 
 import array
@@ -33,20 +35,20 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 STREAMS = 3
-# What starts a process may have it ignore these: nohup the first, a shell the next two for what it runs in the background.
+# The parent of a process may let it ignore these signals: nohup the first, and a shell the other two for background processes.
 INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-MUST_NOT_FORK = 77  # the exit code where imports have left threads
+MUST_NOT_FORK = 77  # the exit code if imports have left threads
 END = "end"  # the request of support/warm.py that ends the zygote
 
 
 def main() -> None:
     path, owner, modules = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
-    # Ctrl-C is for pytest, which ends its jobs. A session of its own would be more: Linux shares the processor by sessions, and
-    # a job's ranks come from two zygotes.
+    # Ctrl-C must go only to pytest, which ends its jobs. A new session is not used for that, because Linux divides the
+    # processor between sessions, and a job's ranks come from two zygotes.
     os.setpgid(0, 0)
     if not Path(f"/proc/{owner}").exists():
-        raise SystemExit("the pytest that wanted this process is gone")
-    sys.path[0] = __file__  # not the folder of this file, whose modules would stand in for others; the program's comes here
+        raise SystemExit("the pytest that has started this process has ended")
+    sys.path[0] = __file__  # the folder of this file would hide other modules; `_run` puts the program's folder here
     for module in modules:
         importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
@@ -55,7 +57,7 @@ def main() -> None:
         print(f"importing {', '.join(modules)} leaves {threads} threads ({', '.join(names)}), and such a process must not fork")
         raise SystemExit(MUST_NOT_FORK)
     gc.collect()
-    gc.freeze()  # what children never write to they share
+    gc.freeze()  # children share memory that they never write to
     server = Server(path, owner)
     request = server.serve()
     if request is not None:
@@ -66,7 +68,7 @@ def main() -> None:
 
 
 class Server:
-    """Forks a child for each request; the child leaves `serve` with the request that it is for."""
+    """Forks a child for each request. In the child, `serve` returns this request."""
 
     def __init__(self, path: Path, owner: int) -> None:
         self._selector = selectors.DefaultSelector()
@@ -74,18 +76,18 @@ class Server:
         unfinished = Path(f"{path}.unfinished")
         self._listener.bind(str(unfinished))
         self._listener.listen(64)
-        unfinished.rename(path)  # in one step: who sees the socket can connect to it
+        unfinished.rename(path)  # in one step, so that a process that sees the socket can connect to it
         self._owner = os.pidfd_open(owner)
         self._over = False
-        self._asker: socket.socket | None = None  # waits for the end
-        self._children: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process: its id, its stub
+        self._asker: socket.socket | None = None  # its process waits for the end of the zygote
+        self._children: dict[int, tuple[int, socket.socket]] = {}  # for each child's descriptor, its process id and its stub
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._owner, selectors.EVENT_READ, self._end)
 
     def serve(self) -> dict[str, Any] | None:
-        """Until a child is made, where it returns the request; in the zygote it returns nothing, at the end."""
+        """Serves requests. Returns the request in each forked child, and None in the zygote at its end."""
         while not self._over:
-            key, _ = self._selector.select()[0]  # one at a time: it may take away what the next one is about
+            key, _ = self._selector.select()[0]  # one event at a time, because it may close the file of the next one
             request = key.data(key.fileobj)
             if request is not None:
                 return request
@@ -104,7 +106,7 @@ class Server:
             stub.close()
             return None
         if request == END:
-            self._asker = stub  # closed with this process, when the time it took is written
+            self._asker = stub  # closed at the end of this process, after it has written its processor time
             self._end()
             return None
         sys.stdout.flush()
@@ -134,7 +136,7 @@ class Server:
             stub.close()
 
     def _stub_ended(self, stub: socket.socket) -> None:
-        """It says nothing after its request, so that what comes is its end. Its child's end is seen next."""
+        """Kills the child of a stub that has ended. After its request, the socket of a stub only reports its end."""
         self._selector.unregister(stub)
         stub.close()
         for pid, other in self._children.values():
@@ -142,7 +144,7 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
 
     def _forget(self) -> None:
-        """In the child: closes all descriptors of the server, so that only what the imports opened stays open."""
+        """Closes all descriptors of the server in the child, so that only the files of the imports stay open."""
         for process, (_, stub) in self._children.items():
             os.close(process)
             stub.close()
@@ -152,7 +154,7 @@ class Server:
 
 
 def _receive(stub: socket.socket) -> Any:
-    """A line of JSON, with three descriptors, or END; nothing where the stub has ended meanwhile."""
+    """Reads a request: a line of JSON with three descriptors, or END. Returns None if the stub has ended."""
     descriptors = array.array("i")
     message, ancillary, _, _ = stub.recvmsg(1 << 16, socket.CMSG_LEN(STREAMS * descriptors.itemsize))
     for _level, _kind, data in ancillary:
@@ -169,7 +171,7 @@ def _receive(stub: socket.socket) -> Any:
 
 
 def _tell(stub: socket.socket, what: dict[str, int]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # its end is seen next
+    with contextlib.suppress(BrokenPipeError):  # the stub has ended, which the next event reports
         stub.sendall(json.dumps(what).encode() + b"\n")
 
 
@@ -177,11 +179,11 @@ def _tell(stub: socket.socket, what: dict[str, int]) -> None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Makes this process the rank, and runs its program to the end."""
+    """Makes this process the rank, and runs its program."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
-    os.setpgid(0, 0)  # as mpirun's own children are
-    threading.main_thread()._native_id = threading.get_native_id()  # Python before 3.13 keeps that of the parent
+    os.setpgid(0, 0)  # like mpirun's own children
+    threading.main_thread()._native_id = threading.get_native_id()  # Python before 3.13 keeps the parent's id
     for place, descriptor in enumerate(request["streams"]):
         os.dup2(descriptor, place)
     for descriptor in request["streams"]:
@@ -202,8 +204,9 @@ def become(request: dict[str, Any]) -> None:
 
 
 def _seed() -> None:
-    """Random numbers that nobody seeded differ between processes, also those of torch, which are the same in fresh ones: a
-    broadcast that is missing shows. Python has seeded its own when it forked."""
+    """Gives NumPy and torch random seeds, so that a missing broadcast is noticed. In fresh processes torch's seeds would be
+    equal. Python itself seeds its random numbers after a fork.
+    """
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
@@ -211,7 +214,7 @@ def _seed() -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    """As ``python *arguments`` does."""
+    """Runs the program as ``python *arguments`` does."""
     if arguments[0] == "-m":
         sys.argv[:] = arguments[1:]
         sys.path[0] = os.getcwd()

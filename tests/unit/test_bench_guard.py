@@ -86,13 +86,13 @@ def test_turns_with_other_load_are_measured_again():
         "record": "guard_run", "this": "/this", "other": "/other",
         "repeated": 3, "load": 0.019, "pairs": 10, "tolerance": 1.05,
     }  # fmt: skip
-    assert said.count("30.0% of the processors were busy with something else: again") == 3
-    assert "10 jobs of each, in turn, 3 of them again." in guard.table(records)
+    assert said.count("other processes and guests took 30.0% of the processors: this turn is repeated") == 3
+    assert "10 jobs of each build, alternately; 3 were repeated." in guard.table(records)
 
 
 def test_a_machine_that_is_never_quiet_ends_it():
     measure, asked = made_up(1e-3, loads=lambda number: 0.5)
-    with pytest.raises(GuardError, match=r"not quiet: in 21 turns .* 50%\. End them .*, or take --any-load"):
+    with pytest.raises(GuardError, match=r"not quiet: in 21 turns .* 50%\. End them .*, or use --any-load"):
         compared(measure)
     assert len(asked) == 21
     records, _ = compared(made_up(1e-3, loads=lambda number: 0.5)[0], any_load=True)
@@ -147,8 +147,8 @@ def test_the_command(checkout, monkeypatch, capsys, slower, status):
 
 def test_what_cannot_be_compared(checkout, capsys):
     for words, said in (
-        (["--against", str(checkout), "--pairs", "9"], "fewer than 10 say nothing"),
-        (["--against", str(checkout / "nowhere")], "holds no hvdlite: name a checkout"),
+        (["--against", str(checkout), "--pairs", "9"], "a comparison needs at least 10 pairs"),
+        (["--against", str(checkout / "nowhere")], "has no hvdlite: name a checkout"),
     ):
         assert bench.main(["guard", *words]) == 2
         assert said in capsys.readouterr().err

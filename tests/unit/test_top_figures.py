@@ -131,7 +131,7 @@ def test_a_job_that_does_not_answer_the_first_look():
 
 def test_a_job_with_another_hvdlite():
     with pytest.raises(
-        SystemFailure, match=r"the job 7@a runs hvdlite 0\.0\.1, and this is .*: take the `hvdlite top` of the job's"
+        SystemFailure, match=r"the job 7@a runs hvdlite 0\.0\.1, and this is .*: use the `hvdlite top` of the job's"
     ):
         top.JobViewer("", "", print).see([{**answer(0), "hvdlite": "0.0.1"}])
 
@@ -225,7 +225,7 @@ def test_without_rich_the_error_says_what_to_install(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "hvdlite.launcher.top_page", raising=False)
     monkeypatch.delattr(launcher, "top_page", raising=False)
     assert cli.main(["top"]) == 2
-    assert "pip install 'hvdlite[top]', or take --json" in capsys.readouterr().err
+    assert "pip install 'hvdlite[top]', or use --json" in capsys.readouterr().err
 
 
 def test_the_page():
@@ -256,7 +256,7 @@ def test_the_page():
         assert max(map(len, page.splitlines())) <= 160
     assert "3.0 s allreduce of 'x'" in wide
     assert "lib.py:2 g > lib.py:3 h" in wide
-    assert "1 that wait most are not shown" in short
+    assert "1 of the ranks are not shown: they wait most" in short
 
 
 def test_a_live_page_replaces_the_one_before(monkeypatch):
@@ -269,7 +269,7 @@ def test_a_live_page_replaces_the_one_before(monkeypatch):
     with top_page.page(live=True) as show:
         for seconds in (11.0, 12.0):
             show(figures_of_job({rank: answer(rank) for rank in range(3)}, [answer(rank, seconds) for rank in range(3)]))
-    assert paper.getvalue().count("x.py, job 7@a: 4 ranks on 2 hosts; 2 that wait most are not shown") == 2
+    assert paper.getvalue().count("x.py, job 7@a: 4 ranks on 2 hosts; 2 of the ranks are not shown: they wait most") == 2
     assert paper.getvalue().endswith("\x1b[?1049l")  # the screen is as before
 
 

@@ -32,7 +32,7 @@ ROWS = (
         "launcher-blames-told",
         "a rank that was told to end may be named as the one that failed first",
         "hvdlite/launcher/output.py",
-        "    failed.sort(key=lambda ending: ending.stopped)  # stable\n",
+        "    failed.sort(key=lambda ending: ending.stopped)  # the sort is stable\n",
         "",
         guards.LAUNCHER_OUTPUT,
     ),
