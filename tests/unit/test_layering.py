@@ -52,6 +52,8 @@ CORE |= {
     "autotune",
     "consistency",
     "leaves",
+    "link_measurement",
+    "link_tuning",
     "live_view",
     "metrics",
     "sampling",
