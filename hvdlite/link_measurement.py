@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hvdlite import startup
 from hvdlite.compression import Codec
 from hvdlite.dtypes import DType
+from hvdlite.errors import UnsupportedError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average, Kind, Max, Request
 from hvdlite.runtime import RUNTIME
@@ -28,14 +29,21 @@ def measure_link(process_set: ProcessSet) -> HostLink:
 
     Raises:
         InvalidArgumentError: this rank is not in the process set.
+        UnsupportedError: a rank of the set has called `join`.
         HorovodInternalError: an operation failed.
     """
     set_id = process_set.require_member(Kind.ALLREDUCE)
     place, size = process_set.rank() or 0, process_set.size() or 1
     machines = np.zeros(size)
     machines[place] = 1 + zlib.crc32(startup.machine_id().encode())
-    agreed = agree_on_slowest(machines, set_id)
-    hosts = len({*agreed.tolist()} - {0.0})  # 0: a rank that has joined
+    found = agree_on_slowest(machines, set_id).tolist()
+    if 0.0 in found:
+        joined = [str(rank) for rank, machine in zip(process_set.ranks or (), found, strict=True) if machine == 0]
+        raise UnsupportedError(
+            f"the link between hosts cannot be measured: rank {', '.join(joined)} has called join(). Use Compression.auto once "
+            "before any rank joins, or name a compression"
+        )
+    hosts = len(set(found))
 
     def probe(elements: int, coded: bool) -> float:
         return float(agree_on_slowest(np.array([own_seconds(elements, coded, set_id)]), set_id)[0])

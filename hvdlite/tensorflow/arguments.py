@@ -24,7 +24,7 @@ class Reduction:
     Attributes:
         op: Average, Sum or Adasum.
         gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
-        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: make IndexedSlices dense?
         groups: lists of variables that are reduced together, or in how many groups all are; None or 0: no groups.
         process_set: the ranks that take part.

@@ -212,7 +212,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         gradtape: a ``tf.GradientTape``, recording, finished or not yet entered. It is not changed.
         device_dense: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
-        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: make IndexedSlices dense before they are reduced?
         op: Average, Sum or Adasum.
         gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.

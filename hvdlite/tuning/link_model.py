@@ -29,12 +29,13 @@ __all__ = [
     "choose",
     "describe",
     "find_link",
+    "format_seconds",
     "step_seconds",
     "table",
 ]
 
-# A method that is less accurate than another is chosen only if it makes a step shorter by this share.
-LEAST_GAIN = 0.1
+# A method that is less accurate than another is chosen only if it makes a step shorter by this share, and by so many seconds.
+LEAST_GAIN, _LEAST_SAVING = 0.1, 1e-3
 FORWARD = 1 / 3  # the share of the computation before the first gradient: a backward pass takes twice as long as a forward one
 _SCALE = 4 / 256  # bytes of scales for each element, with one float32 scale for a block of 256 elements
 LOW_RANK_SIDE = 1024  # PowerSGD's bytes depend on the shapes of the matrices: the model assumes so many rows and columns
@@ -114,19 +115,19 @@ class Gradients:
 
     Attributes:
         buckets: the number of elements of each bucket, in the order in which a backward pass makes them.
-        itemsize: the bytes of an element, 4 for float32.
+        itemsize: the mean bytes of an element, 4 for float32.
     """
 
     buckets: tuple[int, ...]
-    itemsize: int = 4
+    itemsize: float = 4
 
 
-def bucket_sizes(elements: int, first_bytes: int, bucket_bytes: int, itemsize: int = 4) -> tuple[int, ...]:
+def bucket_sizes(elements: int, first_bytes: int, bucket_bytes: int, itemsize: float = 4) -> tuple[int, ...]:
     """The elements of each bucket, if parameters are small: the knobs first_bucket_bytes and bucket_bytes limit them."""
     sizes = []
     limits = itertools.chain((first_bytes,), itertools.repeat(bucket_bytes))
     while elements > 0:
-        sizes.append(min(elements, max(1, next(limits) // itemsize)))
+        sizes.append(min(elements, max(1, int(next(limits) / itemsize))))
         elements -= sizes[-1]
     return tuple(sizes)
 
@@ -158,7 +159,7 @@ def step_seconds(link: HostLink, method: ExchangeMethod, gradients: Gradients, c
 
 
 def choose(methods: Iterable[ExchangeMethod], seconds: Callable[[ExchangeMethod], float]) -> ExchangeMethod:
-    """The method that pays: each later one replaces an earlier one only if a step is `LEAST_GAIN` shorter with it.
+    """The method that pays: each later one replaces an earlier one only if a step is 10 % and 1 ms shorter with it.
 
     Args:
         methods: from the most to the least accurate one.
@@ -168,9 +169,13 @@ def choose(methods: Iterable[ExchangeMethod], seconds: Callable[[ExchangeMethod]
     best, least = first, seconds(first)
     for method in others:
         own = seconds(method)
-        if own < (1 - LEAST_GAIN) * least:
+        if _pays(own, least):
             best, least = method, own
     return best
+
+
+def _pays(seconds: float, without: float) -> bool:
+    return seconds < min((1 - LEAST_GAIN) * without, without - _LEAST_SAVING)
 
 
 # --- measurement --------------------------------------------------------------------------------------------------------
@@ -208,10 +213,15 @@ def find_link(hosts: int, probe: Callable[[int, bool], float]) -> HostLink:
     return HostLink(hosts, latency, 2 * (hosts - 1) / hosts * 4 / each, max(coding, 0.0))
 
 
+def format_seconds(seconds: float) -> str:
+    """A duration for a text, in seconds or milliseconds."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
 def describe(link: HostLink) -> str:
     """The link as a part of a sentence."""
     return (
-        f"{link.hosts} hosts, latency {1e3 * link.latency:.3g} ms, {link.rate / 1e6:.3g} MB/s from each host, "
+        f"{link.hosts} hosts, latency {format_seconds(link.latency)}, {link.rate / 1e6:.3g} MB/s from each host, "
         f"{1e9 * link.coding:.2g} ns to code an element"
     )
 
@@ -235,18 +245,14 @@ def advice(rows: Sequence[tuple[ExchangeMethod, float, float | None]], compute: 
     seconds = {method: predicted if measured is None else measured for method, predicted, measured in rows}
     chosen = choose(AUTO_METHODS, seconds.__getitem__)
     fastest = min(seconds, key=seconds.__getitem__)
-    waits = f"a step takes {_time(seconds[NONE])}, and without communication {_time(compute)}"
+    waits = f"a step takes {format_seconds(seconds[NONE])}, and without communication {format_seconds(compute)}"
     if chosen is NONE:
         said = f"Use no compression: {waits}, and neither bf16 nor int8 makes it {LEAST_GAIN:.0%} shorter"
     else:
-        said = f"Use {chosen.argument}: without it {waits}, and with it {_time(seconds[chosen])}"
-    if seconds[fastest] < (1 - LEAST_GAIN) * seconds[chosen]:
+        said = f"Use {chosen.argument}: without it {waits}, and with it {format_seconds(seconds[chosen])}"
+    if _pays(seconds[fastest], seconds[chosen]):
         said += (
-            f"; {fastest.argument} needs only {_time(seconds[fastest])}, but it changes the training more: compare the loss "
-            "of a short run"
+            f"; {fastest.argument} needs only {format_seconds(seconds[fastest])}, but it changes the training more: compare "
+            "the loss of a short run"
         )
     return said + "."
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

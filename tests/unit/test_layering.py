@@ -49,6 +49,7 @@ CORE = {
     "runtime",
 }
 CORE |= {
+    "auto_compression",
     "autotune",
     "consistency",
     "leaves",

@@ -71,6 +71,8 @@ def test_nothing_is_coded_where_it_does_not_pay():
     assert chosen(FAST) is NONE  # coding takes longer than sending
     assert chosen(HostLink(1, 0.0, float("inf")), compute=0.0) is NONE  # one host
     assert chosen(SLOW, Gradients((1,))) is NONE  # only latency
+    assert chosen(HostLink(2, 0.0, 1.25e6), Gradients((300,))) is NONE  # less than 1 ms
+    assert chosen(HostLink(2, 0.0, 1.25e6), Gradients((3000,))) is INT8
     assert chosen(SLOW, Gradients(())) is NONE
     assert chosen(SLOW, RESNET, compute=60.0) is NONE  # the exchange is hidden
     assert chosen(SLOW, Gradients(RESNET.buckets, itemsize=2), methods=(NONE, BF16)) is NONE  # bf16 saves nothing there
