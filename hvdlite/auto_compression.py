@@ -15,7 +15,7 @@ from hvdlite.backends import backend_of
 from hvdlite.backends.base import CPU
 from hvdlite.compression import AutoCompression, Compression, refuse_codec
 from hvdlite.dtypes import DType
-from hvdlite.errors import UnsupportedError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.link_measurement import measure_link
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES, Average, Sum
@@ -70,6 +70,7 @@ def settle(
         traced: may a compiled program keep the choice?
 
     Raises:
+        InvalidArgumentError: the compression is `Compression.auto`, and the knob deterministic is on.
         UnsupportedError: the compression is `Compression.auto`, and the op is not Sum or Average; or a compiled program may
             keep the choice, and the job is elastic; or a rank had called `join` before the measurement.
         HorovodInternalError: an operation of the measurement failed.
@@ -78,6 +79,11 @@ def settle(
         return compression
     if op not in (Average, Sum):
         refuse_codec(compression, f"a reduction with op={OP_NAMES[op]}")
+    if RUNTIME.config.deterministic:
+        raise InvalidArgumentError(
+            "compression is auto, and HVDLITE_DETERMINISTIC is set: a choice by measurement can differ from run to run. Name "
+            "the compression; `hvdlite tune --link` says which one pays"
+        )
     if traced and RUNTIME.pool is not None:
         raise UnsupportedError(
             "compression is auto, and the job is elastic: ranks that join later would measure, while the compiled programs of "

@@ -247,7 +247,7 @@ class AutoCompression:
     the log has the choice and its reason. The first use is collective: no rank of the set may have called `join` before it.
 
     A choice by measurement can differ from run to run, and so can the bits of the results. If runs must be equal, measure once
-    with ``hvdlite tune --link``, and name the compression.
+    with ``hvdlite tune --link``, and name the compression. With the knob deterministic, its use is an InvalidArgumentError.
 
     It works wherever a codec works, for op Average and Sum; and also for tensors that no codec supports, with the compressions
     that they support (GPU tensors, float64 and sparse gradients: none or bf16; integers: none). Elastic jobs refuse it in

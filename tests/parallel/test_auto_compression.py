@@ -11,6 +11,7 @@ from hvdlite import auto_compression
 from hvdlite.compression import AutoCompression, BF16Compressor, Codec, NoneCompressor
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Average, Max
+from hvdlite.runtime import RUNTIME
 
 RANKS = (2, 3)
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -103,7 +104,7 @@ def test_a_rank_that_has_joined_is_named(hvd):
             hvd.join()
 
 
-def test_what_cannot_be_chosen_is_refused(hvd):
+def test_what_cannot_be_chosen_is_refused(hvd, monkeypatch):
     array, auto = np.ones(3, np.float32), hvd.Compression.auto
     with pytest.raises(UnsupportedError, match="op=Max cannot be coded, and compression is auto: leave the"):
         hvd.allreduce(array, op=Max, compression=auto)
@@ -111,6 +112,9 @@ def test_what_cannot_be_chosen_is_refused(hvd):
         UnsupportedError, match="reducescatter cannot be coded, and compression is auto with a step time of 2 s"
     ):
         hvd.reducescatter(array, compression=auto(2))
+    monkeypatch.setattr(RUNTIME, "config", RUNTIME.config.replace(deterministic=True))
+    with pytest.raises(InvalidArgumentError, match="HVDLITE_DETERMINISTIC is set"):
+        hvd.allreduce(array, compression=auto)
     for wrong in (-1, float("nan"), "1s", True):
         with pytest.raises(InvalidArgumentError, match="pass a finite number of seconds"):
             AutoCompression(wrong)
