@@ -1,10 +1,10 @@
 """Compression of gradients: a door compresses tensors before a reduction and restores them after it, or the engine codes what
 ranks send each other.
 
-An argument `compression` is one of three things: a class with the two static methods of `Compressor`, which gets tensors of
-the caller's framework; a `Codec`, with which the engine codes what ranks send each other; or a compression that keeps state
-from step to step (`PowerSGD`, a `Codec` with error feedback, a `BucketCodec`), which only
-`hvdlite.torch.DistributedOptimizer` supports.
+An argument `compression` is one of four things: a class with the two static methods of `Compressor`, which gets tensors of
+the caller's framework; a `Codec`, with which the engine codes what ranks send each other; `Compression.auto`, which
+`hvdlite.auto_compression` replaces by one of these; or a compression that keeps state from step to step (`PowerSGD`, a `Codec`
+with error feedback, a `BucketCodec`), which only `hvdlite.torch.DistributedOptimizer` supports.
 """
 
 from collections.abc import Generator, Sequence
@@ -15,6 +15,7 @@ from hvdlite.backends.traced import converter_of
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = [
+    "AutoCompression",
     "BF16Compressor",
     "BucketCodec",
     "Codec",
@@ -236,15 +237,53 @@ class BucketCodec:
         return type(self).__qualname__
 
 
+@dataclass(frozen=True)
+class AutoCompression:
+    """Chooses `Compression.none`, `bf16` or ``int8()`` by a measurement of the link between hosts. `Compression.auto` is one.
+
+    At the first use on a process set, its ranks measure the link between their hosts, and agree on the result. This takes less
+    than four seconds on a link of 1 Mbit/s or more, and no time if all ranks are on one host. Each rank then computes the time
+    of a step with each compression. A less accurate one is chosen only if it makes the step 10 % and 1 ms shorter. One line of
+    the log has the choice and its reason. The first use is collective: no rank of the set may have called `join` before it.
+
+    A choice by measurement can differ from run to run, and so can the bits of the results. If runs must be equal, measure once
+    with ``hvdlite tune --link``, and name the compression. With the knob deterministic, its use is an InvalidArgumentError.
+
+    It works wherever a codec works, for op Average and Sum; and also for tensors that no codec supports, with the compressions
+    that they support (GPU tensors, float64 and sparse gradients: none or bf16; integers: none). Elastic jobs refuse it in
+    TensorFlow and JAX, whose compiled programs would keep the choice.
+
+    Attributes:
+        step_time: the seconds of a step without communication, which hide a part of the communication. With 0, the default,
+            the reduction alone is judged. ``Compression.auto(step_time=0.03)`` sets it; all ranks must pass the same value.
+
+    Raises:
+        InvalidArgumentError: `step_time` is not a finite number of 0 or more.
+    """
+
+    step_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        seconds = self.step_time
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+            raise InvalidArgumentError(f"step_time={seconds!r}: pass a finite number of seconds, 0 or more")
+
+    def __call__(self, step_time: float) -> "AutoCompression":
+        """One with this time of a step."""
+        return AutoCompression(step_time)
+
+
 class Compression:
     """The compressions that come with hvdlite.
 
-    `int8`, `int4` and `fp8` have the arguments of `Codec`, and `powersgd` has those of `PowerSGD`.
+    `int8`, `int4` and `fp8` have the arguments of `Codec`, and `powersgd` has those of `PowerSGD`. `auto` chooses none, bf16 or
+    int8 by a measurement of the link between the hosts (`hvdlite.compression.AutoCompression`).
     """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    auto = AutoCompression()
 
     @staticmethod
     def int8(block: int = 256, between: str = "hosts", error_feedback: bool = False) -> Codec:
@@ -290,7 +329,7 @@ def check_compression(compression: Any) -> None:
             "hvdlite.torch.DistributedOptimizer (with op=Average or op=Sum) can keep it: pass a codec without error feedback, "
             "such as hvdlite.Compression.int8(), or hvdlite.Compression.bf16"
         )
-    if is_none(compression) or isinstance(compression, Codec):
+    if is_none(compression) or isinstance(compression, Codec | AutoCompression):
         return
     if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
         raise InvalidArgumentError(
@@ -306,8 +345,9 @@ def split(compression: Any) -> "tuple[Any, dict[str, int]]":
         InvalidArgumentError: the argument is neither such a class nor a codec.
     """
     check_compression(compression)
-    if isinstance(compression, Codec):
-        return NoneCompressor, compression.fields
+    codec = codec_of(compression)
+    if codec is not None:
+        return NoneCompressor, codec.fields
     return (NoneCompressor if compression is None else compression), {}
 
 
@@ -315,10 +355,12 @@ def codec_of(compression: Any) -> Codec | None:
     """The argument, if it is a codec; None if it is a class with the methods of `Compressor`, or None.
 
     Raises:
-        UnsupportedError: it keeps state from step to step.
+        UnsupportedError: it keeps state from step to step, or is `Compression.auto`.
     """
     if keeps_state(compression):
         check_compression(compression)
+    if isinstance(compression, AutoCompression):
+        raise UnsupportedError("this operation cannot choose a compression, and compression is auto: name a compression")
     return compression if isinstance(compression, Codec) else None
 
 
@@ -334,12 +376,14 @@ def describe_compression(compression: Any) -> str:
         )
     if isinstance(compression, BucketCodec):
         return compression.describe()
+    if isinstance(compression, AutoCompression):
+        return f"auto with a step time of {compression.step_time:g} s" if compression.step_time else "auto"
     return str(getattr(compression, "__qualname__", type(compression).__qualname__))
 
 
 def refuse_codec(compression: Any, what: str) -> None:
     """Raises UnsupportedError if this compression argument is a codec. what: the operation that cannot use a codec."""
-    if isinstance(compression, Codec) or keeps_state(compression):
+    if isinstance(compression, Codec | AutoCompression) or keeps_state(compression):
         raise UnsupportedError(
             f"{what} cannot be coded, and compression is {describe_compression(compression)}: leave the compression out, or "
             "use hvdlite.Compression.fp16 or bf16"

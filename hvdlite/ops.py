@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdlite import submission
+from hvdlite.auto_compression import settle_for_tensors
 from hvdlite.compression import codec_of, is_none, refuse_codec
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.handles import Handle, poll, synchronize
@@ -98,7 +99,8 @@ def allreduce(
         average: Horovod's older argument in place of `op`; deprecated.
         name: see the module's rule on names.
         compression: a class such as ``Compression.fp16``, which compresses the tensor before the operation and restores the
-            result; or a `Codec` such as ``Compression.int8()``, with which the engine codes what hosts or ranks send.
+            result; or a `Codec` such as ``Compression.int8()``, with which the engine codes what hosts or ranks send; or
+            `Compression.auto`, which chooses one by a measurement at its first use.
         op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Adasum needs 2, 4, 8, ... ranks.
         prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
         postscale_factor: applied to the result.
@@ -121,6 +123,7 @@ def allreduce(
             if output is not None:
                 return output
     op = resolve_op(op, average)
+    compression = settle_for_tensors(compression, process_set, op, (tensor,))
     compressor, contexts, (tensor,) = submission.compress(compression, (tensor,))
     scales = (prescale_factor, postscale_factor)
     output = submission.reduce(tensor, name, op, *scales, process_set, False, True, weight, codec_of(compression))
@@ -199,6 +202,7 @@ def grouped_allreduce(
     the errors are those of `allreduce`. Returns the results in order.
     """
     op = resolve_op(op, average)
+    compression = settle_for_tensors(compression, process_set, op, tensors)
     compressor, contexts, tensors = submission.compress(compression, tensors)
     scales = (prescale_factor, postscale_factor)
     codec = codec_of(compression)

@@ -41,6 +41,7 @@ __all__ = [
     "folder_of_records",
     "give_claim_back",
     "load_mpi",
+    "machine_id",
     "make_pool",
     "patience_of",
     "place_of",
@@ -211,7 +212,7 @@ def make_pool(comm: Any, config: Config) -> ProcessPool:
             f"HVDLITE_ELASTIC_SPARES={config.elastic_spares}: this job's MPI ends when the first process is lost, so spares "
             "cannot help. Start it with `hvdlite run --spares`, or with `mpirun --with-ft ulfm` of Open MPI 5 or newer"
         )
-    return ProcessPool(comm, comm.size - config.elastic_spares, _machine())
+    return ProcessPool(comm, comm.size - config.elastic_spares, machine_id())
 
 
 def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 - the module's own name
@@ -288,7 +289,7 @@ def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - t
     """
     family = _native.family_of(MPI.__file__, MPI.Get_library_version())
     hosts: dict[str, tuple[str, list[set[int]]]] = {}
-    for machine, cpu, cores in comm.allgather((_machine(), cpu_name(), os.sched_getaffinity(0))):
+    for machine, cpu, cores in comm.allgather((machine_id(), cpu_name(), os.sched_getaffinity(0))):
         hosts.setdefault(machine, (cpu, []))[1].append(cores)
     return JobPlace(
         tuple(cpu for cpu, _ in hosts.values()),
@@ -301,7 +302,7 @@ def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - t
     )
 
 
-def _machine() -> str:
+def machine_id() -> str:
     """A text that is equal for all ranks of a machine. merge_hosts in csrc/transport/mpi_env.cc says why MPI is not asked."""
     return f"{boot_id()} {socket.gethostname()}"
 

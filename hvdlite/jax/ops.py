@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hvdlite.auto_compression import settle
 from hvdlite.compression import Compression, split
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.jax.ffi import ffi_call, require_cpu
@@ -59,13 +60,15 @@ def grouped_allreduce(
     _, process_set_id = enter(Kind.ALLREDUCE, process_set)
     op = resolve_op(op, None)
     own_weight = None if weight is None else as_weight(weight, op)
-    compressor, codec = split(compression)
-    pairs = [compressor.compress(jnp.asarray(array)) for array in arrays]
-    made = [sent for sent, _ in pairs]
+    made = [jnp.asarray(array) for array in arrays]
+    numbers = [(array.dtype.name, array.size) for array in made]
+    compressor, codec = split(settle(compression, process_set, op, numbers, traced=True))
+    pairs = [compressor.compress(array) for array in made]
+    sent = [array for array, _ in pairs]
     group = TensorGroup(
         Kind.ALLREDUCE,
         name,
-        _kinds_of(made),
+        _kinds_of(sent),
         op=op,
         process_set=process_set_id,
         prescale=prescale_factor,
@@ -73,7 +76,7 @@ def grouped_allreduce(
         weighted=weight is not None,
         codec=codec,
     )
-    outputs = call([group], made, weight=own_weight)
+    outputs = call([group], sent, weight=own_weight)
     return [compressor.decompress(output, context) for output, (_, context) in zip(outputs, pairs, strict=True)]
 
 

@@ -94,7 +94,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         name: a name of the optimizer for error texts.
         device_dense: accepted for compatibility with Horovod; not used.
         device_sparse: accepted for compatibility with Horovod; not used.
-        compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
+        compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; a codec such as ``Compression.int8()``;
+            or `Compression.auto`, which chooses one by a measurement.
         sparse_as_dense: make sparse gradients dense, instead of gathering their rows.
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         op: `Average` or `Sum`.

@@ -1,7 +1,13 @@
-"""``hvdlite tune``: starts ranks as ``hvdlite run`` does, and measures on them which values of knobs suit this machine."""
+"""``hvdlite tune``: starts ranks as ``hvdlite run`` does, and measures on them which values of knobs suit this machine.
+
+With ``--link`` it measures which compression suits the link between hosts.
+"""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
+
+from hvdlite.errors import InvalidArgumentError
 
 __all__ = ["EPILOG", "add_flags", "command", "run"]
 
@@ -13,7 +19,13 @@ defaults stay. Run it on a machine that does nothing else, with the same ranks a
   hvdlite tune -n 4
   HVDLITE_TUNING_FILE=auto hvdlite run -n 4 python train.py
 
-docs/tuning.md explains the search.
+docs/tuning.md explains the search. With --link the command measures the link between hosts instead. It takes the number of
+parameters of a model, and the time of a step on one rank. It predicts and measures the time of a step with each compression,
+and names the compression that pays:
+
+  hvdlite tune --link -H node1:1,node2:1 --parameters 11.2M --step-time 30ms
+
+docs/slow_links.md explains the figures.
 """
 
 # The flags of `hvdlite run` that say how ranks are started, each with its metavar and help.
@@ -45,6 +57,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--any-bits", action="store_true", help="also tries settings that may change the last bits of sums [without them]"
     )
+    link = parser.add_argument_group("the link between hosts")
+    link.add_argument("--link", action="store_true", help="measures the link, and the time of a step with each compression")
+    link.add_argument("--parameters", type=_count, metavar="N", help="the number of the model's parameters, such as 11.2M")
+    link.add_argument(
+        "--step-time", type=_duration, metavar="T", help="the time of a step without communication, such as 30ms or 0.5s"
+    )
     group = parser.add_argument_group("starting ranks", "these flags mean the same as for `hvdlite run`")
     for names, metavar, text in _STARTING:
         group.add_argument(*names, metavar=metavar, dest=_dest(names), help=text)
@@ -59,21 +77,57 @@ def _positive(text: str) -> float:
     return number
 
 
+def _count(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMGB]?)", text)
+    number = round(float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}[found[2].upper()]) if found else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of parameters: write it as 11200000, 11200K or 11.2M")
+    return number
+
+
+def _duration(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: write it with its unit, as 30ms or 0.5s")
+    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+
+
 def _dest(names: Sequence[str]) -> str:
     return names[-1].lstrip("-").replace("-", "_")
 
 
 def command(arguments: argparse.Namespace) -> list[str]:
-    """The arguments of ``hvdlite`` that start the ranks."""
+    """The arguments of ``hvdlite`` that start the ranks.
+
+    Raises:
+        InvalidArgumentError: a flag is missing that another flag needs, or two flags exclude each other.
+    """
     words = ["run", "--no-tag-output"]
     for names, _, _ in _STARTING:
         value = getattr(arguments, _dest(names))
         words += [f"{names[-1]}={value}"] if value is not None else []  # "=", because the value may begin with a dash
     for names, _ in _SWITCHES:
         words += [names[-1]] if getattr(arguments, _dest(names)) else []
-    words += ["python", "-m", "hvdlite.autotune", "--seconds", str(arguments.seconds)]
-    words += [f"--output={arguments.output}"] if arguments.output else []
+    program, *others = _link_program(arguments) if arguments.link else _knobs_program(arguments)
+    return [*words, "python", "-m", program, "--seconds", str(arguments.seconds), *others]
+
+
+def _knobs_program(arguments: argparse.Namespace) -> list[str]:
+    if arguments.parameters is not None or arguments.step_time is not None:
+        raise InvalidArgumentError("tune: --parameters and --step-time need --link: add --link, or leave them out")
+    words = ["hvdlite.autotune", *([f"--output={arguments.output}"] if arguments.output else [])]
     return [*words, *(["--any-bits"] if arguments.any_bits else [])]
+
+
+def _link_program(arguments: argparse.Namespace) -> list[str]:
+    if arguments.parameters is None or arguments.step_time is None:
+        raise InvalidArgumentError(
+            "tune --link: give the size of the model and the time of a step without communication, as in "
+            "--parameters 11.2M --step-time 30ms"
+        )
+    if arguments.output or arguments.any_bits:
+        raise InvalidArgumentError("tune --link writes no file and changes no knob: leave out --output and --any-bits")
+    return ["hvdlite.link_tuning", "--parameters", str(arguments.parameters), "--step-time", str(arguments.step_time)]
 
 
 def run(arguments: argparse.Namespace, main: Callable[[Sequence[str]], int]) -> int:

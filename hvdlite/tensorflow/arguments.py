@@ -24,7 +24,7 @@ class Reduction:
     Attributes:
         op: Average, Sum or Adasum.
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
-        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense.
         groups: lists of variables that are reduced together, or a number of groups; None or 0: no groups.
         process_set: the ranks that take part.

@@ -23,6 +23,7 @@ from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 from hvdlite.tensorflow.sparse import allreduce_slices
+from hvdlite.tensorflow.tensors import settle_for_dense
 from hvdlite.tensorflow.xla import in_xla_context
 
 __all__ = ["Gradient", "allreduce_gradients"]
@@ -54,7 +55,7 @@ def allreduce_gradients(
         op: Average, Sum or Adasum. For IndexedSlices Average or Sum.
         prescale_factor: a factor for each rank's gradients.
         postscale_factor: a factor for the results.
-        compression: a class with the methods of `hvdlite.compression.Compressor`, or a codec.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense. Under XLA they are always made dense, because XLA has no tensors of
             varying size.
         groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together. An index is in one
@@ -76,21 +77,25 @@ def allreduce_gradients(
     if process_set.included() is False:
         return list(gradients)
     set_id = process_set.require_member(Kind.ALLREDUCE)
-    dense: dict[int, tf.Tensor] = {}
+    keeps_slices = not (sparse_as_dense or in_xla_context())
+    sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices) and keeps_slices]
+    dense = {
+        place: _dense(gradient, names[place])
+        for place, gradient in enumerate(gradients)
+        if gradient is not None and place not in sparse
+    }
+    compression = settle_for_dense(compression, process_set, op, tuple(dense.values()), codes=not sparse)
     reduced = list(gradients)
-    for place, (gradient, name) in enumerate(zip(gradients, names, strict=True)):
-        if isinstance(gradient, tf.IndexedSlices) and not (sparse_as_dense or in_xla_context()):
-            reduced[place] = allreduce_slices(
-                gradient,
-                name=collective_name(name, scoped=scoped),
-                op=op,
-                factor=prescale_factor * postscale_factor,
-                compression=compression,
-                set_id=set_id,
-                weight=weight,
-            )
-        elif gradient is not None:
-            dense[place] = _dense(gradient, name)
+    for place in sparse:
+        reduced[place] = allreduce_slices(
+            gradients[place],
+            name=collective_name(names[place], scoped=scoped),
+            op=op,
+            factor=prescale_factor * postscale_factor,
+            compression=compression,
+            set_id=set_id,
+            weight=weight,
+        )
     compressor, codec = split(compression)
     for places in _batches(dense, groups):
         sent, contexts = zip(*(compressor.compress(dense[place]) for place in places), strict=True)

@@ -26,7 +26,7 @@ from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
 from hvdlite.tensorflow.sparse import allreduce_slices
-from hvdlite.tensorflow.tensors import as_tensor, as_weight
+from hvdlite.tensorflow.tensors import as_tensor, as_weight, settle_for_dense
 
 __all__ = [
     "allgather",
@@ -70,7 +70,8 @@ def allreduce(
         average: Horovod's older argument for `op`; deprecated.
         device_dense: the device of the operation, such as ``"/cpu:0"``; "": TensorFlow chooses it.
         device_sparse: the device of the operation for IndexedSlices.
-        compression: a class with the methods of `hvdlite.compression.Compressor`, or a codec such as ``Compression.int8()``.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, a codec such as ``Compression.int8()``, or
+            `Compression.auto`.
         op: Average (the default), Sum, Adasum, Min, Max or Product; for IndexedSlices Average or Sum.
         prescale_factor: a factor for each rank's tensor.
         postscale_factor: a factor for the result.
@@ -99,13 +100,13 @@ def allreduce(
                 name=collective_name(name, _default("allreduce", tensor.values), ignore_name_scope),
                 op=op,
                 factor=prescale_factor * postscale_factor,
-                compression=compression,
+                compression=settle_for_dense(compression, process_set, op, ()),
                 set_id=set_id,
                 weight=own_weight,
             )
     with _on(device_dense):
         tensor = as_tensor("allreduce", tensor, name)
-        compressor, codec = split(compression)
+        compressor, codec = split(settle_for_dense(compression, process_set, op, [tensor]))
         sent, context = compressor.compress(tensor)
         output = collective_ops.allreduce(
             sent,
@@ -162,7 +163,7 @@ def grouped_allreduce(
         return outputs
     with _on(device_dense):
         members = [as_tensor("grouped_allreduce", tensors[place], name) for place in dense]
-        compressor, codec = split(compression)
+        compressor, codec = split(settle_for_dense(compression, process_set, op, members))
         sent, contexts = zip(*(compressor.compress(member) for member in members), strict=True)
         reduced = collective_ops.grouped_allreduce(
             list(sent),

@@ -55,7 +55,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         use_locking: accepted for compatibility with Horovod; not used.
         device_dense: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
-        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense before they are reduced.
         backward_passes_per_step: number of passes whose gradients are added up on each rank before they are reduced and
             applied.

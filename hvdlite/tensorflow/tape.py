@@ -213,7 +213,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         gradtape: a ``tf.GradientTape``. It may be recording, have finished, or not have begun. It is not changed.
         device_dense: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
-        compression: a class with the methods of `hvdlite.compression.Compressor`.
+        compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense before they are reduced.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.

@@ -5,12 +5,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdlite.auto_compression import settle
 from hvdlite.checks import check_given
+from hvdlite.compression import AutoCompression
 from hvdlite.dtypes import code_of_name
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.process_sets import ProcessSet
 from hvdlite.submission import check_weight, check_weighted
 
-__all__ = ["as_tensor", "as_weight", "shares_of"]
+__all__ = ["as_tensor", "as_weight", "settle_for_dense", "shares_of"]
 
 
 def as_tensor(operation: str, value: Any, name: str | None = None) -> tf.Tensor:
@@ -38,6 +41,27 @@ def as_tensor(operation: str, value: Any, name: str | None = None) -> tf.Tensor:
     tensor = tf.convert_to_tensor(value)
     code_of_name(tensor.dtype.base_dtype.name, f"tensor given to {what}")
     return tensor
+
+
+def settle_for_dense(
+    compression: Any, process_set: ProcessSet, op: int, tensors: Sequence[tf.Tensor], *, codes: bool = True
+) -> Any:
+    """The compression argument; for `Compression.auto` the compression that is chosen for these tensors.
+
+    The engine codes no tensors on GPUs, and the devices of tensors in a graph are not known. So it chooses no codec if the
+    process has GPUs. The other arguments and the errors are those of `hvdlite.auto_compression.settle`.
+
+    Raises:
+        UnsupportedError: also if the shape of a tensor is unknown.
+
+    """
+    if not isinstance(compression, AutoCompression):
+        return compression
+    numbers = [(tensor.dtype.base_dtype.name, tensor.shape.num_elements()) for tensor in tensors]
+    if any(count is None for _, count in numbers):
+        raise UnsupportedError("compression is auto, and the shape of a tensor is unknown in this graph: name a compression")
+    has_gpus = bool(tf.config.get_visible_devices("GPU"))
+    return settle(compression, process_set, op, numbers, codes=codes and not has_gpus, traced=True)
 
 
 def as_weight(weight: Any, op: int) -> tf.Tensor:

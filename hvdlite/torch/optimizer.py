@@ -93,7 +93,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: the model's named parameters, for texts and for the order of the plan; it may have more parameters
             than the optimizer. Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; or a codec such as
-            ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`).
+            ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`); or
+            `Compression.auto`, which chooses one by a measurement when the gradients are first reduced.
             `Compression.powersgd`, error feedback and a `BucketCodec` keep state in the optimizer: ``state_dict()`` includes
             it. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided

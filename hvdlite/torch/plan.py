@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hvdlite.auto_compression import settle
 from hvdlite.compression import BucketCodec, Compression, describe_compression, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Average, Kind
@@ -25,7 +27,7 @@ def make_buckets(
     generation: int,
     codec: BucketCodec | None = None,
 ) -> list[Bucket]:
-    """Cuts the parameters into buckets, each with its form on the wire.
+    """Cuts the parameters into buckets, each with its form on the wire. Collective if the compression is `Compression.auto`.
 
     Frozen parameters whose dtype cannot be reduced, such as float8, are in no bucket.
 
@@ -44,13 +46,12 @@ def make_buckets(
     """
     set_id = settings.process_set.require_member(Kind.ALLREDUCE)
     buckets: list[Bucket] = []
-    compression = settings.compression if codec is None else Compression.none
+    settled = _settled(settings, gradients)
+    compression = settled if codec is None else Compression.none
     forms: dict[ParameterGradient, WireForm] = {}
     for gradient in reversed(gradients):
         if gradient.sparse_dim is not None and not settings.sparse_as_dense:
-            refuse_codec(
-                settings.compression, f"the sparse gradient of parameter {gradient.name!r} (without sparse_as_dense=True)"
-            )
+            refuse_codec(settled, f"the sparse gradient of parameter {gradient.name!r} (without sparse_as_dense=True)")
             ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
             buckets.append(SparseBucket(gradient, ranks * settings.divisor, set_id))
         else:
@@ -74,6 +75,15 @@ def make_buckets(
         else:
             buckets.append(CodedBucket(label, pairs, codec, settings))
     return buckets
+
+
+def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) -> Any:
+    """The compression; for `Compression.auto` the one that is chosen for these gradients. All ranks get the same."""
+    trained = [gradient for gradient in gradients if gradient.param.requires_grad]
+    dense = [gradient for gradient in trained if gradient.sparse_dim is None or settings.sparse_as_dense]
+    numbers = [(str(gradient.dtype).removeprefix("torch."), gradient.param.numel()) for gradient in dense]
+    codes = dense == trained and all(gradient.param.device.type == "cpu" for gradient in dense)
+    return settle(settings.compression, settings.process_set, settings.op, numbers, codes=codes)
 
 
 def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: bool) -> list[list[ParameterGradient]]:

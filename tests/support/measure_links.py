@@ -1,7 +1,8 @@
-"""Measures a collective of hvdlite and of Open MPI between emulated hosts, in one job: python -m support.measure_links, in tests/.
+"""Measures a collective of hvdlite and of Open MPI between emulated hosts, in one job.
 
-Each figure is the mean of many calls, one after the other, on the slowest rank. hvdlite and Open MPI are measured alternately,
-and the table has the median of the turns. "wire" is the time for the bytes of an ideal ring and the least delays.
+Run python -m support.measure_links in tests/. Each figure is the mean of many calls, one after the other, on the slowest rank.
+hvdlite and Open MPI are measured alternately, and the table has the median of the turns. "wire" is the time for the bytes of an
+ideal ring and the least delays.
 """
 
 import argparse
@@ -62,7 +63,7 @@ if world.rank == 0:
 
 
 def ideal(kind: str, hosts: int, ranks: int, size: int, rate_mbit: float, delay_us: float) -> float:
-    """The seconds for the bytes over each host's link, and for the delays: of recursive doubling, or one if all send at once."""
+    """The seconds for the bytes over each host's link, and for delays: of recursive doubling, or one if all send at once."""
     shares = {"allreduce": 2 / hosts, "allgather": ranks, "alltoall": ranks / hosts, "broadcast": 1 / (hosts - 1)}
     delays = (hosts - 1).bit_length() if kind in ("allreduce", "broadcast") else 1
     return delays * delay_us * 1e-6 + (hosts - 1) * shares[kind] * size / (rate_mbit * 1e6 / 8)

@@ -164,6 +164,28 @@ def test_tune_starts_its_program_as_run_does(capsys):
             cli.main(["tune", "--seconds", wrong])
 
 
+def test_tune_link_starts_its_program_with_plain_numbers(capsys):
+    assert cli.main(["tune", "--link", "-n", "2", "--parameters", "11.2M", "--step-time", "30ms", "--dry-run"]) == 0
+    line = shlex.split(capsys.readouterr().out)
+    program = ["-m", "hvdlite.link_tuning", "--seconds", "60.0", "--parameters", "11200000", "--step-time", "0.03"]
+    assert line[-len(program) - 1 :] == [sys.executable, *program]
+    for given, said in (
+        (["--link", "--parameters", "5"], "give the size of the model and the time of a step"),
+        (["--step-time", "1s"], "--parameters and --step-time go with --link"),
+        (["--link", "--parameters", "5", "--step-time", "1s", "--any-bits"], "leave --output and --any-bits out"),
+    ):
+        assert cli.main(["tune", *given]) == 2
+        assert said in capsys.readouterr().err
+    for given, said in (
+        (["--parameters", "many"], "is no number of parameters: write it as"),
+        (["--parameters", "0"], "is no number of parameters"),
+        (["--step-time", "30"], "is no duration: write it with its unit"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["tune", "--link", *given])
+        assert said in capsys.readouterr().err
+
+
 def test_mistakes_on_the_command_line(capsys):
     for given, said in (
         (["run", "-n", "2"], "name the program to start"),

@@ -49,9 +49,12 @@ CORE = {
     "runtime",
 }
 CORE |= {
+    "auto_compression",
     "autotune",
     "consistency",
     "leaves",
+    "link_measurement",
+    "link_tuning",
     "live_view",
     "metrics",
     "sampling",

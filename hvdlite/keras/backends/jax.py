@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hvdlite import ops, xla
+from hvdlite.auto_compression import settle
 from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
@@ -55,7 +56,10 @@ class JaxKerasBackend:
     ) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
         set_id = reduction.process_set.require_member(Kind.ALLREDUCE)
-        compressor, codec = split(reduction.compression)
+        given = [_dense(gradient, name) for gradient, name in zip(gradients, names, strict=True) if gradient is not None]
+        numbers = [(gradient.dtype.name, gradient.size) for gradient in given]
+        settled = settle(reduction.compression, reduction.process_set, reduction.op, numbers, traced=True)
+        compressor, codec = split(settled)
         reduced = list(gradients)
         described: list[TensorGroup] = []
         sent: list[tuple[int, Any, Any]] = []  # index of the gradient, tensor to send, context for decompress

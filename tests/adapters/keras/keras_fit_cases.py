@@ -115,8 +115,8 @@ def test_options(hvd):
     with pytest.warns(DeprecationWarning, match="replaced by `groups`"):
         optimizers = [(hvd.DistributedOptimizer(sgd(), **fewer), 2e-6)]
     total = hvd.DistributedOptimizer(sgd(learning_rate=0.1 / WORLD.size), op=Sum, groups=2)
-    optimizers += [(total, 2e-6), (hvd.DistributedOptimizer(sgd(), compression=Compression.bf16), 0.02)]
-    optimizers += [(hvd.DistributedOptimizer(sgd(), compression=Compression.int8(between="ranks")), 0.02)]
+    compressions = ((Compression.bf16, 0.02), (Compression.int8(between="ranks"), 0.02), (Compression.auto, 2e-6))
+    optimizers += [(total, 2e-6), *((hvd.DistributedOptimizer(sgd(), compression=each), far) for each, far in compressions)]
     for optimizer, tolerance in optimizers:
         model = train_together(hvd, optimizer)
         assert_same_everywhere(state_of(model))

@@ -1,0 +1,154 @@
+"""Settles `Compression.auto`: which of none, bf16 and int8 makes the reduction of some tensors shorter.
+
+The ranks of a process set measure the link between their hosts once, at the first use, and agree on its figures. From these
+each rank computes the same choice by the model of `hvdlite.tuning.link_model`, without further messages. A choice depends on
+the number of elements, so a small tensor is not coded where a large one is.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hvdlite.backends import backend_of
+from hvdlite.backends.base import CPU
+from hvdlite.compression import AutoCompression, Compression, refuse_codec
+from hvdlite.dtypes import DType
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.link_measurement import measure_link
+from hvdlite.process_sets import ProcessSet
+from hvdlite.requests import OP_NAMES, Average, Sum
+from hvdlite.runtime import RUNTIME
+from hvdlite.tuning.link_model import (
+    BF16,
+    INT8,
+    NONE,
+    ExchangeMethod,
+    Gradients,
+    HostLink,
+    bucket_sizes,
+    choose,
+    describe,
+    format_seconds,
+    step_seconds,
+)
+
+__all__ = ["settle", "settle_for_tensors"]
+
+_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_CODED = {"float16", "bfloat16", "float32"}
+_NARROWED = {"float32", "float64"}
+_RESULTS = {NONE: Compression.none, BF16: Compression.bf16, INT8: Compression.int8()}
+
+# The links of process sets, by their ranks, until `shutdown`; and the choices that were logged.
+_links: dict[tuple[int, ...], HostLink] = {}
+_logged: set[tuple[tuple[int, ...], ExchangeMethod]] = set()
+
+
+def settle(
+    compression: Any,
+    process_set: ProcessSet,
+    op: int,
+    tensors: Iterable[tuple[str, int]],
+    *,
+    codes: bool = True,
+    narrows: bool = True,
+    traced: bool = False,
+) -> Any:
+    """The compression argument; for `Compression.auto` the compression that is chosen for these tensors.
+
+    Collective over the process set at its first use of `Compression.auto`. All ranks get the same choice.
+
+    Args:
+        compression: any compression argument.
+        process_set: the ranks that reduce the tensors.
+        op: the operator of the reduction.
+        tensors: of each tensor the name of its dtype and the number of its elements, the same on all ranks.
+        codes: can the engine code these tensors (they are dense, and in host memory)?
+        narrows: can the tensors be converted to bfloat16?
+        traced: may a compiled program keep the choice?
+
+    Raises:
+        InvalidArgumentError: the compression is `Compression.auto`, and the knob deterministic is on.
+        UnsupportedError: the compression is `Compression.auto`, and the op is not Sum or Average; or a compiled program may
+            keep the choice, and the job is elastic; or a rank had called `join` before the measurement.
+        HorovodInternalError: an operation of the measurement failed.
+    """
+    if not isinstance(compression, AutoCompression):
+        return compression
+    if op not in (Average, Sum):
+        refuse_codec(compression, f"a reduction with op={OP_NAMES[op]}")
+    if RUNTIME.config.deterministic:
+        raise InvalidArgumentError(
+            "compression is auto, and HVDLITE_DETERMINISTIC is set: a choice by measurement can differ from run to run. Name "
+            "the compression; `hvdlite tune --link` says which one pays"
+        )
+    if traced and RUNTIME.pool is not None:
+        raise UnsupportedError(
+            "compression is auto, and the job is elastic: ranks that join later would measure, while the compiled programs of "
+            "the others keep an earlier choice. Name the compression; `hvdlite tune --link` says which one pays"
+        )
+    found = list(tensors)
+    dtypes = {dtype for dtype, _ in found}
+    link = _link_of(process_set)
+    elements = sum(count for _, count in found)
+    if not elements or not dtypes <= _SIZES.keys():
+        return Compression.none
+    methods = [NONE]
+    methods += [BF16] if narrows and dtypes <= _NARROWED else []
+    methods += [INT8] if codes and dtypes <= _CODED else []
+    itemsize = sum(_SIZES[dtype] * count for dtype, count in found) / elements
+    config = RUNTIME.config
+    buckets = bucket_sizes(elements, config.first_bucket_bytes, config.bucket_bytes, itemsize)
+    gradients = Gradients(buckets, itemsize)
+    seconds = {method: step_seconds(link, method, gradients, compression.step_time) for method in methods}
+    method = choose(methods, seconds.__getitem__)
+    _log(process_set, link, method, seconds, elements)
+    return _RESULTS[method]
+
+
+def settle_for_tensors(compression: Any, process_set: ProcessSet, op: int, tensors: Sequence[Any]) -> Any:
+    """`settle` for tensors that have a `hvdlite.backends.TensorBackend`."""
+    if not isinstance(compression, AutoCompression):
+        return compression
+    backends = [backend_of(tensor) for tensor in tensors]
+    exported = [backend.export(backend.adopt(tensor), True) for backend, tensor in zip(backends, tensors, strict=True)]
+    numbers = [(DType(each.dtype).label, math.prod(each.shape)) for each in exported]
+    return settle(
+        compression,
+        process_set,
+        op,
+        numbers,
+        codes=all(each.device == CPU for each in exported),
+        narrows="ml_dtypes" in sys.modules or not any(backend.name == "numpy" for backend in backends),
+    )
+
+
+def _link_of(process_set: ProcessSet) -> HostLink:
+    """The link between the hosts of these ranks. Collective when it is asked for the first time."""
+    ranks = tuple(process_set.ranks or ())
+    if ranks not in _links:
+        link = measure_link(process_set)
+        if not _links:
+            RUNTIME.at_stop += [_links.clear, _logged.clear]
+        _links[ranks] = link
+    return _links[ranks]
+
+
+def _log(
+    process_set: ProcessSet, link: HostLink, method: ExchangeMethod, seconds: dict[ExchangeMethod, float], elements: int
+) -> None:
+    """The first rank logs each choice once for a process set, with its reason."""
+    key = (tuple(process_set.ranks or ()), method)
+    if key in _logged:
+        return
+    _logged.add(key)
+    if process_set.rank() != 0:
+        return
+    if link.hosts < 2:
+        reason = f"the {process_set.size()} ranks are on one host"
+    else:
+        times = ", ".join(f"{each.name} {format_seconds(own)}" for each, own in seconds.items())
+        reason = f"{describe(link)}; predicted for {elements:,} elements: {times}"
+    logging.getLogger("hvdlite").warning("Compression.auto chooses %s: %s", method.name, reason)

@@ -1,0 +1,171 @@
+"""Predicts and measures the time of a training step with each method to reduce gradients: for ``hvdlite tune --link``.
+
+``python -m hvdlite.link_tuning`` is what ``hvdlite tune --link`` starts on every rank. A measured step sleeps instead of
+computing, and does with random numbers what an optimizer does with gradients: it submits buckets of them during the backward
+pass, and waits for all. So it shows what the link, the engine and the codecs cost, and not how they slow a computation on the
+same cores.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdlite import basics
+from hvdlite.compression import Codec
+from hvdlite.dtypes import DType
+from hvdlite.errors import HvdliteError, InvalidArgumentError
+from hvdlite.link_measurement import agree_on_slowest, measure_link, start_allreduce
+from hvdlite.process_sets import global_process_set
+from hvdlite.runtime import RUNTIME
+from hvdlite.tuning import link_model
+from hvdlite.tuning.link_model import BF16, LOW_RANK_SIDE, POWERSGD, ExchangeMethod, Gradients, HostLink
+
+__all__ = ["SimulatedSteps", "main"]
+
+_ROUNDS = 5  # measured steps of each method
+_GLOBAL = 0  # the id of the set of all ranks
+
+Array = NDArray[Any]
+
+
+class SimulatedSteps:
+    """Steps of a training without a model. Collective over all ranks.
+
+    Args:
+        gradients: the elements of each bucket.
+        compute: the seconds of the step without communication.
+        sleep: lets so many seconds pass.
+    """
+
+    def __init__(self, gradients: Gradients, compute: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        random = np.random.default_rng(RUNTIME.require_topology().rank)
+        self._gradients = [random.standard_normal(size, np.float32) for size in gradients.buckets]
+        self._compute = compute
+        self._sleep = sleep
+
+    def run(self, method: ExchangeMethod) -> float:
+        """The seconds of one step on this rank; with several passes for each reduction, the mean of their steps."""
+        begun = time.perf_counter()
+        for _ in range(method.passes - 1):
+            self._sleep(self._compute)
+        total = sum(values.size for values in self._gradients)
+        self._sleep(self._compute * link_model.FORWARD)
+        works = []
+        for number, values in enumerate(self._gradients):
+            self._sleep(self._compute * (1 - link_model.FORWARD) * values.size / total)
+            if not method.one_bucket:
+                works.append(self._start(method, number, values))
+        if method.one_bucket:
+            self._low_rank(total)
+        for finish in works:
+            finish()
+        return (time.perf_counter() - begun) / method.passes
+
+    def _start(self, method: ExchangeMethod, number: int, values: Array) -> Callable[[], object]:
+        """Starts the reduction of a bucket; returns the function that waits for it."""
+        name = f"tune.{method.name}.{number}"
+        if method is not BF16:
+            codec = Codec(method.name) if method.codes else None
+            return start_allreduce(values, name, DType.FLOAT32, codec=codec).result
+        # NumPy has no bfloat16: it copies the upper halves of float32 numbers, which reads and writes as much as a conversion.
+        halves = values.view(np.uint16)[int(sys.byteorder == "little") :: 2]
+        short = np.ascontiguousarray(halves)
+        work = start_allreduce(short, name, DType.BFLOAT16)
+
+        def finish() -> None:
+            work.result()
+            halves[:] = short
+
+        return finish
+
+    def _low_rank(self, total: int) -> None:
+        """The work of PowerSGD on square matrices with so many elements in all: two allreduces, one after the other."""
+        count = max(1, round(total / LOW_RANK_SIDE**2))
+        matrix = np.resize(self._gradients[-1], (LOW_RANK_SIDE, LOW_RANK_SIDE))
+        width = round((POWERSGD.element_bytes or 0) * LOW_RANK_SIDE / 8)
+        q = np.ones((LOW_RANK_SIDE, width), np.float32)
+        for side in "pq":
+            factors = np.concatenate([(matrix if side == "p" else matrix.T) @ q for _ in range(count)])
+            start_allreduce(factors, f"tune.powersgd.{side}", DType.FLOAT32).result()
+            q, _ = np.linalg.qr(factors[:LOW_RANK_SIDE])
+        for _ in range(count):
+            matrix - q @ q.T
+
+
+def _seconds_of_factoring() -> float:
+    """The seconds of PowerSGD's matrix products for each element of a matrix, on this core."""
+    matrix = np.ones((LOW_RANK_SIDE, LOW_RANK_SIDE), np.float32)
+    q = np.ones((LOW_RANK_SIDE, 2), np.float32)
+    times = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        matrix - (matrix @ q) @ (matrix.T @ q).T
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times) / matrix.size
+
+
+def _measure(methods: Iterable[ExchangeMethod], steps: SimulatedSteps, seconds: float) -> dict[ExchangeMethod, float]:
+    """The median seconds of a step with each method, on the slowest rank. Methods take turns, for about so many seconds."""
+    times: dict[ExchangeMethod, list[float]] = {method: [] for method in methods}
+    begun = time.monotonic()
+    for turn in range(_ROUNDS + 1):
+        for method, own in times.items():
+            own.append(float(agree_on_slowest(np.array([steps.run(method)]), _GLOBAL)[0]))
+        if agree_on_slowest(np.array([time.monotonic() - begun]), _GLOBAL)[0] * (turn + 2) / (turn + 1) > seconds:
+            break
+    # The first turn makes buffers and agreements, so it does not count if there is another one.
+    return {method: statistics.median(own[1:] or own) for method, own in times.items()}
+
+
+def _report(parameters: int, compute: float, seconds: float) -> list[str]:
+    """The lines to print. Collective."""
+    link = measure_link(global_process_set)
+    if link.hosts < 2:
+        raise InvalidArgumentError(
+            "there is no link to measure: all ranks are on one host, where codecs code nothing; name several hosts: -H a:1,b:1"
+        )
+    factoring = float(agree_on_slowest(np.array([_seconds_of_factoring()]), _GLOBAL)[0])
+    link = HostLink(link.hosts, link.latency, link.rate, link.coding, factoring)
+    config = RUNTIME.config
+    gradients = Gradients(link_model.bucket_sizes(parameters, config.first_bucket_bytes, config.bucket_bytes))
+    predicted = {method: link_model.step_seconds(link, method, gradients, compute) for method in link_model.ALL_METHODS}
+    measured = _measure(predicted, SimulatedSteps(gradients, compute), seconds)
+    rows = [(method, predicted[method], measured[method]) for method in predicted]
+    return [
+        f"{RUNTIME.require_topology().size} ranks: {link_model.describe(link)}",
+        f"a step: {parameters:,} parameters (float32), {1e3 * compute:g} ms without communication",
+        "",
+        *link_model.table(rows),
+        "",
+        link_model.advice(rows, compute),
+    ]
+
+
+def main(words: list[str] | None = None) -> int:
+    """The program; it runs on every rank. Returns the exit status."""
+    parser = argparse.ArgumentParser("python -m hvdlite.link_tuning")
+    parser.add_argument("--parameters", type=int, required=True)
+    parser.add_argument("--step-time", type=float, required=True)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args(words)
+    basics.init()
+    first = RUNTIME.require_topology().rank == 0
+    try:
+        lines = _report(options.parameters, options.step_time, options.seconds)
+    except HvdliteError as error:
+        if first:
+            print(f"hvdlite tune: {error}", file=sys.stderr)
+        return 1
+    if first:
+        print("\n".join(lines), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""A model of the time of a training step whose gradients cross a link between hosts, for each method to reduce them.
+
+In an allreduce over h hosts, each host sends 2 (h - 1) / h times the bytes of the tensor (Patarasuk and Yuan, "Bandwidth
+Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 2009). A backward pass takes two thirds of the computation of
+a step. Meanwhile buckets of gradients become ready one after the other, and the link sends one bucket at a time.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "ACCUMULATE",
+    "ALL_METHODS",
+    "AUTO_METHODS",
+    "BF16",
+    "FORWARD",
+    "INT4",
+    "INT8",
+    "LEAST_GAIN",
+    "LOW_RANK_SIDE",
+    "NONE",
+    "POWERSGD",
+    "ExchangeMethod",
+    "Gradients",
+    "HostLink",
+    "advice",
+    "bucket_sizes",
+    "choose",
+    "describe",
+    "find_link",
+    "format_seconds",
+    "step_seconds",
+    "table",
+]
+
+# A method that is less accurate than another is chosen only if it makes a step shorter by this share, and by so many seconds.
+LEAST_GAIN, _LEAST_SAVING = 0.1, 1e-3
+FORWARD = 1 / 3  # the share of the computation before the first gradient: a backward pass takes twice as long as a forward one
+_SCALE = 4 / 256  # bytes of scales for each element, with one float32 scale for a block of 256 elements
+LOW_RANK_SIDE = 1024  # PowerSGD's bytes depend on the shapes of the matrices: the model assumes so many rows and columns
+_LOW_RANK = 2  # columns of a factor
+
+# `find_link` makes its messages longer until one takes so many seconds, or has so many elements.
+_LONG, _FEWEST, _MOST = 0.25, 1 << 14, 1 << 20
+_REPEATS = 3  # measurements of each kind, fewer if one takes longer than `_LONG`
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What is measured of the link between the hosts of a job, and of a rank's core.
+
+    Attributes:
+        hosts: the number of hosts; with 1 there is no link.
+        latency: the seconds of an allreduce between hosts in addition to the time of its bytes.
+        rate: the bytes a second that each host sends during a large allreduce.
+        coding: the seconds that a rank needs to code and decode an element of a tensor.
+        factoring: the seconds that a rank needs for PowerSGD's matrix products, for each element.
+    """
+
+    hosts: int
+    latency: float
+    rate: float
+    coding: float = 0.0
+    factoring: float = 0.0
+
+    def sending(self, nbytes: float) -> float:
+        """The seconds in which each host sends its part of an allreduce of so many bytes."""
+        return 2 * (self.hosts - 1) / self.hosts * nbytes / self.rate
+
+
+@dataclass(frozen=True)
+class ExchangeMethod:
+    """A method to reduce the gradients of a step.
+
+    Attributes:
+        name: for tables.
+        argument: the argument of `DistributedOptimizer` that chooses it; "" for the default.
+        element_bytes: bytes that are sent for each element; None: as many as the element has.
+        codes: does a rank code and decode the elements?
+        rounds: the number of allreduces one after the other.
+        passes: the number of backward passes for each reduction.
+    """
+
+    name: str
+    argument: str
+    element_bytes: float | None = None
+    codes: bool = False
+    rounds: int = 1
+    passes: int = 1
+
+    @property
+    def one_bucket(self) -> bool:
+        """Are all gradients reduced together, after the backward pass?"""
+        return self.rounds > 1
+
+
+NONE = ExchangeMethod("none", "")
+BF16 = ExchangeMethod("bf16", "compression=hvd.Compression.bf16", 2, codes=True)
+INT8 = ExchangeMethod("int8", "compression=hvd.Compression.int8()", 1 + _SCALE, codes=True)
+INT4 = ExchangeMethod("int4", "compression=hvd.Compression.int4()", 0.5 + _SCALE, codes=True)
+POWERSGD = ExchangeMethod(
+    "powersgd", f"compression=hvd.Compression.powersgd(rank={_LOW_RANK})", 4 * 2 * _LOW_RANK / LOW_RANK_SIDE, rounds=2
+)
+ACCUMULATE = ExchangeMethod("accumulate 4", "backward_passes_per_step=4", passes=4)
+
+# From the most to the least accurate one.
+AUTO_METHODS = (NONE, BF16, INT8)
+ALL_METHODS = (*AUTO_METHODS, INT4, POWERSGD, ACCUMULATE)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a step.
+
+    Attributes:
+        buckets: the number of elements of each bucket, in the order in which a backward pass makes them.
+        itemsize: the mean bytes of an element, 4 for float32.
+    """
+
+    buckets: tuple[int, ...]
+    itemsize: float = 4
+
+
+def bucket_sizes(elements: int, first_bytes: int, bucket_bytes: int, itemsize: float = 4) -> tuple[int, ...]:
+    """The elements of each bucket, if parameters are small: the knobs first_bucket_bytes and bucket_bytes limit them."""
+    sizes = []
+    limits = itertools.chain((first_bytes,), itertools.repeat(bucket_bytes))
+    while elements > 0:
+        sizes.append(min(elements, max(1, int(next(limits) / itemsize))))
+        elements -= sizes[-1]
+    return tuple(sizes)
+
+
+def step_seconds(link: HostLink, method: ExchangeMethod, gradients: Gradients, compute: float) -> float:
+    """The predicted seconds of a step.
+
+    Args:
+        link: the link and the core.
+        method: how gradients are reduced.
+        gradients: what is reduced.
+        compute: the seconds of the step without communication. With several passes for each reduction, of one pass.
+
+    Returns:
+        The seconds of a step; with several passes, the mean of the steps of one reduction.
+    """
+    total = sum(gradients.buckets)
+    if link.hosts < 2 or not total:
+        return compute
+    itemsize = gradients.itemsize if method.element_bytes is None else min(method.element_bytes, gradients.itemsize)
+    busy = link.coding * method.codes + link.factoring * (method is POWERSGD)
+    free, made = 0.0, 0
+    for size in (total,) if method.one_bucket else gradients.buckets:
+        made += size
+        ready = compute * (FORWARD + (1 - FORWARD) * made / total)
+        free = max(ready, free) + link.sending(itemsize * size) + busy * size
+    end = free + method.rounds * link.latency
+    return (max(compute, end) + (method.passes - 1) * compute) / method.passes
+
+
+def choose(methods: Iterable[ExchangeMethod], seconds: Callable[[ExchangeMethod], float]) -> ExchangeMethod:
+    """The method that pays: each later one replaces an earlier one only if a step is 10 % and 1 ms shorter with it.
+
+    Args:
+        methods: from the most to the least accurate one.
+        seconds: of a step with a method.
+    """
+    first, *others = methods
+    best, least = first, seconds(first)
+    for method in others:
+        own = seconds(method)
+        if _pays(own, least):
+            best, least = method, own
+    return best
+
+
+def _pays(seconds: float, without: float) -> bool:
+    return seconds < min((1 - LEAST_GAIN) * without, without - _LEAST_SAVING)
+
+
+# --- measurement --------------------------------------------------------------------------------------------------------
+
+
+def find_link(hosts: int, probe: Callable[[int, bool], float]) -> HostLink:
+    """Measures a link by allreduces: their time is a latency, and a time for each element.
+
+    Messages grow until one takes 0.25 s, or has 4 MiB. So all of them together take less than four seconds on a link of 1
+    Mbit/s or more.
+
+    Args:
+        hosts: the number of hosts.
+        probe: the seconds of one allreduce of so many float32 elements, with the codec int8 or without a codec, on the slowest
+            rank. All ranks get the same number, so all find the same link.
+    """
+    if hosts < 2:
+        return HostLink(hosts, 0.0, float("inf"))
+    elements = _FEWEST
+    probe(elements, False)  # makes the connections
+    while (longest := probe(elements, False)) < _LONG and elements < _MOST:
+        elements *= 4
+    repeats = max(1, min(_REPEATS, int(_REPEATS * _LONG / longest)))
+    small = elements // 4
+
+    def least(count: int, coded: bool) -> float:
+        return min(probe(count, coded) for _ in range(repeats))
+
+    short, long = least(small, False), min(longest, least(elements, False))
+    each = max((long - short) / (elements - small), 1e-12)
+    latency = max(short - each * small, 0.0)
+    probe(small, True)
+    assert INT8.element_bytes is not None
+    coding = (least(elements, True) - latency) / elements - each * INT8.element_bytes / 4
+    return HostLink(hosts, latency, 2 * (hosts - 1) / hosts * 4 / each, max(coding, 0.0))
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for a text, in seconds or milliseconds."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def describe(link: HostLink) -> str:
+    """The link as a part of a sentence."""
+    return (
+        f"{link.hosts} hosts, latency {format_seconds(link.latency)}, {link.rate / 1e6:.3g} MB/s from each host, "
+        f"{1e9 * link.coding:.2g} ns to code an element"
+    )
+
+
+def table(rows: Sequence[tuple[ExchangeMethod, float, float | None]]) -> list[str]:
+    """Lines of a table of methods: the predicted seconds of a step, and the measured ones (None: not measured)."""
+    lines = [f"{'method':14}{'predicted':>12}{'measured':>12}  argument of DistributedOptimizer"]
+    for method, predicted, measured in rows:
+        found = "-" if measured is None else f"{1e3 * measured:.1f} ms"
+        lines.append(f"{method.name:14}{f'{1e3 * predicted:.1f} ms':>12}{found:>12}  {method.argument or '(the default)'}")
+    return lines
+
+
+def advice(rows: Sequence[tuple[ExchangeMethod, float, float | None]], compute: float) -> str:
+    """One sentence: which method to take.
+
+    Args:
+        rows: as `table` takes them, of `ALL_METHODS`; measured seconds count more than predicted ones.
+        compute: the seconds of a step without communication.
+    """
+    seconds = {method: predicted if measured is None else measured for method, predicted, measured in rows}
+    chosen = choose(AUTO_METHODS, seconds.__getitem__)
+    fastest = min(seconds, key=seconds.__getitem__)
+    waits = f"a step takes {format_seconds(seconds[NONE])}, and without communication {format_seconds(compute)}"
+    if chosen is NONE:
+        said = f"Use no compression: {waits}, and neither bf16 nor int8 makes it {LEAST_GAIN:.0%} shorter"
+    else:
+        said = f"Use {chosen.argument}: without it {waits}, and with it {format_seconds(seconds[chosen])}"
+    if _pays(seconds[fastest], seconds[chosen]):
+        said += (
+            f"; {fastest.argument} needs only {format_seconds(seconds[fastest])}, but it changes the training more: compare "
+            "the loss of a short run"
+        )
+    return said + "."
