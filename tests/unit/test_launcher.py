@@ -171,7 +171,7 @@ def test_tune_link_starts_its_program_with_plain_numbers(capsys):
     assert line[-len(program) - 1 :] == [sys.executable, *program]
     for given, said in (
         (["--link", "--parameters", "5"], "give the size of the model and the time of a step"),
-        (["--step-time", "1s"], "--parameters and --step-time go with --link"),
+        (["--step-time", "1s"], "--parameters and --step-time need --link"),
         (["--link", "--parameters", "5", "--step-time", "1s", "--any-bits"], "leave --output and --any-bits out"),
     ):
         assert cli.main(["tune", *given]) == 2
