@@ -81,7 +81,7 @@ def _count(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMGB]?)", text)
     number = round(float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}[found[2].upper()]) if found else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of parameters: write it as 11200000, 11200K or 11.2M")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters: write it as 11200000, 11200K or 11.2M")
     return number
 
 

@@ -172,12 +172,12 @@ def test_tune_link_starts_its_program_with_plain_numbers(capsys):
     for given, said in (
         (["--link", "--parameters", "5"], "give the size of the model and the time of a step"),
         (["--step-time", "1s"], "--parameters and --step-time need --link"),
-        (["--link", "--parameters", "5", "--step-time", "1s", "--any-bits"], "leave --output and --any-bits out"),
+        (["--link", "--parameters", "5", "--step-time", "1s", "--any-bits"], "leave out --output and --any-bits"),
     ):
         assert cli.main(["tune", *given]) == 2
         assert said in capsys.readouterr().err
     for given, said in (
-        (["--parameters", "many"], "is no number of parameters: write it as"),
+        (["--parameters", "many"], "is not a number of parameters: write it as"),
         (["--parameters", "0"], "is no number of parameters"),
         (["--step-time", "30"], "is no duration: write it with its unit"),
     ):
