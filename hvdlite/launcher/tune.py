@@ -88,7 +88,7 @@ def _count(text: str) -> int:
 def _duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration: write it with its unit, as 30ms or 0.5s")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write it with its unit, as 30ms or 0.5s")
     return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
 
 

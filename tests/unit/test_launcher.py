@@ -178,8 +178,8 @@ def test_tune_link_starts_its_program_with_plain_numbers(capsys):
         assert said in capsys.readouterr().err
     for given, said in (
         (["--parameters", "many"], "is not a number of parameters: write it as"),
-        (["--parameters", "0"], "is no number of parameters"),
-        (["--step-time", "30"], "is no duration: write it with its unit"),
+        (["--parameters", "0"], "is not a number of parameters"),
+        (["--step-time", "30"], "is not a duration: write it with its unit"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["tune", "--link", *given])
