@@ -3,11 +3,12 @@
 import pytest
 from support.installed import need
 from support.job import run_job
+from support.parallel import XLA
 
 need("jax")
 
 # As tests/adapters/keras/test_keras_jax.py has them, whose warm interpreters serve here too.
-ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", **XLA}
 FRAMEWORKS = {"jax", "keras"}
 
 SCRIPT = """

@@ -47,6 +47,10 @@ DEFAULT_RANKS = {"parallel": ((2, 3), (1, 4)), "adapters": ((2,), (3,)), "gpu": 
 DECLARATIONS = ("RANKS", "MORE_RANKS", "SLOW", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
 # A wait that spins takes the processor from the tests beside this job; it still spins first, and then sleeps.
 SPIN = {"HVDLITE_SPIN_US": "50"}
+# What LLVM makes of a program is not hvdlite's, and takes most of each compilation by XLA. The versions that the Makefile pins
+# know these options; XLA ends a process that has one it does not know.
+XLA_OPTIONS = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_use_fusion_emitters=false")
+XLA = {"XLA_FLAGS": " ".join(f"--xla_{option}" for option in XLA_OPTIONS)}
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
@@ -244,7 +248,7 @@ class Run:
         arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-n", "0", "-q", "--tb=short", "-rs"]
         # A file that cannot be imported is not in the way of the others.
         arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
-        changes = {**SPIN, **(environment or {}), RESULTS: str(self._folder)}
+        changes = {**SPIN, **XLA, **(environment or {}), RESULTS: str(self._folder)}
         self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts, frameworks)
 
     def verdict(self, file: Path, deadline: float) -> str | None:

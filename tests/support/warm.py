@@ -42,8 +42,8 @@ FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
 # The first optimizer of a process imports torch's compiler, which takes a second.
 MODULES = {"torch": ("torch", "torch._dynamo")}
 TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # to import
-# What the program reads itself: it differs between jobs of one zygote.
-READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+# What the program reads itself, or XLA when it first compiles: it differs between jobs of one zygote.
+READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_", "XLA_FLAGS")
 # What scikit-learn, TensorFlow, JAX and torch set when they are imported, in the zygote as in a pytest whose tests import them.
 SET_BY_IMPORTS = ("KMP_", "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH",
                   "TORCHINDUCTOR_CACHE_DIR")  # fmt: skip

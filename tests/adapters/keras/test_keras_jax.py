@@ -18,8 +18,7 @@ jax = pytest.importorskip("jax")
 from hvdlite.errors import InvalidArgumentError, UnsupportedError  # noqa: E402
 
 RANKS = (2,)
-# What LLVM makes of a program is not hvdlite's, and takes a part of each compilation.
-ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 # They run on torch in every run, and on TensorFlow; here in slices.
 SLOW = (
     "test_the_callback_counts_steps_and_not_accumulated_batches",
