@@ -41,7 +41,7 @@ ALWAYS = ("numpy", "ml_dtypes", "pytest", "mpi4py", "cloudpickle")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
 # The first optimizer of a process imports torch's compiler, which takes a second.
 MODULES = {"torch": ("torch", "torch._dynamo")}
-TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # to import
+TAKE_SECONDS = {"torch", "tensorflow", "keras", "jax"}  # to import
 # What the program reads itself, or XLA when it first compiles: it differs between jobs of one zygote.
 READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_", "XLA_FLAGS")
 # What scikit-learn, TensorFlow, JAX and torch set when they are imported, in the zygote as in a pytest whose tests import them.
@@ -116,10 +116,14 @@ def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[s
     wanted = {name for name in frameworks if importlib.util.find_spec(name) is not None}
     if wanted & TAKE_SECONDS and importlib.util.find_spec("sklearn") is not None:
         wanted.add("sklearn")  # one zygote for those who want it and those who do not
-    # Keras takes TensorFlow by itself, whose programs mostly take Keras: one zygote for all of them.
+    # Keras takes TensorFlow by itself, whose programs mostly take Keras: one zygote for all of them. On other backends few jobs
+    # take Keras. Their ranks import it, so that they share the zygote of the backend.
     if wanted & {"keras", "tensorflow"} and environment.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
         wanted |= {name for name in ("keras", "tensorflow") if importlib.util.find_spec(name) is not None}
         environment = {**environment, "KERAS_BACKEND": "tensorflow"}
+    else:
+        wanted.discard("keras")
+        environment = {name: value for name, value in environment.items() if name != "KERAS_BACKEND"}
     modules = [*ALWAYS, *(module for name in FRAMEWORKS if name in wanted for module in MODULES.get(name, (name,)))]
     fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER + SET_BY_IMPORTS)}
     key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]

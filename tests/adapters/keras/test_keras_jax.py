@@ -18,7 +18,7 @@ jax = pytest.importorskip("jax")
 from hvdlite.errors import InvalidArgumentError, UnsupportedError  # noqa: E402
 
 RANKS = (2,)
-ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+ENVIRONMENT = {"KERAS_BACKEND": "jax"}
 
 
 class Watched(keras.Model):
