@@ -54,6 +54,7 @@ XLA = {"XLA_FLAGS": " ".join(f"--xla_{option}" for option in XLA_OPTIONS)}
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
+@functools.cache  # each of thousands of tests asks
 def is_parallel(path: Path) -> bool:
     """Does this test file run under mpirun?"""
     return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in DEFAULT_RANKS
@@ -137,7 +138,7 @@ def _declarations(tree: ast.Module) -> dict[str, Any]:
 
 def _test_names(tree: ast.Module, declared_slow: Sequence[str]) -> dict[bool, set[str]]:
     """Names of the tests that are not slow, and of those that are; a test with both kinds of parameters is in both."""
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assigned = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
     ]
@@ -155,7 +156,7 @@ def _is_slow(mark: ast.expr) -> bool:
 
 
 def _mentions_slow(marks: ast.expr) -> bool:
-    return any(isinstance(node, ast.expr) and _is_slow(node) for node in ast.walk(marks))
+    return any(isinstance(node, ast.Attribute) and _is_slow(node) for node in ast.walk(marks))
 
 
 class ParallelItem(pytest.Item):

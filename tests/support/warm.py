@@ -92,7 +92,7 @@ def imports_of(tree: ast.AST) -> set[str]:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip":
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "importorskip":
             modules |= {ast.literal_eval(node.args[0])}
     return {word for module in modules for word in module.split(".")[:2]}
 
