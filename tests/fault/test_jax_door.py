@@ -3,12 +3,9 @@
 import pytest
 from support.installed import need
 from support.job import run_job
+from support.parallel import XLA
 
 need("jax")
-
-# As tests/adapters/keras/test_keras_jax.py has them, whose warm interpreters serve here too.
-ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-FRAMEWORKS = {"jax", "keras"}
 
 SCRIPT = """
     import jax
@@ -18,6 +15,7 @@ SCRIPT = """
     from hvdlite.requests import Kind
     from hvdlite.xla import TensorGroup, failure_in
 
+    jax.config.update("jax_platforms", "cpu")
     hvdlite.init()
 
     @jax.jit
@@ -37,7 +35,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_rank_that_leaves_ends_the_wait_of_the_other(alone):
-    job = run_job(SCRIPT.format(alone=alone), 2, env=ENVIRONMENT, frameworks=FRAMEWORKS)
+    job = run_job(SCRIPT.format(alone=alone), 2, env=XLA, frameworks={"jax"})
     assert job.returncode == 0, job.report()
     assert "failed with AbortedError" in job.stdout[0], job.report()
     assert "rank 1" in job.stdout[0]
@@ -73,6 +71,7 @@ ELASTIC = """
 
 @pytest.mark.slow  # it imports JAX and Keras twice
 def test_elastic_training_with_keras_knows_a_lost_rank():
-    job = run_job(ELASTIC, 2, env=ENVIRONMENT)  # fresh, for the doors of JAX and Keras (support/warm.py)
+    environment = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", **XLA}
+    job = run_job(ELASTIC, 2, env=environment)  # fresh, for the doors of JAX and Keras (support/warm.py)
     assert job.returncode == 0, job.report()
     assert "failed with UnsupportedError because of AbortedError in epoch 1" in job.stdout[0], job.report()

@@ -55,7 +55,8 @@ def test_every_reduction(kind, route, mode, reduction):
     skip_on_fakes(kind, mode, reduction.dtype)
     if not kind.has(numpy_dtype(reduction.dtype)):
         pytest.skip(f"{kind.name} has no {reduction.dtype.label}")
-    shapes = [*SHAPES, (257, 33)] if mode == "real" else [(), (3, 0, 2), (17, 31)]
+    number = REDUCTIONS.index(reduction)
+    shapes = [*SHAPES, (257, 33)] if mode == "real" else [(17, 31), ((), (3, 0, 2))[number % 2]]
     for repeat, shape in enumerate(shapes):
         everyone = inputs(reduction, shape, salt=repeat)
         mine = kind.tensor(everyone[RANK])
@@ -112,7 +113,7 @@ def test_results_are_where_the_inputs_are(kind, mode):
 
 def test_many_tensors_at_once(kind, route, mode):
     """160 sums and maxima of three types, of odd sizes and half of them at odd places in memory, in an order of each rank."""
-    number, largest = (160, 5000) if mode == "real" else (40, 600)
+    number, largest = (160, 5000) if mode == "real" else (24, 600)
     draw = np.random.default_rng(7)
     dtypes = [dtype for dtype in (DType.FLOAT32, DType.FLOAT16, DType.INT64) if kind.has(numpy_dtype(dtype))]
     sizes = [int(size) for size in draw.integers(0, largest, number)]

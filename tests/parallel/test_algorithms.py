@@ -10,6 +10,9 @@ from support.world import REPEATS, WORLD, check, distinct, inputs, shuffled
 from hvdlite.dtypes import DType
 from hvdlite.knobs import KNOBS
 
+# Three ranks take every way through the engine. tests/unit/test_collectives.py runs the algorithms on other numbers of ranks.
+RANKS = (3,)
+MORE_RANKS = (1, 2, 4)
 RANK, SIZE = WORLD.rank, WORLD.size
 CHOICES = [
     (knob.variable, choice)

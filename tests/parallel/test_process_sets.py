@@ -9,6 +9,8 @@ import pytest
 from mpi4py import MPI
 from support.world import REPEATS, WORLD, on_all_ranks, shuffled
 
+RANKS = (3,)  # two ranks have no set of several members beside the global one
+MORE_RANKS = (1, 2, 4)
 RANK, SIZE = WORLD.rank, WORLD.size
 
 

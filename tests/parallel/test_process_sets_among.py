@@ -10,8 +10,8 @@ from support.world import WORLD
 from hvdlite.process_sets import process_set_among, process_set_ids_and_ranks
 from hvdlite.runtime import RUNTIME
 
-RANKS = (2, 3)
-MORE_RANKS = (4,)
+RANKS = (3,)  # two ranks have no set of several members beside the global one
+MORE_RANKS = (2, 4)
 RANK, SIZE = WORLD.rank, WORLD.size
 EVERYONE = list(range(SIZE))
 

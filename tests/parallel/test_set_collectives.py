@@ -7,8 +7,8 @@ import pytest
 from support.set_cases import FORMS, Members, added, check_form
 from support.world import REPEATS, WORLD, shuffled
 
-RANKS = (2, 3)
-MORE_RANKS = (4,)
+RANKS = (3,)  # two ranks have no set of several members beside the global one
+MORE_RANKS = (2, 4)
 RANK, SIZE = WORLD.rank, WORLD.size
 SUBSETS = [list(ranks) for count in range(1, SIZE) for ranks in itertools.combinations(range(SIZE), count)]
 

@@ -47,9 +47,14 @@ DEFAULT_RANKS = {"parallel": ((2, 3), (1, 4)), "adapters": ((2,), (3,)), "gpu": 
 DECLARATIONS = ("RANKS", "MORE_RANKS", "SLOW", "DEADLINE", "ENVIRONMENT", "ALONE", "FRESH", "ROUTES", "STAND_INS")
 # A wait that spins takes the processor from the tests beside this job. With this setting it spins shortly, and then sleeps.
 SPIN = {"HVDLITE_SPIN_US": "50"}
+# What LLVM makes of a program is not hvdlite's, and takes most of each compilation by XLA. The versions that the Makefile pins
+# know these options; XLA ends a process that has one it does not know.
+XLA_OPTIONS = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_use_fusion_emitters=false")
+XLA = {"XLA_FLAGS": " ".join(f"--xla_{option}" for option in XLA_OPTIONS)}
 TAIL_LINES = {"failed": 150, "other": 60}
 
 
+@functools.cache  # each of thousands of tests asks
 def is_parallel(path: Path) -> bool:
     """Does this test file run under mpirun?"""
     return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in DEFAULT_RANKS
@@ -137,7 +142,7 @@ def _test_names(tree: ast.Module, declared_slow: Sequence[str]) -> dict[bool, se
     """The names of the tests that are not slow (False) and of the slow ones (True). A test with both kinds of parameters is in
     both sets.
     """
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assigned = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
     ]
@@ -155,7 +160,7 @@ def _is_slow(mark: ast.expr) -> bool:
 
 
 def _mentions_slow(marks: ast.expr) -> bool:
-    return any(isinstance(node, ast.expr) and _is_slow(node) for node in ast.walk(marks))
+    return any(isinstance(node, ast.Attribute) and _is_slow(node) for node in ast.walk(marks))
 
 
 class ParallelItem(pytest.Item):
@@ -254,7 +259,7 @@ class Run:
         arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-n", "0", "-q", "--tb=short", "-rs"]
         # If a file cannot be imported, the others run nevertheless.
         arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
-        changes = {**SPIN, **(environment or {}), RESULTS: str(self._folder)}
+        changes = {**SPIN, **XLA, **(environment or {}), RESULTS: str(self._folder)}
         self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts, frameworks)
 
     def verdict(self, file: Path, deadline: float) -> str | None:

@@ -42,9 +42,10 @@ ALWAYS = ("numpy", "ml_dtypes", "pytest", "mpi4py", "cloudpickle")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "sklearn")
 # torch's first optimizer in a process imports torch's compiler, which takes a second.
 MODULES = {"torch": ("torch", "torch._dynamo")}
-TAKE_SECONDS = {"torch", "tensorflow", "keras"}  # importing these takes seconds
-# Programs read these variables themselves, so jobs of one zygote may have different values.
-READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_")
+TAKE_SECONDS = {"torch", "tensorflow", "keras", "jax"}  # importing these takes seconds
+# Programs read these variables themselves, or XLA reads them when it first compiles. So jobs of one zygote may have different
+# values.
+READ_LATER = ("HVDLITE_", "HOROVOD_", "HVDTEST_", "FAKE_GPU", "OMPI_", "PMIX_", "PRTE_", "PYTEST_", "XLA_FLAGS")
 # scikit-learn, TensorFlow, JAX and torch set these variables when they are imported, in the zygote and in a pytest that imports
 # them.
 SET_BY_IMPORTS = ("KMP_", "TF2_BEHAVIOR", "TF_CPP_MIN_LOG_LEVEL", "TPU_", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH",
@@ -93,7 +94,7 @@ def imports_of(tree: ast.AST) -> set[str]:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip":
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "importorskip":
             modules |= {ast.literal_eval(node.args[0])}
     return {word for module in modules for word in module.split(".")[:2]}
 
@@ -117,10 +118,14 @@ def zygotes(frameworks: Iterable[str], environment: Mapping[str, str]) -> list[s
     wanted = {name for name in frameworks if importlib.util.find_spec(name) is not None}
     if wanted & TAKE_SECONDS and importlib.util.find_spec("sklearn") is not None:
         wanted.add("sklearn")  # programs with and without scikit-learn share a zygote
-    # Keras imports TensorFlow by default, and most programs of TensorFlow import Keras, so all of them share a zygote.
+    # Keras imports TensorFlow by default, and most programs of TensorFlow import Keras, so all of them share a zygote. Few jobs
+    # use Keras on other backends. Their ranks import Keras, so they share the zygote of the backend.
     if wanted & {"keras", "tensorflow"} and environment.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
         wanted |= {name for name in ("keras", "tensorflow") if importlib.util.find_spec(name) is not None}
         environment = {**environment, "KERAS_BACKEND": "tensorflow"}
+    else:
+        wanted.discard("keras")
+        environment = {name: value for name, value in environment.items() if name != "KERAS_BACKEND"}
     modules = [*ALWAYS, *(module for name in FRAMEWORKS if name in wanted for module in MODULES.get(name, (name,)))]
     fixed = {name: value for name, value in sorted(environment.items()) if not name.startswith(READ_LATER + SET_BY_IMPORTS)}
     key = hashlib.sha256(json.dumps([modules, fixed]).encode()).hexdigest()[:12]

@@ -48,7 +48,8 @@ FILES = {
     REDUCESCATTER: "reducescatter",
     BARRIER: "barrier",
 }
-RANKS = (1, 2, 3, 4, 5, 7, 8, 9, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (6, 16, 17)))
+# One rank more than a power of two, one less, and the powers; on the other numbers of ranks the same happens more often.
+RANKS = (1, 2, 3, 7, 8, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5, 6, 9, 16, 17)))
 
 FLOAT_SUM = Reduction(DType.FLOAT32, Op.SUM)
 

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import os
 import threading
 
@@ -51,8 +52,16 @@ def total(ranks, count, dtype=np.float32):
     return found
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+QUICK = ((2, np.float16), (3, np.float32), (4, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
+        for case in itertools.product((2, 3, 4), (np.float32, np.float16, np.int64))
+    ],
+)
 def test_everybody_stores_into_the_results_of_all(ranks, dtype):
     counts = [MIB // 2 + 1, MIB - 77, 3 * MIB // 2]
 

@@ -239,4 +239,5 @@ def test_variables_that_act_at_import_have_zygotes_of_their_own():
     usual = job_environment()
     assert warm.zygotes([], {**usual, "HVDLITE_CYCLE_TIME": "3"}) == warm.zygotes([], {**usual, "HVDTEST_RESULTS": "there"})
     assert warm.zygotes([], {**usual, "TF2_BEHAVIOR": "1"}) == warm.zygotes([], usual), "TensorFlow sets it itself"
-    assert not set(warm.zygotes([], {**usual, "KERAS_BACKEND": "torch"})) & set(warm.zygotes([], usual))
+    assert warm.zygotes([], {**usual, "KERAS_BACKEND": "torch"}) == warm.zygotes([], usual), "its ranks import Keras themselves"
+    assert not set(warm.zygotes([], {**usual, "LC_ALL": "C.UTF-8"})) & set(warm.zygotes([], usual))

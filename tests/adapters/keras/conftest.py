@@ -21,6 +21,11 @@ if os.environ.get("KERAS_BACKEND") == "tensorflow":  # in a rank, before anythin
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
 
+if os.environ.get("KERAS_BACKEND") == "jax":
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
 
 @pytest.fixture(scope="module")
 def hvd():

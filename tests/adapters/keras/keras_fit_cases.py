@@ -1,6 +1,7 @@
 """Tests of hvdlite.keras for all backends: training is that of one process; the files beside this one choose the backend."""
 
 import functools
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ from keras_training import (
     EPOCHS,
     KERAS_3,
     ROWS,
+    SGD,
     STEPS,
     adam,
     assert_close,
@@ -29,44 +31,6 @@ from keras_training import (
 from support.world import WORLD, on_all_ranks
 
 from hvdlite import Compression, InvalidArgumentError, Max, MismatchError, Sum, UnsupportedError, stats
-
-# What goes the same way on every backend. Each change runs it on torch, which is the quickest; the others are slow there.
-SLOW = (
-    "test_steps_that_are_not_compiled",
-    "test_options",
-    "test_groups_of_variables",
-    "test_backward_passes_per_step",
-    "test_backward_passes_per_step_of_keras_2",
-    "test_mixed_precision_is_that_of_one_process",
-    "test_only_the_process_set_trains_together",
-    "test_two_models_with_layers_of_the_same_names",
-    "test_layers_that_this_rank_has_numbered_differently",
-    "test_ranks_that_have_wrapped_other_numbers_of_optimizers_are_told",
-    "test_saved_models_are_plain_and_go_on",
-    "test_files_of_the_older_format",
-    "test_custom_optimizers_are_saved_under_their_own_name",
-    "test_wrapping_again_replaces_and_keeps_the_state",
-    "test_optimizers_made_from_a_wrapped_one_are_wrapped_alike",
-    "test_elastic_state",
-    "test_elastic_state_of_a_model_with_two_optimizers",
-    "test_the_broadcast_comes_before_the_first_step_of_each_fit_and_brings_the_optimizer",
-    "test_layers_that_are_built_in_a_model_that_is_not_are_broadcast_before_its_first_step",
-    "test_models_with_different_optimizers_are_refused",
-    "test_local_variables_are_not_broadcast",
-    "test_random_layers_go_on_differing_between_ranks",
-    "test_metrics_are_averaged_for_history_and_later_callbacks",
-    "test_warmup_and_schedule",
-    "test_momentum_is_corrected_when_the_rate_changes",
-    "test_the_best_checkpoint_is_written_by_rank_0",
-    "test_an_optimizer_that_is_not_wrapped_is_noticed",
-    "test_the_working_folder_stays_clean",
-    "test_a_saved_state_goes_on_sharded_or_not",
-    "test_a_state_that_one_rank_alone_has_loaded_is_named",
-    "test_another_state_on_one_rank_is_named",
-    "test_a_rank_that_saves_alone_is_named",
-    "test_the_broadcast_and_the_check_leave_slots_alone",
-    "test_ranks_that_differ_in_it_are_named",
-)
 
 # --- the same training as one process with the whole batch ----------------------------------------------------------
 
@@ -108,20 +72,31 @@ def test_steps_that_are_not_compiled(hvd, options):
     assert_close(model.get_weights(), train_alone(sgd, epochs=1))
 
 
+OPTIONS = {
+    "predivided": ({"gradient_predivide_factor": 2.0, "num_groups": 3}, 2e-6),
+    "sum": ({"op": Sum, "groups": 2}, 2e-6),
+    "bf16": ({"compression": Compression.bf16}, 0.02),
+    "int8": ({"compression": Compression.int8(between="ranks")}, 0.02),
+    "auto": ({"compression": Compression.auto}, 2e-6),
+}
+SLOW_OPTIONS = ("predivided", "sum", "bf16")  # on other backends than torch
+
+
 @on_two_ranks
-def test_options(hvd):
-    wanted = train_alone(sgd)
-    fewer = {"gradient_predivide_factor": 2.0, "num_groups": 3}
-    with pytest.warns(DeprecationWarning, match="replaced by `groups`"):
-        optimizers = [(hvd.DistributedOptimizer(sgd(), **fewer), 2e-6)]
-    total = hvd.DistributedOptimizer(sgd(learning_rate=0.1 / WORLD.size), op=Sum, groups=2)
-    compressions = ((Compression.bf16, 0.02), (Compression.int8(between="ranks"), 0.02), (Compression.auto, 2e-6))
-    optimizers += [(total, 2e-6), *((hvd.DistributedOptimizer(sgd(), compression=each), far) for each, far in compressions)]
-    for optimizer, tolerance in optimizers:
-        model = train_together(hvd, optimizer)
-        assert_same_everywhere(state_of(model))
-        assert_close(model.get_weights(), wanted, tolerance)
-    assert stats().coded_bytes > 0
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.slow] if BACKEND != "torch" and each in SLOW_OPTIONS else []) for each in OPTIONS],
+)
+def test_options(hvd, name):
+    options, tolerance = OPTIONS[name]
+    rate = SGD["learning_rate"] / (WORLD.size if "op" in options else 1)
+    coded = stats().coded_bytes
+    with pytest.warns(DeprecationWarning, match="replaced by `groups`") if "num_groups" in options else nullcontext():
+        optimizer = hvd.DistributedOptimizer(sgd(learning_rate=rate), **options)
+    model = train_together(hvd, optimizer)
+    assert_same_everywhere(state_of(model))
+    assert_close(model.get_weights(), train_alone(sgd), tolerance)
+    assert (stats().coded_bytes > coded) == (name == "int8")
 
 
 @on_two_ranks

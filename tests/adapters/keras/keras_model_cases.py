@@ -35,6 +35,53 @@ from support.world import WORLD
 
 from hvdlite import Average, Compression, InvalidArgumentError, Max, Sum
 
+# What goes the same way on every backend. Each change runs it on torch, which is the quickest; the others are slow there. A
+# file that declares SLOW itself replaces this list, as that of torch does.
+SLOW = (
+    "test_steps_that_are_not_compiled",
+    "test_groups_of_variables",
+    "test_backward_passes_per_step",
+    "test_backward_passes_per_step_of_keras_2",
+    "test_mixed_precision_is_that_of_one_process",
+    "test_only_the_process_set_trains_together",
+    "test_two_models_with_layers_of_the_same_names",
+    "test_layers_that_this_rank_has_numbered_differently",
+    "test_ranks_that_have_wrapped_other_numbers_of_optimizers_are_told",
+    "test_saved_models_are_plain_and_go_on",
+    "test_files_of_the_older_format",
+    "test_custom_optimizers_are_saved_under_their_own_name",
+    "test_wrapping_again_replaces_and_keeps_the_state",
+    "test_optimizers_made_from_a_wrapped_one_are_wrapped_alike",
+    "test_elastic_state",
+    "test_elastic_state_of_a_model_with_two_optimizers",
+    "test_the_broadcast_comes_before_the_first_step_of_each_fit_and_brings_the_optimizer",
+    "test_layers_that_are_built_in_a_model_that_is_not_are_broadcast_before_its_first_step",
+    "test_models_with_different_optimizers_are_refused",
+    "test_local_variables_are_not_broadcast",
+    "test_random_layers_go_on_differing_between_ranks",
+    "test_metrics_are_averaged_for_history_and_later_callbacks",
+    "test_warmup_and_schedule",
+    "test_momentum_is_corrected_when_the_rate_changes",
+    "test_the_best_checkpoint_is_written_by_rank_0",
+    "test_an_optimizer_that_is_not_wrapped_is_noticed",
+    "test_the_working_folder_stays_clean",
+    "test_a_saved_state_goes_on_sharded_or_not",
+    "test_a_state_that_one_rank_alone_has_loaded_is_named",
+    "test_another_state_on_one_rank_is_named",
+    "test_the_broadcast_and_the_check_leave_slots_alone",
+    "test_what_does_not_go_with_sharding_is_refused",
+    "test_what_a_loss_divides_by",
+    "test_a_model_of_which_nothing_is_shared",
+    "test_gradients_that_each_rank_accumulates_may_differ",
+    "test_a_broadcast_after_the_first_batch_is_soon_enough",
+    "test_the_check_broadcasts_them_where_it_is_told_to",
+    "test_batches_that_the_program_asks_for_after_a_broadcast",
+    "test_the_callback_counts_steps_and_not_accumulated_batches",
+    "test_once_and_without_what_each_rank_has_by_itself",
+    "test_slots_that_are_split_are_left_out",
+    "test_local_variables_are_left_out",
+)
+
 # --- saving and loading ----------------------------------------------------------------------------------------------
 
 

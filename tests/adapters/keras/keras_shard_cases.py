@@ -43,7 +43,11 @@ if BACKEND == "torch":
         name: lambda name=name: getattr(keras.optimizers, name)(0.01) for name in names if hasattr(keras.optimizers, name)
     }
 CASES = [(name, "auto") for name in OPTIMIZERS] + ([("accumulation", True)] if BACKEND == "tensorflow" else [])
-QUICK = CASES if BACKEND == "torch" else [("accumulation", "auto")]
+# On torch those of which each has another kind of slots or of steps; the others, in slices, have slots like these.
+QUICK = [("accumulation", "auto")]
+if BACKEND == "torch":
+    names = ["adam", "averages", "scaled", "Nadam", "Adafactor", "Ftrl", "Muon", "ScheduleFreeAdamW"]
+    QUICK += [(name, "auto") for name in names]
 
 
 def train(hvd, make, epochs=2, **options):

@@ -7,4 +7,4 @@ pytest.importorskip("jax")
 
 RANKS = (2,)
 pytestmark = pytest.mark.slow
-ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+ENVIRONMENT = {"KERAS_BACKEND": "jax"}

@@ -18,27 +18,7 @@ jax = pytest.importorskip("jax")
 from hvdlite.errors import InvalidArgumentError, UnsupportedError  # noqa: E402
 
 RANKS = (2,)
-# What LLVM makes of a program is not hvdlite's, and takes a part of each compilation.
-ENVIRONMENT = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-# They run on torch in every run, and on TensorFlow; here in slices.
-SLOW = (
-    "test_the_callback_counts_steps_and_not_accumulated_batches",
-    "test_once_and_without_what_each_rank_has_by_itself",
-    "test_slots_that_are_split_are_left_out",
-    "test_local_variables_are_left_out",
-    "test_steps_that_are_not_compiled",
-    "test_what_a_loss_divides_by",
-    "test_the_broadcast_comes_before_the_first_step_of_each_fit_and_brings_the_optimizer",
-    "test_mixed_precision_is_that_of_one_process",
-    "test_momentum_is_corrected_when_the_rate_changes",
-    "test_options",
-    "test_metrics_are_averaged_for_history_and_later_callbacks",
-    "test_layers_that_this_rank_has_numbered_differently",
-    "test_custom_optimizers_are_saved_under_their_own_name",
-    "test_the_best_checkpoint_is_written_by_rank_0",
-    "test_gradients_that_each_rank_accumulates_may_differ",
-    "test_warmup_and_schedule",
-)
+ENVIRONMENT = {"KERAS_BACKEND": "jax"}
 
 
 class Watched(keras.Model):

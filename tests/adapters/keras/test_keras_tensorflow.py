@@ -37,30 +37,6 @@ tf = pytest.importorskip("tensorflow")
 RANKS = (2,)
 MORE_RANKS = (3,)
 ENVIRONMENT = {"KERAS_BACKEND": "tensorflow"}
-# They run on torch in every run, and on JAX; here in slices.
-SLOW = (
-    "test_the_callback_compares_after_so_many_steps",
-    "test_the_callback_counts_steps_and_not_accumulated_batches",
-    "test_once_and_without_what_each_rank_has_by_itself",
-    "test_slots_that_are_split_are_left_out",
-    "test_local_variables_are_left_out",
-    "test_a_saved_state_goes_on_sharded_or_not",
-    "test_saved_models_are_plain_and_go_on",
-    "test_two_models_with_layers_of_the_same_names",
-    "test_wrapping_again_replaces_and_keeps_the_state",
-    "test_optimizers_made_from_a_wrapped_one_are_wrapped_alike",
-    "test_a_broadcast_after_the_first_batch_is_soon_enough",
-    "test_the_check_broadcasts_them_where_it_is_told_to",
-    "test_batches_that_the_program_asks_for_after_a_broadcast",
-    "test_batches_that_the_program_asks_for_are_compared_before_the_second",
-    "test_another_state_on_one_rank_is_named",
-    "test_what_does_not_go_with_sharding_is_refused",
-    "test_elastic_state",
-    "test_files_of_the_older_format",
-    "test_models_that_nobody_has_broadcast_are_an_error",
-    "test_a_state_that_one_rank_alone_has_loaded_is_named",
-    "test_the_broadcast_and_the_check_leave_slots_alone",
-)
 
 
 class OwnStep(keras.Model):

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 RANKS = (2,)
 ENVIRONMENT = {"KERAS_BACKEND": "torch"}
-SLOW = ()
+SLOW = ()  # all that the other backends leave to this one
 
 
 class OwnStep(keras.Model):
