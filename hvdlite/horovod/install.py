@@ -35,9 +35,7 @@ def _install() -> None:
     other = PathFinder.find_spec("horovod")
     # A folder with the name horovod but without __init__.py, such as a clone of its repository, is no installation.
     if other is not None and other.origin is not None and is_first_process() and multiprocessing.parent_process() is None:
-        logging.getLogger("hvdlite").warning(
-            "import horovod imports hvdlite here; the one in %s is not used", other.origin
-        )
+        logging.getLogger("hvdlite").warning("import horovod imports hvdlite here; the one in %s is not used", other.origin)
     sys.meta_path.insert(0, HorovodFinder())
     prefer(horovod_rules=True)
     _reach_new_interpreters()

@@ -248,7 +248,7 @@ def test_a_function_in_a_thread(threads):
     threads.in_thread(found.append, (3,), name="adder", daemon=False).join()
     assert found == [3]
     assert threads.in_thread(lambda: 1 / 0, silent=True).join() is None
-    with pytest.raises(ValueError, match=r"in_thread: args must be a tuple, got list; one argument is \(argument,\)"):
+    with pytest.raises(ValueError, match=r"in_thread: args must be a tuple, got list; pass one argument as \(argument,\)"):
         threads.in_thread(found.append, [3])
 
 

@@ -280,9 +280,9 @@ def test_other_hosts_need_a_shared_folder():
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"hosts": "a", "hostfile": "b"}, InvalidArgumentError, "hosts and hostfile"),
-        ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi"),
-        ({"min_np": 2, "slots": 3}, UnsupportedError, r"horovod\.run\(min_num_proc, slots\) is not offered"),
+        ({"hosts": "a", "hostfile": "b"}, InvalidArgumentError, "either hosts or hostfile"),
+        ({"use_gloo": True, "use_mpi": True}, ValueError, "either use_gloo or use_mpi"),
+        ({"min_np": 2, "slots": 3}, UnsupportedError, r"horovod\.run\(min_num_proc, slots\) is not supported"),
     ],
 )
 def test_what_horovod_run_refuses(arguments, error, said):
@@ -293,7 +293,7 @@ def test_what_horovod_run_refuses(arguments, error, said):
 def test_horovod_run_on_gloo_warns_and_runs_on_mpi(monkeypatch):
     asked = {}
     monkeypatch.setattr(functions, "run", lambda *args, **kwargs: asked.update(kwargs, args=args) or ["of rank 0", "of rank 1"])
-    with pytest.warns(UserWarning, match="hvdlite runs over MPI, and does so here; leave the argument out") as caught:
+    with pytest.warns(UserWarning, match="hvdlite always runs over MPI; leave the argument out") as caught:
         assert horovod_run(print, (1,), np=2, use_gloo=True) == ["of rank 0", "of rank 1"]
     assert caught[0].filename == __file__
     assert asked["args"] == (print, (1,), None, 2)

@@ -1,1 +1,1 @@
-"""``horovod.common``: what Horovod's doors have in common, under the names that programs import it by."""
+"""``horovod.common``: the names that Horovod's doors have in common."""

@@ -1,4 +1,4 @@
-"""``horovod.common.basics``: the basics as one object."""
+"""``horovod.common.basics``: the functions of `hvdlite.basics` as methods of one object."""
 
 from hvdlite.basics import HorovodBasics
 

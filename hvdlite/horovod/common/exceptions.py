@@ -1,4 +1,4 @@
-"""``horovod.common.exceptions``: what programs catch."""
+"""``horovod.common.exceptions``: the exceptions that programs catch."""
 
 from hvdlite.errors import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -6,12 +6,14 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework has another version than Horovod was built for. hvdlite is built for none, so it never raises this.
+    """The installed version of a framework is not that for which Horovod was built.
+
+    hvdlite is built for no version of a framework, so it never raises this.
 
     Attributes:
-        name: of the framework.
-        version: the one that is installed now.
-        installed_version: the one that Horovod was built for.
+        name: name of the framework.
+        version: the version that is installed.
+        installed_version: the version for which Horovod was built.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:

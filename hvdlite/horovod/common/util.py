@@ -1,4 +1,4 @@
-"""``horovod.common.util``: small functions that programs borrow from Horovod."""
+"""``horovod.common.util``: small functions of Horovod that programs use."""
 
 import functools
 import importlib
@@ -38,28 +38,28 @@ _cache = functools.cache  # not public, but programs import it
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Is there a door for this framework (``"torch"``), and the framework? Neither is imported."""
+    """Whether hvdlite has a door for this framework (such as ``"torch"``), and the framework is installed. It imports none."""
     return all(importlib.util.find_spec(name) is not None for name in (f"hvdlite.{ext_base_name}", ext_base_name))
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Does nothing where `extension_available` is true; nothing is compiled for a framework.
+    """Checks `extension_available`. There is nothing else to check, because hvdlite is not compiled for a framework.
 
     Args:
-        ext_name: such as ``"horovod.torch"``.
-        ext_env_var: what tells Horovod to build it; not looked at.
-        pkg_path: where Horovod keeps it; not looked at.
-        *args: likewise.
+        ext_name: name of a door, such as ``"horovod.torch"``.
+        ext_env_var: accepted for compatibility with Horovod; not used.
+        pkg_path: accepted for compatibility with Horovod; not used.
+        *args: accepted for compatibility with Horovod; not used.
 
     Raises:
-        ImportError: otherwise.
+        ImportError: hvdlite has no such door, or the framework is not installed.
     """
     if not extension_available(ext_name.rpartition(".")[2]):
         raise ImportError(f"{ext_name}: hvdlite has no door for this framework, or the framework is not installed")
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Does the framework (``"torch"``, ``"tensorflow"``) see a GPU? Imports it."""
+    """Whether the framework (``"torch"`` or ``"tensorflow"``) finds a GPU. It imports the framework."""
     if not extension_available(ext_base_name):
         return False
     framework: Any = importlib.import_module(ext_base_name)
@@ -94,26 +94,26 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def get_ext_suffix() -> str:
-    """How the file name of a native module ends for this Python."""
+    """The ending of the file names of native modules for this Python."""
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
-    """The function of ``op`` and the older ``average`` that gives the operator they mean together.
+    """A function of the arguments ``op`` and ``average`` (the older one) that returns the reduce operator.
 
     Args:
-        reduce_ops: anything with Horovod's operators as attributes; they are the same numbers everywhere.
+        reduce_ops: accepted for compatibility with Horovod; not used, because operators are the same numbers in all doors.
     """
     return lambda op, average: resolve_op(op, average)
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Is a number of ranks 1, 2, 4, 8, ...?"""
+    """Whether a number of ranks is a power of 2: 1, 2, 4, 8, ..."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(l: Sequence[_T], n: int) -> list[Sequence[_T]]:  # noqa: E741 - Horovod's name
-    """A list in n consecutive parts whose lengths differ by one at most, the longer ones first."""
+    """Divides a list into n consecutive parts. Their lengths differ by 1 at most, and the longer parts come first."""
     each, longer = divmod(len(l), n)
     ends = [each * place + min(place, longer) for place in range(n + 1)]
     return [l[start:end] for start, end in itertools.pairwise(ends)]
@@ -124,8 +124,8 @@ def check_installed_version(name: str, version: str, exception: BaseException | 
 
 
 def is_iterable(x: Any) -> bool:
-    """Can one loop over it?"""
-    # Not isinstance: that would miss what has __getitem__ alone.
+    """Whether a loop over `x` is possible."""
+    # Not isinstance with Iterable, because an object may have only __getitem__.
     try:
         iter(x)
     except TypeError:
@@ -134,22 +134,22 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Is a version, such as ``"2.1.0+cu121"``, at least the target? One before a release is below it.
+    """Whether a version is at least the target. A pre-release counts as lower than its release.
 
     Args:
-        ver: the version; what follows a ``+`` does not count.
-        target: three numbers, such as ``"2.1.0"``.
+        ver: the version, such as ``"2.1.0+cu121"``. The part from ``+`` on is ignored.
+        target: a version of three numbers, such as ``"2.1.0"``.
 
     Raises:
-        ValueError: one of them is no text of this form.
+        ValueError: an argument does not have this form.
     """
     if not (isinstance(ver, str) and isinstance(target, str)):
-        raise ValueError(f"versions are given as text, such as '2.1.0'; got {ver!r} and {target!r}")
+        raise ValueError(f"pass versions as text, such as '2.1.0'; got {ver!r} and {target!r}")
     if not re.fullmatch(r"\d+\.\d+\.\d+", target):
-        raise ValueError(f"the target version is to be major.minor.patch, got {target!r}")
+        raise ValueError(f"the target version must have the form major.minor.patch, got {target!r}")
     found = re.match(r"(\d+(?:\.\d+)*)\.?(a|b|rc|dev)?", ver)
     if found is None:
-        raise ValueError(f"{ver!r} is no version")
+        raise ValueError(f"{ver!r} is no version: pass one such as '2.1.0'")
     wanted = _numbers(target)
     numbers = (_numbers(found[1]) + [0] * len(wanted))[: len(wanted)]
     return numbers > wanted or (numbers == wanted and found[2] is None)

@@ -1,4 +1,4 @@
-"""``horovod.runner``: `run` starts a function on several ranks. The command ``horovodrun`` is ``hvdlite run`` here."""
+"""``horovod.runner``: `run` starts a function on several ranks. Instead of the command ``horovodrun`` use ``hvdlite run``."""
 
 import warnings
 from collections.abc import Callable
@@ -39,51 +39,50 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Runs a function on several ranks and gives what it returned on each, as `hvdlite.run` does.
-
-    ``horovod`` means hvdlite in the function, too.
+    """Runs a function on several ranks, as `hvdlite.run` does. In the function ``import horovod`` imports hvdlite.
 
     Args:
-        func: the function, which calls ``hvd.init()``.
+        func: the function. It calls ``hvd.init()``.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        num_proc: the number of ranks; also ``np``.
-        min_num_proc: refused, as are the other arguments of elastic jobs: ranks of a job stay the same.
-        max_num_proc: refused.
-        slots: refused.
-        reset_limit: refused.
-        cooldown_range: refused.
-        hosts: where, as ``"a:2,b:2"``.
-        hostfile: the same in a file.
-        host_discovery_script: refused.
-        start_timeout: seconds until all ranks must have started.
-        ssh_port: for logging in to other hosts.
-        ssh_identity_file: likewise.
-        disable_cache: switches the response cache off.
-        output_filename: a folder for copies of what each rank prints.
-        verbose: says how ranks are started.
-        use_gloo: has no effect but a warning: ranks run over MPI.
-        use_mpi: is the case in any case.
+        num_proc: number of ranks.
+        min_num_proc: not supported, like the other arguments of elastic jobs: the ranks of such a job do not change.
+        max_num_proc: not supported.
+        slots: not supported.
+        reset_limit: not supported.
+        cooldown_range: not supported.
+        hosts: the hosts and the number of ranks on each, such as ``"a:2,b:2"``.
+        hostfile: path of a file with the hosts.
+        host_discovery_script: not supported.
+        start_timeout: seconds within which all ranks must start.
+        ssh_port: port of the ssh servers on other hosts.
+        ssh_identity_file: key file for ssh to other hosts.
+        disable_cache: True: the response cache is off.
+        output_filename: a folder for copies of the output of each rank.
+        verbose: True: print the command that starts the ranks.
+        use_gloo: True: a warning is given, and ranks run over MPI all the same.
+        use_mpi: accepted for compatibility with Horovod; ranks always run over MPI.
         mpi_args: further arguments for mpirun.
-        network_interface: the older name of the next.
-        network_interfaces: names with commas between.
-        executable: the Python that ranks run.
-        np: the older name of num_proc.
-        min_np: refused.
-        max_np: refused.
+        network_interface: the older name of `network_interfaces`.
+        network_interfaces: names of network interfaces, separated by commas.
+        executable: the Python interpreter that runs the ranks.
+        np: the older name of `num_proc`.
+        min_np: not supported.
+        max_np: not supported.
+
+    Returns:
+        The results of the function, in the order of ranks.
 
     Raises:
         InvalidArgumentError: arguments contradict each other.
-        UnsupportedError: an argument asks for what hvdlite does not do.
+        UnsupportedError: an argument is not supported.
     """
     if hosts is not None and hostfile is not None:
-        raise InvalidArgumentError("horovod.run: hosts and hostfile both say where ranks run: give one of them")
+        raise InvalidArgumentError("horovod.run: pass either hosts or hostfile, not both")
     if use_gloo and use_mpi:
-        raise InvalidArgumentError("horovod.run: use_gloo and use_mpi cannot both be given")
+        raise InvalidArgumentError("horovod.run: pass either use_gloo or use_mpi, not both")
     if use_gloo:
-        warnings.warn(
-            "horovod.run(use_gloo=True): hvdlite runs over MPI, and does so here; leave the argument out", stacklevel=2
-        )
+        warnings.warn("horovod.run(use_gloo=True): hvdlite always runs over MPI; leave the argument out", stacklevel=2)
     elastic = {
         "min_num_proc": min_num_proc if min_num_proc is not None else min_np,
         "max_num_proc": max_num_proc if max_num_proc is not None else max_np,
@@ -95,8 +94,8 @@ def run(
     asked = [name for name, value in elastic.items() if value is not None]
     if asked:
         raise UnsupportedError(
-            f"horovod.run({', '.join(asked)}) is not offered: the ranks of a job stay the same; start it again from its last "
-            "commit (docs/elastic.md)"
+            f"horovod.run({', '.join(asked)}) is not supported: the ranks of such a job do not change. For training that "
+            "continues when ranks die, start a script with hvdlite run --elastic (docs/elastic.md)"
         )
     return functions.run(
         func,

@@ -1,1 +1,1 @@
-"""``horovod.runner.common``: what Horovod's launchers have in common, as far as programs borrow it."""
+"""``horovod.runner.common``: the common parts of Horovod's launchers that programs use."""

@@ -1,1 +1,1 @@
-"""``horovod.runner.util``: helpers of Horovod's launcher that programs borrow."""
+"""``horovod.runner.util``: helpers of Horovod's launcher that programs use."""

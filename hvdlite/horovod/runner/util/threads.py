@@ -1,4 +1,4 @@
-"""``horovod.runner.util.threads``: functions in threads of their own."""
+"""``horovod.runner.util.threads``: runs functions in threads."""
 
 import contextlib
 import queue
@@ -19,23 +19,25 @@ def in_thread(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Starts a function in a thread.
+    """Runs a function in a new thread.
 
     Args:
         target: the function.
         args: its arguments, a tuple.
-        name: of the thread.
-        daemon: may the process end before the function does?
-        silent: are exceptions of the function dropped?
+        name: name of the thread; None: Python chooses it.
+        daemon: True: the process may end before the function ends.
+        silent: True: exceptions of the function are dropped.
 
     Returns:
-        The thread, which runs.
+        The running thread.
 
     Raises:
-        InvalidArgumentError: args is no tuple.
+        InvalidArgumentError: `args` is no tuple.
     """
     if not isinstance(args, tuple):
-        raise InvalidArgumentError(f"in_thread: args must be a tuple, got {type(args).__name__}; one argument is (argument,)")
+        raise InvalidArgumentError(
+            f"in_thread: args must be a tuple, got {type(args).__name__}; pass one argument as (argument,)"
+        )
 
     def quiet() -> None:
         with contextlib.suppress(Exception):
@@ -58,26 +60,30 @@ def on_event(
     """Starts a thread that waits for an event and then calls a function.
 
     Args:
-        event: what it waits for.
+        event: the event to wait for.
         func: the function.
         args: its arguments, a tuple.
-        stop: an event after which the function is not called any more.
-        check_stop_interval_s: how often the thread looks at it.
-        daemon: may the process end before the thread does? Otherwise ``stop`` is needed.
-        silent: are exceptions of the function dropped?
+        stop: an event that ends the thread without a call of the function; None: there is none.
+        check_stop_interval_s: seconds from one check of `stop` to the next.
+        daemon: True: the process may end before the thread ends. False needs `stop`.
+        silent: True: exceptions of the function are dropped.
 
     Returns:
-        The thread, which waits.
+        The waiting thread.
 
     Raises:
-        InvalidArgumentError: there is no event, args is no tuple, or nothing could end a thread that is no daemon.
+        InvalidArgumentError: `event` is None, `args` is no tuple, or `daemon` is False and `stop` is None.
     """
     if event is None:
         raise InvalidArgumentError("on_event: event is None; pass the threading.Event to wait for")
     if stop is None and not daemon:
-        raise InvalidArgumentError("on_event: a thread that is no daemon needs an event stop, or the process might not end")
+        raise InvalidArgumentError(
+            "on_event: with daemon=False pass an event as stop, because otherwise the process might not end"
+        )
     if not isinstance(args, tuple):
-        raise InvalidArgumentError(f"on_event: args must be a tuple, got {type(args).__name__}; one argument is (argument,)")
+        raise InvalidArgumentError(
+            f"on_event: args must be a tuple, got {type(args).__name__}; pass one argument as (argument,)"
+        )
 
     def wait_and_call() -> None:
         while not event.wait(None if stop is None else check_stop_interval_s):
@@ -99,15 +105,15 @@ def execute_function_multithreaded(
 
     Args:
         fn: the function.
-        args_list: the arguments of each call.
-        block_until_all_done: waits for all calls.
-        max_concurrent_executions: the most threads.
+        args_list: a list of arguments for each call.
+        block_until_all_done: True: wait for all calls.
+        max_concurrent_executions: largest number of threads.
 
     Returns:
-        What each call has returned, by its place in ``args_list``; None if it does not wait.
+        The result of each call, by its index in `args_list`. None: it has not waited.
 
     Raises:
-        Exception: what a call has raised, where it waits for them; the first of them by their places.
+        Exception: the exception of a call, if it waits. If several calls fail, that of the first one in `args_list`.
     """
     if block_until_all_done:
         with ThreadPoolExecutor(max(1, min(max_concurrent_executions, len(args_list)))) as pool:

@@ -1,1 +1,1 @@
-"""``horovod.runner.common.util``: helpers of Horovod's launchers that programs borrow."""
+"""``horovod.runner.common.util``: helpers of Horovod's launchers that programs use."""

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.env``: what the environment says of this process."""
+"""``horovod.runner.common.util.env``: reads this process's rank and size from the environment."""
 
 from hvdlite.config import rank_and_size_by_launcher as get_env_rank_and_size
 
