@@ -96,7 +96,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_sparse: accepted for compatibility with Horovod; not used.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods.
         sparse_as_dense: make sparse gradients dense, instead of gathering their rows.
-        gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         op: `Average` or `Sum`.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of variables whose gradients are reduced together, or a number of groups. None: the backend chooses.
@@ -220,7 +220,24 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     return wrapped
 
 
-def _wrap(
+def _wrap(optimizer: Any, **options: Any) -> Any:
+    """As `DistributedOptimizer` with ``auto_scale_loss=False``; `options` are its other arguments."""
+    reducer = _make_reducer(optimizer, **options)
+    reducer.wrap_alike = functools.partial(_wrap, **options)
+    mixins: tuple[type[Any], ...] = (_Keras3 if KERAS_3 else _Keras2,)
+    members: dict[str, Any] = {"_hvdlite": reducer}
+    if reducer.shards is not None:
+        reducer.shards.split()
+        members["_hvdlite_shards"] = reducer.shards
+        inner = reducer.shards.optimizer
+        if inner is not optimizer:
+            _swap_class(inner, (ShardedSteps,), {"_hvdlite_shards": reducer.shards})
+        mixins = (ShardedSteps if inner is optimizer else KerasShardedState, *mixins)
+    _swap_class(optimizer, mixins, members)
+    return optimizer
+
+
+def _make_reducer(
     optimizer: Any,
     *,
     name: str | None,
@@ -236,8 +253,8 @@ def _wrap(
     start_check: str | None,
     shard: bool,
     weighted: bool,
-) -> Any:
-    """As `DistributedOptimizer` with ``auto_scale_loss=False``."""
+) -> Reducer:
+    """Checks the arguments, and makes the reducer of the optimizer."""
     arguments.check_optimizer(optimizer)
     RUNTIME.require_topology()
     check_process_set(process_set)
@@ -275,39 +292,13 @@ def _wrap(
     )
     reducer = Reducer(settings, backend, optimizer)
     follow_batches()
-    reducer.wrap_alike = functools.partial(
-        _wrap,
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        start_check=start_check,
-        shard=shard,
-        weighted=weighted,
-    )
     if not KERAS_3 and backward_passes_per_step > 1:
         from hvdlite.tensorflow.aggregation import LocalAggregation
 
         reducer.aggregation = LocalAggregation(
             backward_passes_per_step, average_aggregated_gradients, sparse_as_dense, reducer.reduce
         )
-    mixins: tuple[type[Any], ...] = (_Keras3 if KERAS_3 else _Keras2,)
-    members: dict[str, Any] = {"_hvdlite": reducer}
-    if reducer.shards is not None:
-        reducer.shards.split()
-        members["_hvdlite_shards"] = reducer.shards
-        inner = reducer.shards.optimizer
-        if inner is not optimizer:
-            _swap_class(inner, (ShardedSteps,), {"_hvdlite_shards": reducer.shards})
-        mixins = (ShardedSteps if inner is optimizer else KerasShardedState, *mixins)
-    _swap_class(optimizer, mixins, members)
-    return optimizer
+    return reducer
 
 
 def is_distributed(optimizer: Any) -> bool:
