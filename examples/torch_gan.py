@@ -6,8 +6,8 @@ You should see that the distance of the drawn points from the ring falls from 1.
 
 The discriminator learns to distinguish real points from drawn points, and the generator learns to draw points that the
 discriminator takes for real (Goodfellow et al., NeurIPS 2014). Each network has its own optimizer, and both optimizers are
-wrapped. The ranks have different points and noise. The generator's backward pass goes through the discriminator. Its parameters
-are frozen during that pass, so they get no gradients, and none are reduced.
+wrapped. The ranks have different points and noise. The generator's backward pass goes through the discriminator. The
+discriminator's parameters are frozen during that pass, so they get no gradients, and none are reduced.
 """
 
 import common

@@ -1,8 +1,7 @@
 """The interface between hvdlite and the tensors of a framework.
 
 `hvdlite.ops` uses `TensorBackend` for the tensors of every framework. A backend only describes, makes and converts tensors of
-one
-framework: it knows no engine, no rank and no name.
+one framework: it knows no engine, no rank and no name.
 """
 
 from collections.abc import Callable, Sequence

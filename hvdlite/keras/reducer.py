@@ -132,7 +132,7 @@ class Reducer:
 
         """
         if self.settings.shard:
-            raise UnsupportedError("shard=True does not go with variables that each rank trains for itself: leave shard out")
+            raise UnsupportedError("shard=True does not work with variables that each rank trains for itself: leave shard out")
         self._local += variables
         self._local_layers += layers
 
@@ -270,8 +270,7 @@ class Reducer:
         self._backend.check_supported()
         _refuse_overwritten(new)
         common = settings.describe() + (self.shards.describe() if self.shards is not None else [])
-        # Numbered by first use: if ranks use different optimizers first, they compare these,
-        # and the error names them.
+        # Numbered by first use: if ranks use different optimizers first, they compare these, and the error names them.
         exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
         facts = facts_of(new)
         if self._backend.traces_steps:

@@ -77,7 +77,7 @@ def check_shard(shard: Any, optimizer: Any) -> None:
         raise UnsupportedError(f"shard=True needs Keras 3, this is {keras.__name__} {keras.__version__}: leave shard out")
     several = getattr(keras.optimizers, "MultiOptimizer", None)
     if hasattr(optimizer, "optimizers") or (several is not None and isinstance(optimizer, several)):
-        raise UnsupportedError("shard=True does not go with MultiOptimizer, which has several optimizers: leave shard out")
+        raise UnsupportedError("shard=True does not work with MultiOptimizer, which has several optimizers: leave shard out")
 
 
 def shards_of(optimizer: Any) -> "Shards | None":
@@ -178,7 +178,7 @@ class Shards:
         for each in self._common:
             if len(each.shape):
                 raise UnsupportedError(
-                    f"shard=True does not go with {type(optimizer).__name__}: its variable {each.path!r} is in no list with "
+                    f"shard=True does not work with {type(optimizer).__name__}: its variable {each.path!r} is in no list with "
                     "one for each variable of the model, so its owner is not known. Leave shard out"
                 )
         self._owners = owners

@@ -23,7 +23,7 @@ class Reduction:
 
     Attributes:
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         compression: a class with the methods of `hvdlite.compression.Compressor`.
         sparse_as_dense: True: make IndexedSlices dense.
         groups: lists of variables that are reduced together, or a number of groups; None or 0: no groups.

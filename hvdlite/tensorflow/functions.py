@@ -170,7 +170,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As `hvdlite.broadcast_object`; `session` is not used, because objects do not go through graphs."""
+    """As `hvdlite.broadcast_object`; `session` is not used, because objects are not sent through graphs."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -185,5 +185,5 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `hvdlite.allgather_object`; `session` is not used, because objects do not go through graphs."""
+    """As `hvdlite.allgather_object`; `session` is not used, because objects are not sent through graphs."""
     return objects.allgather_object(obj, name, process_set)

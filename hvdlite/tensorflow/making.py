@@ -11,8 +11,8 @@ constant:
 - In the outermost function the anchor is a random number. Ops for random numbers have state, but TensorFlow does not order them
   with other ops, so the anchor exists as soon as the function begins.
 - In inner functions and loops ops with state would prevent inlining. There the anchor is a tensor from outside that is too
-  large to become a constant of the function. It is the last argument of the function. (TensorFlow makes it available late, so
-  reductions of the function's own arguments are delayed.)
+  large to become a constant of the function. (The outermost function does not use such a tensor, because it arrives after all
+  other arguments, which would delay reductions of arguments.)
 
 In three cases ops always have state: in graphs of TensorFlow 1, which does not order ops by itself; in the gradients of loops,
 which cannot refer to tensors that the loop does not use; and if kernels are not asynchronous. In the last case each kernel that

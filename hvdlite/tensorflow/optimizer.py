@@ -60,7 +60,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         backward_passes_per_step: number of passes whose gradients are added up on each rank before they are reduced and
             applied.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         average_aggregated_gradients: True: divide the sum over the passes by their number.
         num_groups: deprecated, see `groups`.
         groups: a number of groups in which the gradients are reduced, or lists of variables that are reduced together.

@@ -28,9 +28,8 @@ from hvdlite.tensorflow.xla import in_xla_context
 
 __all__ = ["OPTIMIZER", "TAPE", "ReducerWording", "after_comparison"]
 
-_serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(
-    itertools.count
-)  # by prefix and ranks of the process set: the next number of a check
+# For each prefix and process set, by its ranks: the next number of a check.
+_serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
 _flags = itertools.count()
 _CHECKS = "_hvdlite_checks"  # attribute of the first variable of a list, with the checks that begin with this variable
 _MOST_ROUNDS = 100  # a check ends after so many rounds, even if no update has changed a variable
@@ -66,7 +65,7 @@ OPTIMIZER = ReducerWording(
     "DistributedOptimizer",
     "v1_optimizer",
     "Broadcast the values of one rank: give the session hvd.BroadcastGlobalVariablesHook(0), or run "
-    "hvd.broadcast_global_variables(0) in it after the initializer",
+    "hvd.broadcast_global_variables(0) in the session after the initializer",
     "gradients",
 )
 
@@ -104,8 +103,7 @@ def after_comparison(
             check.round(*(tensor.numpy() for tensor in (*numbers, *check.variables)))
         return contextlib.nullcontext()
 
-    # This variable gets a value after the last round, and shows that the check has ended. So the program need not initialize
-    # it.
+    # The program need not initialize this variable. It gets its value after the last round, to show that the check has ended.
     with tf.device("CPU:0"):
         over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
 

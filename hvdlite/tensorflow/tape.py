@@ -216,7 +216,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         compression: a class with the methods of `hvdlite.compression.Compressor`.
         sparse_as_dense: True: make IndexedSlices dense before they are reduced.
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: with Average, gradients are divided by it before they are added up, and multiplied after.
+        gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         num_groups: deprecated, see `groups`.
         groups: a number of groups in which the gradients are reduced, or lists of variables that are reduced together.
         process_set: the ranks that take part. On other ranks gradients are not reduced.

@@ -11,8 +11,7 @@ from hvdlite.timeline.files import Span
 
 __all__ = ["Tail", "busiest_calls", "find_tail"]
 
-# A step is slow if its value is above both of these: this number times the median, and the median plus this part of a usual
-# step.
+# A step is slow if its value is above this number times the median, and above the median plus this part of a usual step.
 _TIMES_MEDIAN = 3.0
 _PART_OF_STEP = 0.2
 # A rhythm must explain this part of the excess of all slow steps, and this part of the steps that it predicts must be slow.

@@ -173,7 +173,7 @@ def test_what_does_not_go_with_sharding_is_refused(hvd, tmp_path):
         (lambda: optimizer.register_local_var(model.weights[0]), "variables that each rank trains for itself"),
         (lambda: hvd.elastic.KerasState(model), "KerasState cannot keep an optimizer with shard=True"),
         (lambda: fit(model, *map(part, data()), ROWS, callbacks=[best(hvd, tmp_path)]), "saves on rank 0 alone"),
-        (lambda: train(hvd, lambda: InNoList(0.1), shard=True), r"does not go with InNoList: its variable '.*buffer'"),
+        (lambda: train(hvd, lambda: InNoList(0.1), shard=True), r"does not work with InNoList: its variable '.*buffer'"),
     ]:
         with pytest.raises(UnsupportedError, match=text):
             call()
