@@ -216,7 +216,7 @@ class LearningRateScheduleCallback(Callback):
             self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Asks Keras for the number of batches in an epoch, if it is needed and not given. Raises InvalidArgumentError."""
+        """Asks Keras for the number of batches in an epoch if it is needed. Raises InvalidArgumentError if Keras has none."""
         if not self.staircase and not self._given_steps:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:

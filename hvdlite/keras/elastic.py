@@ -1,7 +1,7 @@
 """``horovod.keras.elastic``: commits, restores and synchronizes the state of a training with ``fit``. See docs/elastic.md."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,21 +13,11 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras.arguments import is_optimizer
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.batches import BatchCount
-from hvdlite.keras.library import keras
+from hvdlite.keras.library import Callback, keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.sharding import shards_of
 from hvdlite.keras.variables import broadcast_variables, identity_of, read, variables_of
 from hvdlite.objects import broadcast_object
-
-if TYPE_CHECKING:
-
-    class _ElasticCallback:
-        """The attributes of Keras's callbacks that hvdlite uses."""
-
-        params: dict[str, Any]
-
-else:
-    _ElasticCallback = keras.callbacks.Callback
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
@@ -150,7 +140,7 @@ class _KeptWithModel(StateHandler):
         pass
 
 
-class CommitStateCallback(_ElasticCallback):
+class CommitStateCallback(Callback):
     """Commits a state after every `batches_per_commit` batches, and at the end of each epoch.
 
     Args:
@@ -187,7 +177,7 @@ class CommitStateCallback(_ElasticCallback):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(_ElasticCallback):
+class UpdateBatchStateCallback(Callback):
     """Sets ``state.batch`` to the number of the last batch. At the end of an epoch it sets 0.
 
     Args:
@@ -220,7 +210,7 @@ class UpdateBatchStateCallback(_ElasticCallback):
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(_ElasticCallback):
+class UpdateEpochStateCallback(Callback):
     """Sets ``state.epoch`` to the number of complete epochs. Those before the call of ``fit`` are included.
 
     Args:

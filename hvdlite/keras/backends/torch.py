@@ -1,7 +1,7 @@
 """Keras on torch. Gradients are tensors with values when the optimizer is called, and never traced."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -154,31 +154,26 @@ class TorchKerasBackend:
         compression: Any,
     ) -> Any:
         """As `KerasBackend.allreduce`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        output = ops.allreduce(
-            reachable(tensor.detach()),
-            name=name,
-            compression=compression,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
-        return output.to(tensor.device)
+        factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return _apply(value, lambda tensor: ops.allreduce(tensor, name=name, compression=compression, op=op, **factors))
 
     def allgather(self, value: Any, name: str | None) -> Any:
         """As `KerasBackend.allgather`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        return ops.allgather(reachable(tensor.detach()), name).to(tensor.device)
+        return _apply(value, lambda tensor: ops.allgather(tensor, name))
 
     def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
         """As `KerasBackend.broadcast`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        return ops.broadcast(reachable(tensor.detach()), root_rank, name).to(tensor.device)
+        return _apply(value, lambda tensor: ops.broadcast(tensor, root_rank, name))
 
     def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
         """As `KerasBackend.reducescatter`."""
-        tensor = keras.ops.convert_to_tensor(value)
-        return ops.reducescatter(reachable(tensor.detach()), name, op=op).to(tensor.device)
+        return _apply(value, lambda tensor: ops.reducescatter(tensor, name, op=op))
+
+
+def _apply(value: Any, collective: Callable[[torch.Tensor], Any]) -> Any:
+    """Runs a collective on a value, in memory that the engine can reach. The result is on the value's device."""
+    tensor = keras.ops.convert_to_tensor(value)
+    return collective(reachable(tensor.detach())).to(tensor.device)
 
 
 def _sent(gradient: Any, variable: Any) -> torch.Tensor:
