@@ -280,9 +280,9 @@ def test_other_hosts_need_a_shared_folder():
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"hosts": "a", "hostfile": "b"}, InvalidArgumentError, "hosts and hostfile"),
-        ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi"),
-        ({"min_np": 2, "slots": 3}, UnsupportedError, r"horovod\.run\(min_num_proc, slots\) is not offered"),
+        ({"hosts": "a", "hostfile": "b"}, InvalidArgumentError, "either hosts or hostfile"),
+        ({"use_gloo": True, "use_mpi": True}, ValueError, "either use_gloo or use_mpi"),
+        ({"min_np": 2, "slots": 3}, UnsupportedError, r"horovod\.run\(min_num_proc, slots\) is not supported"),
     ],
 )
 def test_what_horovod_run_refuses(arguments, error, said):
