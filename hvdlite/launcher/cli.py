@@ -110,6 +110,18 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="the network interfaces to use",
     )
+    add(
+        "--tcp-streams",
+        type=plan.positive,
+        metavar="N",
+        help="the number of TCP connections between two ranks on different hosts (Open MPI) [1]",
+    )
+    add(
+        "--tcp-buffer-bytes",
+        type=plan.positive,
+        metavar="N",
+        help="the size of each connection's send buffer and of its receive buffer (Open MPI) [the kernel chooses it]",
+    )
     add("--tcp", action="store_true", help="forbids NCCL to use InfiniBand (NCCL_IB_DISABLE=1)")
     add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if a rank has not started after this time")
     add(
@@ -188,6 +200,8 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,
         interfaces=interfaces,
+        tcp_streams=arguments.tcp_streams,
+        tcp_buffer_bytes=arguments.tcp_buffer_bytes,
         environ=plan.environment(),
         names=tuple(names),
         variables=variables,

@@ -36,6 +36,8 @@ class Wishes:
         oversubscribe: may there be more ranks than slots?
         ssh_port, ssh_identity_file: the port and the key with which ssh logs in to other hosts.
         interfaces: the network interfaces to use.
+        tcp_streams: the number of TCP connections between two ranks on different hosts; None: MPI's own number.
+        tcp_buffer_bytes: the bytes of the send buffer and of the receive buffer of each connection; None: the kernel's choice.
         environ: the environment of the ranks.
         names: names of variables to pass to the ranks, besides PASSED.
         variables: variables to add to the environment, with values.
@@ -51,6 +53,8 @@ class Wishes:
     ssh_port: int | None = None
     ssh_identity_file: str = ""
     interfaces: tuple[str, ...] = ()
+    tcp_streams: int | None = None
+    tcp_buffer_bytes: int | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -141,7 +145,8 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     if wishes.interfaces:
         nics = ",".join(wishes.interfaces)
         words += ["--prtemca", "prte_if_include", nics] if five else ["--mca", "oob_tcp_if_include", nics]
-        words += ["--mca", "btl_tcp_if_include", nics]
+    for name, value in _tcp_parameters(wishes).items():
+        words += ["--mca", name, value]
     if wishes.elastic and not five:
         raise InvalidArgumentError(_NOT_ELASTIC.format(mpirun.title))
     if wishes.elastic:
@@ -151,6 +156,17 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
         for name in passed_names(wishes):
             words += ["-x", name]
     return LauncherCommand((*words, *wishes.mpi_args), dict(wishes.variables), forwards=wishes.remote, elastic=wishes.elastic)
+
+
+def _tcp_parameters(wishes: Wishes) -> dict[str, str]:
+    """Parameters of Open MPI's module for TCP, by name."""
+    found = {
+        "btl_tcp_if_include": ",".join(wishes.interfaces) or None,
+        "btl_tcp_links": wishes.tcp_streams,
+        "btl_tcp_sndbuf": wishes.tcp_buffer_bytes,
+        "btl_tcp_rcvbuf": wishes.tcp_buffer_bytes,
+    }
+    return {name: str(value) for name, value in found.items() if value is not None}
 
 
 _NOT_ELASTIC = (
@@ -176,6 +192,11 @@ def _hydra(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
         raise InvalidArgumentError(
             f"--network-interfaces {','.join(wishes.interfaces)}: {mpirun.title} takes one interface only"
         )
+    for flag, value in (("--tcp-streams", wishes.tcp_streams), ("--tcp-buffer-bytes", wishes.tcp_buffer_bytes)):
+        if value is not None:
+            raise InvalidArgumentError(
+                f"{flag} {value}: {mpirun.title} has no such setting, only Open MPI has; leave the flag out"
+            )
     if wishes.interfaces:
         words += ["-iface", wishes.interfaces[0]]
     if wishes.remote:
@@ -220,6 +241,5 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
     words += ["--overlap"] if inside_step else []
     words += ["--overcommit"] if wishes.oversubscribe else []
     variables = dict(wishes.variables)
-    if wishes.interfaces:
-        variables["OMPI_MCA_btl_tcp_if_include"] = ",".join(wishes.interfaces)
+    variables |= {f"OMPI_MCA_{name}": value for name, value in _tcp_parameters(wishes).items()}
     return LauncherCommand((*words, *wishes.mpi_args), variables, "`--launcher mpirun` starts the ranks without srun")

@@ -40,6 +40,8 @@ _STARTING = (
     (("-p", "--ssh-port"), "PORT", "the port that ssh uses"),
     (("-i", "--ssh-identity-file"), "FILE", "the file with the key that ssh uses"),
     (("--network-interfaces",), "NAMES", "the network interfaces to use"),
+    (("--tcp-streams",), "N", "the number of TCP connections between two ranks on different hosts"),
+    (("--tcp-buffer-bytes",), "N", "the size of each connection's buffers"),
 )
 _SWITCHES = (
     (("--oversubscribe",), "allows more ranks than the hosts have slots"),

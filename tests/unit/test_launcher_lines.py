@@ -44,10 +44,19 @@ def words(mpirun, **wishes):
         ),
         (
             FOUR,
-            {"np": 4, "hosts": TWO, "environ": ENVIRON, "ssh_port": 2222, "interfaces": ("eth0", "eth1")},
+            {
+                "np": 4,
+                "hosts": TWO,
+                "environ": ENVIRON,
+                "ssh_port": 2222,
+                "interfaces": ("eth0", "eth1"),
+                "tcp_streams": 4,
+                "tcp_buffer_bytes": 65536,
+            },
             "/opt/ompi4/bin/mpirun -n 4 --host a:2,b:2 --bind-to none --map-by slot --mca ess_base_forward_signals 28,23 "
             "--mca plm_rsh_args '-p 2222' "
             "--mca oob_tcp_if_include eth0,eth1 --mca btl_tcp_if_include eth0,eth1 "
+            "--mca btl_tcp_links 4 --mca btl_tcp_sndbuf 65536 --mca btl_tcp_rcvbuf 65536 "
             "-x HVDLITE_CYCLE_TIME -x OMP_NUM_THREADS -x PATH python train.py 'a b'",
         ),
         (
@@ -110,11 +119,18 @@ def test_hydra_takes_one_interface():
         words(HYDRA, np=2, interfaces=("a", "b"))
 
 
+def test_hydra_has_no_streams_and_no_sizes_of_buffers():
+    with pytest.raises(InvalidArgumentError, match=r"--tcp-streams 2: MPICH 5\.0\.2 has no such setting"):
+        words(HYDRA, np=2, tcp_streams=2)
+    with pytest.raises(InvalidArgumentError, match=r"--tcp-buffer-bytes 65536: MPICH 5\.0\.2 has no such setting"):
+        words(HYDRA, np=2, tcp_buffer_bytes=65536)
+
+
 def test_srun():
-    line = srun_line("/usr/bin/srun", "pmix", Wishes(np=4, interfaces=("ib0",), oversubscribe=True), 2, True)
+    line = srun_line("/usr/bin/srun", "pmix", Wishes(np=4, interfaces=("ib0",), tcp_streams=2, oversubscribe=True), 2, True)
     assert line.shell(["x"]) == (
-        "env OMPI_MCA_btl_tcp_if_include=ib0 /usr/bin/srun --ntasks=4 --mpi=pmix --kill-on-bad-exit=1 --export=ALL --input=0 "
-        "--overlap --overcommit x"
+        "env OMPI_MCA_btl_tcp_if_include=ib0 OMPI_MCA_btl_tcp_links=2 "
+        "/usr/bin/srun --ntasks=4 --mpi=pmix --kill-on-bad-exit=1 --export=ALL --input=0 --overlap --overcommit x"
     )
     line = srun_line("srun", "pmi2", Wishes(np=1, mpi_args=("--cpu-bind=cores",)), 2, False)
     assert (
