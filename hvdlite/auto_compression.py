@@ -1,8 +1,8 @@
-"""Settles `Compression.auto`: which of none, bf16 and int8 makes the reduction of some tensors shorter.
+"""Settles `Compression.auto`: chooses none, bf16 or int8 for given tensors, by the predicted time of a step.
 
 The ranks of a process set measure the link between their hosts once, at the first use, and agree on its figures. From these
 each rank computes the same choice by the model of `hvdlite.tuning.link_model`, without further messages. A choice depends on
-the number of elements, so a small tensor is not coded where a large one is.
+the number of elements, so it may be that a large tensor is coded and a small one is not.
 """
 
 import logging
@@ -70,7 +70,8 @@ def settle(
         traced: may a compiled program keep the choice?
 
     Raises:
-        InvalidArgumentError: the compression is `Compression.auto`, and the knob deterministic is on.
+        InvalidArgumentError: the compression is `Compression.auto`, and the knob deterministic is on, or this rank is not in
+            the process set.
         UnsupportedError: the compression is `Compression.auto`, and the op is not Sum or Average; or a compiled program may
             keep the choice, and the job is elastic; or a rank had called `join` before the measurement.
         HorovodInternalError: an operation of the measurement failed.
@@ -81,13 +82,14 @@ def settle(
         refuse_codec(compression, f"a reduction with op={OP_NAMES[op]}")
     if RUNTIME.config.deterministic:
         raise InvalidArgumentError(
-            "compression is auto, and HVDLITE_DETERMINISTIC is set: a choice by measurement can differ from run to run. Name "
-            "the compression; `hvdlite tune --link` says which one pays"
+            "compression is auto, and HVDLITE_DETERMINISTIC is set: a choice by measurement can differ from run to run. "
+            "Name one compression; `hvdlite tune --link` says which one makes a step shorter"
         )
     if traced and RUNTIME.pool is not None:
         raise UnsupportedError(
             "compression is auto, and the job is elastic: ranks that join later would measure, while the compiled programs of "
-            "the others keep an earlier choice. Name the compression; `hvdlite tune --link` says which one pays"
+            "the others keep an earlier choice. "
+            "Name one compression; `hvdlite tune --link` says which one makes a step shorter"
         )
     found = list(tensors)
     dtypes = {dtype for dtype, _ in found}

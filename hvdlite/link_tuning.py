@@ -1,9 +1,9 @@
-"""Predicts and measures the time of a training step with each method to reduce gradients: for ``hvdlite tune --link``.
+"""Predicts and measures the time of a training step with each method of reducing gradients: for ``hvdlite tune --link``.
 
-``python -m hvdlite.link_tuning`` is what ``hvdlite tune --link`` starts on every rank. A measured step sleeps instead of
-computing, and does with random numbers what an optimizer does with gradients: it submits buckets of them during the backward
-pass, and waits for all. So it shows what the link, the engine and the codecs cost, and not how they slow a computation on the
-same cores.
+``hvdlite tune --link`` starts ``python -m hvdlite.link_tuning`` on every rank. A measured step sleeps instead of computing. It
+treats random numbers as an optimizer treats gradients: it submits buckets of random numbers during the backward pass, and waits
+for all. (For PowerSGD it multiplies matrices, and reduces after the backward pass.) So it shows the costs of the link, the
+engine and the codecs. It does not show how they slow a computation on the same cores.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from hvdlite.tuning.link_model import BF16, LOW_RANK_SIDE, POWERSGD, ExchangeMet
 
 __all__ = ["SimulatedSteps", "main"]
 
-_ROUNDS = 5  # measured steps of each method
+_ROUNDS = 5  # the most measured steps of each method
 _GLOBAL = 0  # the id of the set of all ranks
 
 Array = NDArray[Any]
@@ -40,7 +40,7 @@ class SimulatedSteps:
     Args:
         gradients: the elements of each bucket.
         compute: the seconds of the step without communication.
-        sleep: lets so many seconds pass.
+        sleep: a function that sleeps for the given number of seconds.
     """
 
     def __init__(self, gradients: Gradients, compute: float, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -73,7 +73,7 @@ class SimulatedSteps:
         if method is not BF16:
             codec = Codec(method.name) if method.codes else None
             return start_allreduce(values, name, DType.FLOAT32, codec=codec).result
-        # NumPy has no bfloat16: it copies the upper halves of float32 numbers, which reads and writes as much as a conversion.
+        # NumPy has no bfloat16. So this copies the upper halves of float32 numbers, which moves as much memory as a conversion.
         halves = values.view(np.uint16)[int(sys.byteorder == "little") :: 2]
         short = np.ascontiguousarray(halves)
         work = start_allreduce(short, name, DType.BFLOAT16)
@@ -85,7 +85,7 @@ class SimulatedSteps:
         return finish
 
     def _low_rank(self, total: int) -> None:
-        """The work of PowerSGD on square matrices with so many elements in all: two allreduces, one after the other."""
+        """The work of PowerSGD on square matrices that have `total` elements together: two allreduces, one after the other."""
         count = max(1, round(total / LOW_RANK_SIDE**2))
         matrix = np.resize(self._gradients[-1], (LOW_RANK_SIDE, LOW_RANK_SIDE))
         width = round((POWERSGD.element_bytes or 0) * LOW_RANK_SIDE / 8)
@@ -111,7 +111,11 @@ def _seconds_of_factoring() -> float:
 
 
 def _measure(methods: Iterable[ExchangeMethod], steps: SimulatedSteps, seconds: float) -> dict[ExchangeMethod, float]:
-    """The median seconds of a step with each method, on the slowest rank. Methods take turns, for about so many seconds."""
+    """The median seconds of a step with each method, on the slowest rank.
+
+    The methods take turns: at most six turns, and no further turn if it would probably end later than `seconds` after the
+    start.
+    """
     times: dict[ExchangeMethod, list[float]] = {method: [] for method in methods}
     begun = time.monotonic()
     for turn in range(_ROUNDS + 1):
@@ -119,7 +123,8 @@ def _measure(methods: Iterable[ExchangeMethod], steps: SimulatedSteps, seconds: 
             own.append(float(agree_on_slowest(np.array([steps.run(method)]), _GLOBAL)[0]))
         if agree_on_slowest(np.array([time.monotonic() - begun]), _GLOBAL)[0] * (turn + 2) / (turn + 1) > seconds:
             break
-    # The first turn makes buffers and agreements, so it does not count if there is another one.
+    # In the first turn the engine allocates buffers and sees the names for the first time. So that turn does not count if there
+    # are others.
     return {method: statistics.median(own[1:] or own) for method, own in times.items()}
 
 

@@ -7,28 +7,29 @@
 //
 // In shared memory, prepared inputs are numbered: input n is the one that a rank writes when it has taken part in n prepared
 // operations. Each member has two places for inputs, and input n lies in place n & 1.
-// - n means the same on all ranks: every rank runs the prepared operations in the order in which they were agreed, and the
-//   input that a member put under n belongs to its next announcement: a member prepares only when it has nothing else
-//   announced. (An operation that is withdrawn before it is agreed leaves n as it is. The place is written again later, and no
-//   member has read it.)
+// - n means the same on all ranks. Every rank runs the prepared operations in the order in which they were agreed. A member
+//   prepares an input only when it has announced nothing else, so input n belongs to the member's next announcement. (An
+//   operation that is withdrawn before it is agreed leaves n as it is. The place is written again later, and no member has read
+//   it.)
 // - No member overwrites an input that others still read. The member that writes input n has made the result of operation n-1.
 //   That operation was agreed after all members had announced it. Each of them had by then written its own input n-1, so it
 //   had made the result of operation n-2, which used place n & 1 before. A member whose input is not needed (a broadcast's
-//   receiver) writes nothing, and counts all the same.
+//   receiver) writes nothing, but it counts the operation, too.
 // - A member sees all inputs: each owner wrote its input before it announced the operation, and no member reads "complete"
 //   before all have announced. Announcing and reading are steps of one agreement (engine/negotiation/agreement.h), whose steps
 //   have the same order for all members.
 //
-// Cost for p ranks and S bytes of input: each rank loads and stores (p + 3) S bytes at most, and does not wait, because the
-// agreement has waited already. Bytes sent: none in shared memory; otherwise each rank sends its input to all others.
+// Cost for p ranks and S bytes of input: each rank loads and stores at most (2p + 2) S bytes in an allgather, and (p + 3) S in
+// the other operations. It does not wait any more, because it has waited for the agreement. Bytes sent: none in shared memory;
+// otherwise each rank sends its input to all others.
 //
 // In place: a rank's input is copied before any result is made; no other rank touches the output.
 //
-// All ranks get the same bits because all fold the same inputs in the same order, that of the ranks, wherever an element lies:
-// layout-independent, the bits of allreduce_shm and allreduce_direct.
+// All ranks get the same bits, because all reduce the same inputs in the order of the ranks, wherever an element lies. So the
+// reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct.
 //
-// Source: contributions that travel with their flags are common practice for small messages of ranks of one host, such as Open
-// MPI's shared-memory collectives; putting them before the ranks have agreed is hvdlite's own.
+// Source: it is common practice to write a small message next to its flag in shared memory; Open MPI's shared-memory
+// collectives do so. To write it before the ranks have agreed is hvdlite's own idea.
 #include "collectives/prepared.h"
 
 #include <cstring>

@@ -23,7 +23,8 @@ class PreparedInputs {
  public:
   static constexpr int kMostMembers = 64;
 
-  // In the members' shared memory. The next prepare() may overwrite them after channel.count_prepared().
+  // In the members' shared memory. They stay as they are until this member announces its next operation after
+  // channel.count_prepared().
   explicit PreparedInputs(const SharedChannel& channel);
   // From messages, by member.
   explicit PreparedInputs(const std::vector<std::vector<std::byte>>& payloads);

@@ -47,10 +47,11 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the root's model and optimizers at the start of each ``fit``, so that all ranks train one model.
 
-    It broadcasts the weights. It also broadcasts attributes of the model and of its layers (also in lists and dicts): all
-    optimizers with their iterations, slots and averages of weights; on TensorFlow each ``tf.Variable``, and on torch the
-    buffers of modules. If only one rank has slots, for example from a checkpoint, the others make them. It broadcasts neither
-    metrics nor random seeds, so that masks and augmentation differ between ranks.
+    It broadcasts the weights. It also looks into the attributes of the model and of its layers, and into lists and dicts there.
+    It broadcasts what it finds: all optimizers with their iterations, averages of weights and slots (without the slots that
+    ``shard=True`` splits over the ranks); on TensorFlow each ``tf.Variable``, and on torch the buffers of modules. If only one
+    rank has slots, for example from a checkpoint, the others make them. It broadcasts neither metrics nor random seeds, so that
+    masks and augmentation differ between ranks.
 
     The broadcast happens before the first batch, and includes all variables that exist then. Two kinds of variables do not
     exist yet on TensorFlow: those of a model that was made without the shape of its input, and slots of legacy optimizers of
@@ -375,7 +376,9 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
 
 def _momentum_slots(optimizer: Any) -> list[Any]:
-    """The accumulated momentum of an optimizer, one variable for each of the model. Its values include the learning rate."""
+    """An optimizer's variables of accumulated momentum, one for each variable that it trains. Their values include the learning
+    rate.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(inner, "momentum", None):
         return []

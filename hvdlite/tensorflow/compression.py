@@ -1,4 +1,4 @@
-"""The names of ``horovod.tensorflow.compression``."""
+"""The names of ``horovod.tensorflow.compression``, and `BF16Compressor`."""
 
 from hvdlite.compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
 

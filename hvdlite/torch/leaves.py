@@ -12,7 +12,11 @@ __all__ = ["leaf_of"]
 
 
 def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
-    """The leaf of a dense tensor. The tensor is copied only if it is on a GPU or not in row-major order in memory."""
+    """The leaf of a dense tensor.
+
+    The bytes are copied only if the tensor is on a GPU, is not in row-major order in memory, or is a lazy conjugate or
+    negative.
+    """
     tensor = tensor.detach()
 
     def on_host() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A model of the time of a training step whose gradients cross a link between hosts, for each method to reduce them.
+"""A model of the time of a training step whose gradients cross a link between hosts, for each method of reducing them.
 
 In an allreduce over h hosts, each host sends 2 (h - 1) / h times the bytes of the tensor (Patarasuk and Yuan, "Bandwidth
 Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 2009). A backward pass takes two thirds of the computation of
@@ -41,7 +41,7 @@ _SCALE = 4 / 256  # bytes of scales for each element, with one float32 scale for
 LOW_RANK_SIDE = 1024  # PowerSGD's bytes depend on the shapes of the matrices: the model assumes so many rows and columns
 _LOW_RANK = 2  # columns of a factor
 
-# `find_link` makes its messages longer until one takes so many seconds, or has so many elements.
+# `find_link` begins with _FEWEST elements in a message, and takes more until a message takes _LONG seconds or has _MOST.
 _LONG, _FEWEST, _MOST = 0.25, 1 << 14, 1 << 20
 _REPEATS = 3  # measurements of each kind, fewer if one takes longer than `_LONG`
 
@@ -54,7 +54,8 @@ class HostLink:
         hosts: the number of hosts; with 1 there is no link.
         latency: the seconds of an allreduce between hosts in addition to the time of its bytes.
         rate: the bytes a second that each host sends during a large allreduce.
-        coding: the seconds that a rank needs to code and decode an element of a tensor.
+        coding: the seconds that a rank needs to code and decode an element with int8. The model uses them for bf16 and int4,
+            too.
         factoring: the seconds that a rank needs for PowerSGD's matrix products, for each element.
     """
 
@@ -74,7 +75,7 @@ class ExchangeMethod:
     """A method to reduce the gradients of a step.
 
     Attributes:
-        name: for tables.
+        name: the name in tables, in the log and in names of requests; for a method with a codec also the name of the codec.
         argument: the argument of `DistributedOptimizer` that chooses it; "" for the default.
         element_bytes: bytes that are sent for each element; None: as many as the element has.
         codes: does a rank code and decode the elements?
@@ -123,7 +124,7 @@ class Gradients:
 
 
 def bucket_sizes(elements: int, first_bytes: int, bucket_bytes: int, itemsize: float = 4) -> tuple[int, ...]:
-    """The elements of each bucket, if parameters are small: the knobs first_bucket_bytes and bucket_bytes limit them."""
+    """The elements of each bucket, if no parameter is larger than the knobs first_bucket_bytes and bucket_bytes allow."""
     sizes = []
     limits = itertools.chain((first_bytes,), itertools.repeat(bucket_bytes))
     while elements > 0:
@@ -139,10 +140,10 @@ def step_seconds(link: HostLink, method: ExchangeMethod, gradients: Gradients, c
         link: the link and the core.
         method: how gradients are reduced.
         gradients: what is reduced.
-        compute: the seconds of the step without communication. With several passes for each reduction, of one pass.
+        compute: the seconds of the step without communication. If a reduction has several passes: of one pass.
 
     Returns:
-        The seconds of a step; with several passes, the mean of the steps of one reduction.
+        The seconds of a step. If a reduction has several passes: the mean over its passes.
     """
     total = sum(gradients.buckets)
     if link.hosts < 2 or not total:
@@ -159,11 +160,11 @@ def step_seconds(link: HostLink, method: ExchangeMethod, gradients: Gradients, c
 
 
 def choose(methods: Iterable[ExchangeMethod], seconds: Callable[[ExchangeMethod], float]) -> ExchangeMethod:
-    """The method that pays: each later one replaces an earlier one only if a step is 10 % and 1 ms shorter with it.
+    """The method to use. A later one replaces the best one before it only if a step is at least 10 % and 1 ms shorter.
 
     Args:
         methods: from the most to the least accurate one.
-        seconds: of a step with a method.
+        seconds: a function that returns the seconds of a step with a method.
     """
     first, *others = methods
     best, least = first, seconds(first)
@@ -189,8 +190,8 @@ def find_link(hosts: int, probe: Callable[[int, bool], float]) -> HostLink:
 
     Args:
         hosts: the number of hosts.
-        probe: the seconds of one allreduce of so many float32 elements, with the codec int8 or without a codec, on the slowest
-            rank. All ranks get the same number, so all find the same link.
+        probe: a function that runs one allreduce, and returns its seconds on the slowest rank. Its arguments are the number of
+            float32 elements, and whether the codec int8 is used. All ranks get the same seconds, so all find the same link.
     """
     if hosts < 2:
         return HostLink(hosts, 0.0, float("inf"))
@@ -239,7 +240,8 @@ def advice(rows: Sequence[tuple[ExchangeMethod, float, float | None]], compute: 
     """One sentence: which method to take.
 
     Args:
-        rows: as `table` takes them, of `ALL_METHODS`; measured seconds count more than predicted ones.
+        rows: as `table` takes them, of `ALL_METHODS`. The measured seconds are used where there are any, otherwise the
+            predicted ones.
         compute: the seconds of a step without communication.
     """
     seconds = {method: predicted if measured is None else measured for method, predicted, measured in rows}
@@ -247,12 +249,12 @@ def advice(rows: Sequence[tuple[ExchangeMethod, float, float | None]], compute: 
     fastest = min(seconds, key=seconds.__getitem__)
     waits = f"a step takes {format_seconds(seconds[NONE])}, and without communication {format_seconds(compute)}"
     if chosen is NONE:
-        said = f"Use no compression: {waits}, and neither bf16 nor int8 makes it {LEAST_GAIN:.0%} shorter"
+        said = f"Use no compression: {waits}, and neither bf16 nor int8 makes a step {LEAST_GAIN:.0%} and 1 ms shorter"
     else:
         said = f"Use {chosen.argument}: without it {waits}, and with it {format_seconds(seconds[chosen])}"
     if _pays(seconds[fastest], seconds[chosen]):
         said += (
-            f"; {fastest.argument} needs only {format_seconds(seconds[fastest])}, but it changes the training more: compare "
-            "the loss of a short run"
+            f"; {fastest.argument} needs only {format_seconds(seconds[fastest])}, but it changes the training more: "
+            "compare the loss of a short run with and without it"
         )
     return said + "."

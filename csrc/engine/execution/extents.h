@@ -33,7 +33,7 @@ struct Extents {
   std::size_t row_bytes() const { return row_elements * element_bytes; }
   std::size_t out_bytes() const { return static_cast<std::size_t>(out_rows) * row_bytes(); }
   std::size_t out_elements() const { return static_cast<std::size_t>(out_rows) * row_elements; }
-  // Converts rows of each peer to elements.
+  // Converts a number of rows for each peer to a number of elements.
   std::vector<std::size_t> elements(const std::vector<std::int64_t>& of) const {
     return scaled(of, row_elements);
   }
@@ -42,8 +42,8 @@ struct Extents {
   }
   // The result of this rank's entry, without memory yet.
   std::unique_ptr<EngineOutput> output(const Request& request) const;
-  // Memory for the result of this rank's entry: the caller's, if it has given some and all parts are equal; otherwise from
-  // `outputs`.
+  // Memory for the result of this rank's entry: the caller's, if it has given some and all members have equally many rows;
+  // otherwise from `outputs`.
   void* place(const Entry& entry, OutputCache& outputs) const;
 
  private:

@@ -1,5 +1,5 @@
-// What this rank announces at its set's port: its units (LocalUnits), and the steps of SetNegotiation through the port (its other
-// functions are in set_negotiation.cc). ledger.h and replicated_ledger.h explain the protocol.
+// LocalUnits, which holds what this rank announces at its set's port (agreement.h), and those functions of SetNegotiation that
+// use the port. set_negotiation.cc has the others. ledger.h and replicated_ledger.h explain the protocol.
 
 #include "engine/negotiation/local_units.h"
 
@@ -20,16 +20,16 @@ using Step = Agreement::Step;
 
 namespace {
 
-// How often to read the log and try again if the log grows in between.
+// How many times to try a step, each time after reading the log, if the log grows before the step.
 constexpr int kRounds = 4;
 
 // Larger allgathers and alltoalls go by message: the coordinator checks that the members' rows together are a possible size.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
-// All are forgotten when they are as many.
+// The most names in uneven_. When it has so many, all are removed before another one is added.
 constexpr std::size_t kMostUneven = 1024;
 
-// Do equal requests describe the operation fully?
+// If the requests of all members are equal, do they describe the whole operation?
 bool covers(const Request& request) {
   if (rows_may_differ(request.kind)) {
     return request.shape[0] <= kMostRows && request.bytes() <= kMostBytesOfRows;
@@ -37,7 +37,7 @@ bool covers(const Request& request) {
   return moves_data(request.kind) || request.kind == OpKind::kBarrier;
 }
 
-// The name, or what the names of all unnamed operations of a kind have in common.
+// The hash of the name. If hvdlite has made the name, the hash of its first part, which is the same for all operations of a kind.
 std::uint64_t lasting_name(const Request& request) {
   const std::size_t unnamed = request.name.find(kUnnamed);
   if (unnamed == std::string::npos) return request.name_hash;
@@ -200,7 +200,7 @@ void SetNegotiation::hear(int source, LedgerSteps message) {
   attend();
 }
 
-// The agreement begins when the last users of its memory have left. Until then everything goes through messages.
+// The agreement begins when all earlier users of its memory have left. Until then everything goes through messages.
 bool SetNegotiation::begin() {
   if (!port_->may_begin()) return await_decisions(local_units_.take_all());
   if (coordinator_) {
@@ -211,8 +211,8 @@ bool SetNegotiation::begin() {
   return false;
 }
 
-// The coordinator must count this rank's earlier requests before it counts its join. So this rank closes the port, as a rank that
-// leaves does; then all its announced entries go by message.
+// The coordinator must count this rank's earlier requests before it counts the rank's join. So this rank closes the port, as a
+// rank that leaves does. Then all entries that this rank has announced go by message.
 bool SetNegotiation::announce_join() {
   if (local_units_.has_announced()) {
     if (!close()) return false;
@@ -278,7 +278,7 @@ bool SetNegotiation::read() {
   try {
     return read(taken);
   } catch (const base::Error& error) {
-    // No table holds these entries any more. Without this their callers would wait for ever.
+    // No table holds these entries any more. If this function did not finish them, their callers would wait for ever.
     all_.finish(taken, {error.code(), error.what()});
     throw;
   }
@@ -354,7 +354,8 @@ void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
   }
 }
 
-// The coordinator's answer to this many equal requests. All members of a group have the same absent ones.
+// The coordinator's answer if `contributors` members have a value. In a group the same requests are absent on all ranks, so
+// either all ranks have a value or none has.
 AgreedOperation SetNegotiation::agreed_in_memory(const RequestPtr& request,
                                                  int contributors) const {
   return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};
@@ -364,14 +365,18 @@ void SetNegotiation::fuse_and_execute(std::vector<AgreedOperation> agreed,
                                       std::vector<Entry> entries) {
   all_.counters_.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
   all_.effects_.reached(entries, Effects::Stage::kAgreed);
+  const auto sizes_of = [&](const Request& request) {
+    if (!rows_may_differ(request.kind)) return std::vector<std::int64_t>();
+    return sizes_of_equal(request, set_.size());
+  };
   if (agreed.size() == 1) {
-    auto sizes = sizes_of_equal(*agreed.front().request, set_.size());
+    auto sizes = sizes_of(*agreed.front().request);
     return execute({std::move(agreed), std::move(sizes)}, std::move(entries));
   }
   for (const std::vector<std::uint32_t>& places :
        plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size())) {
     FusedOp fused;
-    fused.sizes = sizes_of_equal(*agreed[places.front()].request, set_.size());
+    fused.sizes = sizes_of(*agreed[places.front()].request);
     std::vector<Entry> mine;
     fused.parts.reserve(places.size());
     mine.reserve(places.size());

@@ -3,8 +3,8 @@
 // Throws: what the agreement throws; no entry is lost then.
 //
 // A unit is one operation, or a group of operations. A group is announced when this rank has submitted all of it. Some operations
-// need the coordinator and are no units: those that change sets or end a join, and an allgather or alltoall whose rows differed
-// between ranks when ranks last asked for its name.
+// need the coordinator and are no units: those that change sets or end a join, very large allgathers and alltoalls (kMostRows),
+// and allgathers and alltoalls whose rows differed between ranks when the ranks last ran an operation of the same name.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,8 @@ class LocalUnits {
   // Takes an entry of this rank, and announces it when its unit is complete. Returns false, and does not take the entry, if the
   // entry must go by message: the agreement does not cover it, or other entries of its group went by message.
   bool admit(Entry& entry);
-  // The coordinator has decided this. All members learn it, so they agree in which names go by message at once.
+  // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. All members get the same
+  // responses, so all know the same names whose requests go by message without an announcement.
   void remember_rows(const Response& response, int members);
   bool has_waiting() const { return !waiting_.empty(); }
   bool has_announced() const { return !announced_.empty(); }
@@ -53,7 +54,7 @@ class LocalUnits {
                            Announced announced);
   // The waiting entry, if it is the only one and this rank has announced nothing else; null otherwise.
   const Entry* only_one() const;
-  // The first waiting unit is prepared, with this payload; or it is not.
+  // Marks the first waiting unit as prepared, with this payload; without a payload, as not prepared.
   void mark_prepared(std::optional<std::span<const std::byte>> payload);
 
   // Takes the entries that this rank has announced under a key; none if it has announced nothing.
@@ -82,8 +83,8 @@ class LocalUnits {
   std::vector<Agreement::Unit> units_;
   std::vector<std::vector<Entry>> waiting_;
   std::unordered_map<std::uint64_t, std::vector<Entry>> announced_;  // by key
-  // Names of allgathers and alltoalls whose rows differed between ranks when a rank last asked. In the agreement, such requests
-  // cost an announcement that is diverted. Unnamed operations of a kind count as one name.
+  // Names of allgathers and alltoalls whose rows differed between ranks the last time. If such a request were announced, the
+  // agreement would only divert it to the coordinator. Unnamed operations of a kind count as one name.
   std::unordered_set<std::uint64_t> uneven_;
 };
 
