@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "engine/model/request.h"
 
 namespace hvdlite::engine {
 
