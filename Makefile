@@ -145,7 +145,7 @@ ASAN_TREE := build/asan/tree
 UNDER_ASAN := adasum arena arena_lives backends_cuda backends_numpy backends_torch binding bucket_launch c_abi collectives deaths \
   determinism engine_agreement engine_failures engine_operations fusion_kernels gpu_engine gpu_engine_failures \
   gpu_engine_streams gpu_faults gpu_schedules gpu_staging gpu_submit gradient_hooks handles hashes hierarchical join_order \
-  kernel_values kernels leaving native_cases open_results output_cache plain_calls plain_calls_started prepared_groups response_cache riding_payloads security \
+  kernel_values kernels leaving native_cases open_results output_cache plain_calls plain_calls_started prepared prepared_groups response_cache security \
   set_changes shared_memory_collectives shared_memory_parts stream_copy submit tile_stores timeline_files token \
   usage wait_many xla
 asan: venv $(VENV)/.tools
