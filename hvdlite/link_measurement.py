@@ -19,7 +19,7 @@ from hvdlite.tuning.link_model import HostLink, find_link
 if TYPE_CHECKING:
     from hvdlite._engine import Work
 
-__all__ = ["agree_on_slowest", "measure_link", "own_seconds", "start_allreduce"]
+__all__ = ["measure_link", "own_seconds", "slowest", "start_allreduce"]
 
 
 def measure_link(process_set: ProcessSet) -> HostLink:
@@ -36,7 +36,7 @@ def measure_link(process_set: ProcessSet) -> HostLink:
     place, size = process_set.rank() or 0, process_set.size() or 1
     machines = np.zeros(size)
     machines[place] = 1 + zlib.crc32(startup.machine_id().encode())
-    found = agree_on_slowest(machines, set_id).tolist()
+    found = _largest(machines, set_id).tolist()
     if 0.0 in found:
         joined = [str(rank) for rank, machine in zip(process_set.ranks or (), found, strict=True) if machine == 0]
         raise UnsupportedError(
@@ -46,12 +46,17 @@ def measure_link(process_set: ProcessSet) -> HostLink:
     hosts = len(set(found))
 
     def probe(elements: int, coded: bool) -> float:
-        return float(agree_on_slowest(np.array([own_seconds(elements, coded, set_id)]), set_id)[0])
+        return slowest(own_seconds(elements, coded, set_id), set_id)
 
     return find_link(hosts, probe)
 
 
-def agree_on_slowest(values: NDArray[np.float64], set_id: int) -> NDArray[np.float64]:
+def slowest(seconds: float, set_id: int) -> float:
+    """The most seconds of any rank of the set. Collective."""
+    return float(_largest(np.array([seconds]), set_id)[0])
+
+
+def _largest(values: NDArray[np.float64], set_id: int) -> NDArray[np.float64]:
     """The largest values of all ranks of the set, place by place. Overwrites and returns the argument. Collective."""
     start_allreduce(values, f"hvdlite.link.slowest.{values.size}", DType.FLOAT64, Max, set_id).result()
     return values

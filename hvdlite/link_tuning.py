@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,11 @@ from hvdlite import basics
 from hvdlite.compression import Codec
 from hvdlite.dtypes import DType
 from hvdlite.errors import HvdliteError, InvalidArgumentError
-from hvdlite.link_measurement import agree_on_slowest, measure_link, start_allreduce
+from hvdlite.link_measurement import measure_link, slowest, start_allreduce
 from hvdlite.process_sets import global_process_set
 from hvdlite.runtime import RUNTIME
 from hvdlite.tuning import link_model
-from hvdlite.tuning.link_model import BF16, LOW_RANK_SIDE, POWERSGD, ExchangeMethod, Gradients, HostLink
+from hvdlite.tuning.link_model import BF16, LOW_RANK_SIDE, POWERSGD, ExchangeMethod, Gradients
 
 __all__ = ["SimulatedSteps", "main"]
 
@@ -120,8 +121,8 @@ def _measure(methods: Iterable[ExchangeMethod], steps: SimulatedSteps, seconds: 
     begun = time.monotonic()
     for turn in range(_ROUNDS + 1):
         for method, own in times.items():
-            own.append(float(agree_on_slowest(np.array([steps.run(method)]), _GLOBAL)[0]))
-        if agree_on_slowest(np.array([time.monotonic() - begun]), _GLOBAL)[0] * (turn + 2) / (turn + 1) > seconds:
+            own.append(slowest(steps.run(method), _GLOBAL))
+        if slowest(time.monotonic() - begun, _GLOBAL) * (turn + 2) / (turn + 1) > seconds:
             break
     # In the first turn the engine allocates buffers and sees the names for the first time. So that turn does not count if there
     # are others.
@@ -135,8 +136,7 @@ def _report(parameters: int, compute: float, seconds: float) -> list[str]:
         raise InvalidArgumentError(
             "there is no link to measure: all ranks are on one host, where codecs code nothing; name several hosts: -H a:1,b:1"
         )
-    factoring = float(agree_on_slowest(np.array([_seconds_of_factoring()]), _GLOBAL)[0])
-    link = HostLink(link.hosts, link.latency, link.rate, link.coding, factoring)
+    link = replace(link, factoring=slowest(_seconds_of_factoring(), _GLOBAL))
     config = RUNTIME.config
     gradients = Gradients(link_model.bucket_sizes(parameters, config.first_bucket_bytes, config.bucket_bytes))
     predicted = {method: link_model.step_seconds(link, method, gradients, compute) for method in link_model.ALL_METHODS}

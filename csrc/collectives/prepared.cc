@@ -32,31 +32,30 @@
 // collectives do so. To write it before the ranks have agreed is hvdlite's own idea.
 #include "collectives/prepared.h"
 
+#include <array>
 #include <cstring>
-#include <numeric>
 
 #include "base/error.h"
+#include "collectives/chunking.h"
 #include "collectives/shared_channel.h"
 
 namespace hvdlite::collectives {
 
 namespace {
 
+// Members that can prepare an operation.
+constexpr int kMostMembers = 64;
+
 void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
-}
-
-// The sum of the first `count` values.
-std::size_t sum(const std::vector<std::size_t>& values, std::size_t count) {
-  return std::accumulate(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count),
-                         std::size_t{0});
 }
 
 // Reduces `count` elements from element `first` of all inputs, which have `all` elements.
 void fold(const PreparedInputs& inputs, std::size_t first, std::size_t count, std::size_t all,
           void* output, const Reduction& reduction, kernels::Isa isa) {
   const std::size_t element = base::size_of(reduction.dtype);
-  std::array<const void*, PreparedInputs::kMostMembers> places = {};
+  HVD_CHECK(inputs.members() <= kMostMembers);
+  std::array<const void*, kMostMembers> places = {};
   for (int member = 0; member < inputs.members(); ++member) {
     places[static_cast<std::size_t>(member)] = inputs.of(member, all * element) + first * element;
   }
@@ -72,26 +71,18 @@ void prepare(SharedChannel& channel, std::span<const std::byte> input) {
   copy(channel.prepared(channel.index(), channel.prepared_count()), input.data(), input.size());
 }
 
-PreparedInputs::PreparedInputs(const SharedChannel& channel) : members_(channel.size()) {
-  HVD_CHECK(members_ <= kMostMembers);
-  for (int member = 0; member < members_; ++member) {
-    inputs_[static_cast<std::size_t>(member)] = {channel.prepared(member, channel.prepared_count()),
-                                                 channel.prepared_bytes()};
-  }
-}
-
-PreparedInputs::PreparedInputs(const std::vector<std::vector<std::byte>>& payloads)
-    : members_(static_cast<int>(payloads.size())) {
-  HVD_CHECK(members_ <= kMostMembers);
-  for (std::size_t member = 0; member < payloads.size(); ++member) {
-    inputs_[member] = payloads[member];
-  }
+int PreparedInputs::members() const {
+  return channel_ != nullptr ? channel_->size() : static_cast<int>(payloads_->size());
 }
 
 const std::byte* PreparedInputs::of(int member, std::size_t bytes) const {
-  const auto& input = inputs_[static_cast<std::size_t>(member)];
-  HVD_CHECK(input.size() >= bytes);
-  return input.data();
+  if (channel_ != nullptr) {
+    HVD_CHECK(bytes <= channel_->prepared_bytes());
+    return channel_->prepared(member, channel_->prepared_count());
+  }
+  const std::vector<std::byte>& payload = (*payloads_)[static_cast<std::size_t>(member)];
+  HVD_CHECK(bytes <= payload.size());
+  return payload.data();
 }
 
 void allreduce_prepared(const PreparedInputs& inputs, const AllreducePart& part,
@@ -103,8 +94,8 @@ void reducescatter_prepared(const PreparedInputs& inputs, int rank, const Reduce
                             kernels::Isa isa) {
   const auto me = static_cast<std::size_t>(rank);
   if (args.counts[me] == 0) return;
-  fold(inputs, sum(args.counts, me), args.counts[me], sum(args.counts, args.counts.size()),
-       args.output, args.reduction, isa);
+  fold(inputs, offsets_of(args.counts)[me], args.counts[me], total_of(args.counts), args.output,
+       args.reduction, isa);
 }
 
 void allgatherv_prepared(const PreparedInputs& inputs, const AllgathervArgs& args) {
@@ -121,8 +112,8 @@ void broadcast_prepared(const PreparedInputs& inputs, const BroadcastArgs& args)
 }
 
 void alltoallv_prepared(const PreparedInputs& inputs, int rank, const AlltoallvArgs& args) {
-  const std::size_t all = sum(args.send_bytes, args.send_bytes.size());
-  const std::size_t mine = sum(args.send_bytes, static_cast<std::size_t>(rank));
+  const std::size_t all = total_of(args.send_bytes);
+  const std::size_t mine = offsets_of(args.send_bytes)[static_cast<std::size_t>(rank)];
   auto* output = static_cast<std::byte*>(args.output);
   for (std::size_t member = 0; member < args.recv_bytes.size(); ++member) {
     const std::size_t bytes = args.recv_bytes[member];

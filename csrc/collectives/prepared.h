@@ -6,7 +6,6 @@
 // that no kernel serves, Error(Internal) for an input that is too short.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -18,24 +17,23 @@ namespace hvdlite::collectives {
 // Puts this member's input, which has at most channel.prepared_bytes(), where the others will look for it.
 void prepare(SharedChannel& channel, std::span<const std::byte> input);
 
-// The inputs of all members of a prepared operation.
+// The inputs of all members of a prepared operation. Borrows them.
 class PreparedInputs {
  public:
-  static constexpr int kMostMembers = 64;
-
   // In the members' shared memory. They stay as they are until this member announces its next operation after
   // channel.count_prepared().
-  explicit PreparedInputs(const SharedChannel& channel);
+  explicit PreparedInputs(const SharedChannel& channel) : channel_(&channel) {}
   // From messages, by member.
-  explicit PreparedInputs(const std::vector<std::vector<std::byte>>& payloads);
+  explicit PreparedInputs(const std::vector<std::vector<std::byte>>& payloads)
+      : payloads_(&payloads) {}
 
-  int members() const { return members_; }
+  int members() const;
   // The input of a member, of at least this many bytes.
   const std::byte* of(int member, std::size_t bytes) const;
 
  private:
-  std::array<std::span<const std::byte>, kMostMembers> inputs_ = {};
-  int members_;
+  const SharedChannel* channel_ = nullptr;  // null: the inputs are payloads_
+  const std::vector<std::vector<std::byte>>* payloads_ = nullptr;
 };
 
 // The collectives, for the member `rank` of a prepared operation. They take the arguments of start_... (select.h) but ignore the

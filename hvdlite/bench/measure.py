@@ -88,7 +88,7 @@ def calls_per_sample(seconds: float, effort: Effort) -> int:
 
 
 def another_round(done: int, spent: float, seconds: float, effort: Effort) -> bool:
-    """Shall there be one more round?
+    """Whether to measure one more round.
 
     Args:
         done: the number of rounds so far.

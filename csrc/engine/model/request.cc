@@ -200,6 +200,16 @@ Request Request::decode(Reader& reader) {
   return request;
 }
 
+std::vector<std::int64_t> sizes_of_equal(const Request& request, int members) {
+  const auto ranks = static_cast<std::size_t>(members);
+  std::vector<std::int64_t> sizes;
+  if (request.kind == base::OpKind::kAllgather) sizes.assign(ranks, request.shape[0]);
+  for (std::size_t i = 0; request.kind == base::OpKind::kAlltoall && i < ranks; ++i) {
+    sizes.insert(sizes.end(), request.splits.begin(), request.splits.end());
+  }
+  return sizes;
+}
+
 std::string display_name(const Request& request) {
   const std::string prefix = std::string(base::name_of(request.kind)) + ".";
   return request.name.starts_with(prefix) ? request.name.substr(prefix.size()) : request.name;

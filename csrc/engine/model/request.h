@@ -184,6 +184,9 @@ struct Response {
   static Response decode(base::Reader& reader);
 };
 
+// Response::sizes if all members have equal requests; empty for kinds without sizes.
+std::vector<std::int64_t> sizes_of_equal(const Request& request, int members);
+
 using ResponsePtr = std::shared_ptr<const Response>;
 
 // The largest number of slots for one process set, for any value of the knob.

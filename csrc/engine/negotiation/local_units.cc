@@ -10,7 +10,6 @@
 #include "engine/negotiation/fusion_planner.h"
 #include "engine/negotiation/negotiation.h"
 #include "engine/negotiation/set_negotiation.h"
-#include "engine/negotiation/validate.h"
 
 namespace hvdlite::engine {
 
@@ -365,18 +364,14 @@ void SetNegotiation::fuse_and_execute(std::vector<AgreedOperation> agreed,
                                       std::vector<Entry> entries) {
   all_.counters_.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
   all_.effects_.reached(entries, Effects::Stage::kAgreed);
-  const auto sizes_of = [&](const Request& request) {
-    if (!rows_may_differ(request.kind)) return std::vector<std::int64_t>();
-    return sizes_of_equal(request, set_.size());
-  };
   if (agreed.size() == 1) {
-    auto sizes = sizes_of(*agreed.front().request);
+    auto sizes = sizes_of_equal(*agreed.front().request, set_.size());
     return execute({std::move(agreed), std::move(sizes)}, std::move(entries));
   }
   for (const std::vector<std::uint32_t>& places :
        plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size())) {
     FusedOp fused;
-    fused.sizes = sizes_of(*agreed[places.front()].request);
+    fused.sizes = sizes_of_equal(*agreed[places.front()].request, set_.size());
     std::vector<Entry> mine;
     fused.parts.reserve(places.size());
     mine.reserve(places.size());

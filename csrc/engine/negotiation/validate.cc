@@ -227,16 +227,6 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   return response;
 }
 
-std::vector<std::int64_t> sizes_of_equal(const Request& request, int members) {
-  const auto ranks = static_cast<std::size_t>(members);
-  std::vector<std::int64_t> sizes;
-  if (request.kind == OpKind::kAllgather) sizes.assign(ranks, request.shape[0]);
-  for (std::size_t i = 0; request.kind == OpKind::kAlltoall && i < ranks; ++i) {
-    sizes.insert(sizes.end(), request.splits.begin(), request.splits.end());
-  }
-  return sizes;
-}
-
 Status refuse_without_joined(const std::vector<RequestPtr>& requests,
                              const std::vector<int>& members) {
   const auto given = std::find_if(requests.begin(), requests.end(),

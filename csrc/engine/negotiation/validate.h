@@ -13,9 +13,6 @@ namespace hvdlite::engine {
 // process set, the differences by rank, and the remedy.
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
 
-// Response::sizes of an operation for which all members have equal requests. Empty for kinds without sizes.
-std::vector<std::int64_t> sizes_of_equal(const Request& request, int members);
-
 // As in Horovod: not ok if some ranks have joined without having asked, and the operation is no allreduce. Arguments as above.
 base::Status refuse_without_joined(const std::vector<RequestPtr>& requests,
                                    const std::vector<int>& members);

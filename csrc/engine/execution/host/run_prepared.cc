@@ -2,7 +2,6 @@
 
 #include "engine/execution/extents.h"
 #include "engine/execution/operation.h"
-#include "engine/negotiation/validate.h"
 
 namespace hvdlite::engine {
 
