@@ -601,7 +601,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     _algorithm("allreduce", "ring direct recursive_doubling shm inline hierarchical"),
     _algorithm("reducescatter", "ring direct shm"),
-    _algorithm("allgatherv", "ring shm"),
+    _algorithm("allgatherv", "ring direct shm"),
     _algorithm("broadcast", "binomial chain shm"),
     _algorithm("alltoallv", "pairwise shm"),
     _algorithm("barrier", "dissemination shm"),

@@ -26,6 +26,7 @@ std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs ar
                                                  const Tuning& tuning);
 std::unique_ptr<Collective> reducescatter_shm(Comm comm, ReducescatterArgs args,
                                               const Tuning& tuning);
+std::unique_ptr<Collective> allgatherv_direct(Comm comm, AllgathervArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allgatherv_ring(Comm comm, AllgathervArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> allgatherv_shm(Comm comm, AllgathervArgs args, const Tuning& tuning);
 std::unique_ptr<Collective> broadcast_binomial(Comm comm, BroadcastArgs args, const Tuning& tuning);

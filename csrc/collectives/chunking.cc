@@ -79,6 +79,17 @@ std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes) {
   return offsets;
 }
 
+std::vector<Range> runs_of(const std::vector<std::size_t>& sizes) {
+  std::vector<Range> runs;
+  runs.reserve(sizes.size());
+  std::size_t offset = 0;
+  for (const std::size_t size : sizes) {
+    runs.push_back({offset, size});
+    offset += size;
+  }
+  return runs;
+}
+
 std::size_t total_of(const std::vector<std::size_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
 }

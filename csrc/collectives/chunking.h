@@ -55,6 +55,8 @@ class Pieces {
 
 // The offset of each part when parts of these sizes lie back to back.
 std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes);
+// The same with their sizes.
+std::vector<Range> runs_of(const std::vector<std::size_t>& sizes);
 
 std::size_t total_of(const std::vector<std::size_t>& sizes);
 

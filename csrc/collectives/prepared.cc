@@ -19,23 +19,38 @@
 //   before all have announced. Announcing and reading are steps of one agreement (engine/negotiation/agreement.h), whose steps
 //   have the same order for all members.
 //
+// In messages, each member sends each other member what that member needs of its input: all of it (allgather, and broadcast for
+// the root), its part (alltoall, reducescatter), or in an allreduce
+//   - all of it, if it is small: then each rank makes the whole result; or
+//   - the part that the member reduces for all. After the agreement, each rank sends its reduced part to all others:
+//
+//                  rank 0                    rank 1                    rank 2
+//   announce       b0 -> 1, c0 -> 2          a1 -> 0, c1 -> 2          a2 -> 0, b2 -> 1
+//   (agreement)
+//   reduce         a0 + a1 + a2              b0 + b1 + b2              c0 + c1 + c2
+//   gather         a -> 1, 2                 b -> 0, 2                 c -> 0, 1
+//
 // Cost for p ranks and S bytes of input: each rank loads and stores at most (2p + 2) S bytes in an allgather, and (p + 3) S in
-// the other operations. It does not wait any more, because it has waited for the agreement. Bytes sent: none in shared memory;
-// otherwise each rank sends its input to all others.
+// the other operations. It does not wait any more, because it has waited for the agreement. Bytes sent by a rank: none in shared
+// memory; (p-1) S of an input that all need; (p-1)/p S of parts. The allreduce of parts waits for one more message, and sends
+// 2(p-1)/p S bytes, as allreduce_direct.
 //
-// In place: a rank's input is copied before any result is made; no other rank touches the output.
+// In place: a rank's input is copied before any result is made. No other rank touches the output, but to gather parts.
 //
-// All ranks get the same bits, because all reduce the same inputs in the order of the ranks, wherever an element lies. So the
-// reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct.
+// All ranks get the same bits, because an element is reduced from the same inputs in the order of the ranks, wherever it lies. So
+// the reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct.
 //
 // Source: it is common practice to write a small message next to its flag in shared memory; Open MPI's shared-memory
-// collectives do so. To write it before the ranks have agreed is hvdlite's own idea.
+// collectives do so. To write it before the ranks have agreed is hvdlite's own idea. The allreduce of parts is that of
+// allreduce_direct, whose first exchange the announcements make.
 #include "collectives/prepared.h"
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
+#include "collectives/algorithms.h"
 #include "collectives/chunking.h"
 #include "collectives/shared_channel.h"
 
@@ -50,14 +65,15 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Reduces `count` elements from element `first` of all inputs, which have `all` elements.
-void fold(const PreparedInputs& inputs, std::size_t first, std::size_t count, std::size_t all,
-          void* output, const Reduction& reduction, kernels::Isa isa) {
+// Reduces `count` elements from element `first` of all inputs.
+void fold(const PreparedInputs& inputs, std::size_t first, std::size_t count, void* output,
+          const Reduction& reduction, kernels::Isa isa) {
   const std::size_t element = base::size_of(reduction.dtype);
   HVD_CHECK(inputs.members() <= kMostMembers);
   std::array<const void*, kMostMembers> places = {};
   for (int member = 0; member < inputs.members(); ++member) {
-    places[static_cast<std::size_t>(member)] = inputs.of(member, all * element) + first * element;
+    places[static_cast<std::size_t>(member)] =
+        inputs.part(member, first * element, count * element);
   }
   kernels::reduce_kernels(reduction.dtype, reduction.op, isa)
       .fold(&output, 1, places.data(), inputs.members(), count, reduction.prescale,
@@ -75,10 +91,10 @@ int PreparedInputs::members() const {
   return channel_ != nullptr ? channel_->size() : static_cast<int>(payloads_->size());
 }
 
-const std::byte* PreparedInputs::of(int member, std::size_t bytes) const {
+const std::byte* PreparedInputs::part(int member, std::size_t offset, std::size_t bytes) const {
   if (channel_ != nullptr) {
-    HVD_CHECK(bytes <= channel_->prepared_bytes());
-    return channel_->prepared(member, channel_->prepared_count());
+    HVD_CHECK(offset + bytes <= channel_->prepared_bytes());
+    return channel_->prepared(member, channel_->prepared_count()) + offset;
   }
   const std::vector<std::byte>& payload = (*payloads_)[static_cast<std::size_t>(member)];
   HVD_CHECK(bytes <= payload.size());
@@ -87,37 +103,58 @@ const std::byte* PreparedInputs::of(int member, std::size_t bytes) const {
 
 void allreduce_prepared(const PreparedInputs& inputs, const AllreducePart& part,
                         const Reduction& reduction, kernels::Isa isa) {
-  fold(inputs, 0, part.count, part.count, part.output, reduction, isa);
+  fold(inputs, 0, part.count, part.output, reduction, isa);
+}
+
+std::vector<std::size_t> allreduce_parts(std::size_t count, int members,
+                                         std::size_t element_bytes) {
+  const std::size_t grain = alignment_grain(count, members, element_bytes);
+  std::vector<std::size_t> parts;
+  for (std::size_t member = 0; member < static_cast<std::size_t>(members); ++member) {
+    parts.push_back(part_of(count, static_cast<std::size_t>(members), member, grain).count);
+  }
+  return parts;
+}
+
+std::unique_ptr<Collective> allreduce_of_parts(Comm comm, const PreparedInputs& inputs,
+                                               const AllreducePart& part,
+                                               const Reduction& reduction, const Tuning& tuning) {
+  const std::size_t element = base::size_of(reduction.dtype);
+  const std::vector<Range> runs = runs_of(allreduce_parts(part.count, comm.size(), element));
+  const Range& mine = runs[static_cast<std::size_t>(comm.rank())];
+  std::byte* const reduced = static_cast<std::byte*>(part.output) + mine.offset * element;
+  fold(inputs, mine.offset, mine.count, reduced, reduction, tuning.isa);
+  AllgathervArgs args{reduced, part.output, {}};
+  for (const Range& run : runs) args.bytes.push_back(run.count * element);
+  return allgatherv_direct(std::move(comm), std::move(args), tuning);
 }
 
 void reducescatter_prepared(const PreparedInputs& inputs, int rank, const ReducescatterArgs& args,
                             kernels::Isa isa) {
   const auto me = static_cast<std::size_t>(rank);
   if (args.counts[me] == 0) return;
-  fold(inputs, offsets_of(args.counts)[me], args.counts[me], total_of(args.counts), args.output,
-       args.reduction, isa);
+  fold(inputs, offsets_of(args.counts)[me], args.counts[me], args.output, args.reduction, isa);
 }
 
 void allgatherv_prepared(const PreparedInputs& inputs, const AllgathervArgs& args) {
   auto* output = static_cast<std::byte*>(args.output);
   for (std::size_t member = 0; member < args.bytes.size(); ++member) {
     const std::size_t bytes = args.bytes[member];
-    copy(output, inputs.of(static_cast<int>(member), bytes), bytes);
+    copy(output, inputs.part(static_cast<int>(member), 0, bytes), bytes);
     output += bytes;
   }
 }
 
 void broadcast_prepared(const PreparedInputs& inputs, const BroadcastArgs& args) {
-  copy(static_cast<std::byte*>(args.data), inputs.of(args.root, args.bytes), args.bytes);
+  copy(static_cast<std::byte*>(args.data), inputs.part(args.root, 0, args.bytes), args.bytes);
 }
 
 void alltoallv_prepared(const PreparedInputs& inputs, int rank, const AlltoallvArgs& args) {
-  const std::size_t all = total_of(args.send_bytes);
   const std::size_t mine = offsets_of(args.send_bytes)[static_cast<std::size_t>(rank)];
   auto* output = static_cast<std::byte*>(args.output);
   for (std::size_t member = 0; member < args.recv_bytes.size(); ++member) {
     const std::size_t bytes = args.recv_bytes[member];
-    copy(output, inputs.of(static_cast<int>(member), all) + mine, bytes);
+    copy(output, inputs.part(static_cast<int>(member), mine, bytes), bytes);
     output += bytes;
   }
 }

@@ -35,6 +35,7 @@ constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
 };
 constexpr Algorithm<AllgathervArgs> kAllgatherv[] = {
     {"ring", allgatherv_ring},
+    {"direct", allgatherv_direct},
     {.name = "shm", .make = allgatherv_shm, .runs_on = shares_memory},
 };
 constexpr Algorithm<BroadcastArgs> kBroadcast[] = {

@@ -49,7 +49,7 @@ std::string_view collective_name();
 std::span<const Algorithm<AllreduceArgs>>
 allreduce_algorithms();  // ring direct recursive_doubling shm inline push hierarchical coded adasum
 std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
-std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring shm
+std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring direct shm
 std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm
 std::span<const Algorithm<AlltoallvArgs>> alltoallv_algorithms();          // pairwise shm
 std::span<const Algorithm<Barrier>> barrier_algorithms();                  // dissemination shm

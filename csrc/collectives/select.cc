@@ -22,12 +22,16 @@ constexpr std::string_view kCoded =
 constexpr std::string_view kHierarchical = "hierarchical";
 
 // Is direct faster than recursive doubling for few bytes? It waits for two messages in turn, and sends each byte fewer times. Two
-// or four ranks wait for no more than two messages in recursive doubling. With many ranks direct sends too many messages.
-constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16 && ranks != 4; }
+// ranks wait for one message in recursive doubling. With many ranks direct sends too many messages.
+constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16; }
 
 // Up to this share of a tile, allreduce_inline is faster: it waits once less, but does p times as many additions. It is a share
 // so that small tiles (with many ranks, or in tests) behave like large ones.
 constexpr std::size_t kInlineShare = 64;
+
+// If a member's input, sent to all others, has at most this many bytes together, all members get it whole: to reduce it on the way
+// would save bytes, but cost the delay of another message.
+constexpr std::size_t kSmallPayloads = std::size_t{16} << 10;
 
 std::string knob_of(std::string_view collective) {
   std::string knob = "HVDLITE_" + std::string(collective) + "_ALGORITHM";
@@ -129,14 +133,7 @@ std::string_view coded_algorithm(const base::Codec& codec, const Comm& comm) {
   return shares_memory_on_hosts(comm) ? kHierarchical : kCoded;
 }
 
-}  // namespace
-
-CommShape shape_of(const Comm& comm) {
-  const bool shared = shares_memory(comm);
-  return {comm.size(), shared, shares_memory_on_hosts(comm),
-          shared ? comm.shared()->tile_bytes() / kInlineShare : 0};
-}
-
+// May members prepare such an operation, if it is not too large?
 bool may_prepare(base::OpKind kind, const Reduction& reduction, bool shares_memory,
                  const Selection& selection) {
   using base::OpKind;
@@ -156,6 +153,48 @@ bool may_prepare(base::OpKind kind, const Reduction& reduction, bool shares_memo
       return selection.alltoallv == kAuto;
     default:
       return false;
+  }
+}
+
+}  // namespace
+
+CommShape shape_of(const Comm& comm) {
+  CommShape shape{.ranks = comm.size(),
+                  .shared = shares_memory(comm),
+                  .shared_on_hosts = shares_memory_on_hosts(comm)};
+  if (shape.shared) {
+    shape.inline_bytes = comm.shared()->tile_bytes() / kInlineShare;
+    shape.prepared_bytes = comm.shared()->prepared_bytes();
+  }
+  return shape;
+}
+
+Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
+                           const CommShape& shape, const Selection& selection) {
+  if (!may_prepare(kind, reduction, shape.shared, selection)) return Preparation::kNone;
+  if (shape.shared) return bytes <= shape.prepared_bytes ? Preparation::kWhole : Preparation::kNone;
+  // The hierarchical algorithm adds up each host first, so its bits are others.
+  if (selection.deterministic && shape.shared_on_hosts && base::reduces(kind)) {
+    return Preparation::kNone;
+  }
+  const std::size_t to_others = static_cast<std::size_t>(shape.ranks - 1) * bytes;
+  const bool is_small = to_others <= kSmallPayloads;
+  const bool latency_counts = bytes <= selection.recursive_doubling_max_bytes;
+  switch (kind) {
+    case base::OpKind::kAlltoall:
+    case base::OpKind::kReducescatter:
+      return latency_counts ? Preparation::kParts : Preparation::kNone;
+    case base::OpKind::kAllgather:
+      return is_small || (!shape.shared_on_hosts && to_others <= selection.recursive_doubling_max_bytes)
+                 ? Preparation::kWhole
+                 : Preparation::kNone;
+    case base::OpKind::kAllreduce:
+      if (is_small) return Preparation::kWhole;
+      if (shape.shared_on_hosts || !latency_counts) return Preparation::kNone;
+      return shape.ranks == 2 ? Preparation::kWhole : Preparation::kParts;
+    default:
+      return is_small || (shape.ranks == 2 && latency_counts) ? Preparation::kWhole
+                                                              : Preparation::kNone;
   }
 }
 
@@ -191,6 +230,15 @@ std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
   return forced_or(selection.reducescatter, direct ? "direct" : "ring");
 }
 
+std::string_view chosen_allgatherv(const std::vector<std::size_t>& parts, CommShape shape,
+                                   const Selection& selection) {
+  if (shape.shared) return forced_or(selection.allgatherv, kShared);
+  const std::size_t longest = *std::ranges::max_element(parts);
+  const bool direct = is_direct_faster(shape.ranks) &&
+                      parts.size() * longest <= selection.recursive_doubling_max_bytes;
+  return forced_or(selection.allgatherv, direct ? "direct" : "ring");
+}
+
 std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) return forced_or(selection.broadcast, kShared);
   // Compares two times, in units of a segment's time: what the root of a binomial tree sends, and the length of the pipeline.
@@ -224,8 +272,7 @@ std::unique_ptr<Collective> start_reducescatter(Comm comm, ReducescatterArgs arg
 
 std::unique_ptr<Collective> start_allgatherv(Comm comm, AllgathervArgs args,
                                              const Selection& selection) {
-  const std::string_view name =
-      forced_or(selection.allgatherv, shares_memory(comm) ? kShared : "ring");
+  const std::string_view name = chosen_allgatherv(args.bytes, shape_of(comm), selection);
   return start(allgatherv_algorithms(), name, std::move(comm), std::move(args), selection);
 }
 

@@ -21,7 +21,8 @@ struct Selection {
   // layout-independent algorithms, and from 3 ranks on the same one for every size, since fusion
   // changes sizes (the orders of direct and recursive_doubling differ).
   bool deterministic = false;
-  // allreduce, reducescatter: up to here latency counts, above bandwidth
+  // Up to here latency counts, above bandwidth. Bytes of the buffer (allreduce), of all parts together (reducescatter, allgather,
+  // alltoall).
   std::size_t recursive_doubling_max_bytes = 64 * 1024;
   Tuning tuning;
 };
@@ -44,6 +45,7 @@ struct CommShape {
   bool shared = false;           // all of them share memory
   bool shared_on_hosts = false;  // they are on several hosts, and those of each host share memory
   std::size_t inline_bytes = 0;  // up to here an allreduce in the memory that all share is inline
+  std::size_t prepared_bytes = 0;  // the largest input that can be prepared in that memory
 };
 CommShape shape_of(const Comm& comm);
 
@@ -52,12 +54,21 @@ CommShape shape_of(const Comm& comm);
 std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection);
 std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
                                       const Selection& selection);
+// parts: the bytes of each rank's part.
+std::string_view chosen_allgatherv(const std::vector<std::size_t>& parts, CommShape shape,
+                                   const Selection& selection);
 std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection);
 
-// May members prepare such an operation (prepared.h), if it is not too large? reduction: of a kind that reduces. shares_memory: all
-// of them do; otherwise the inputs travel in messages.
-bool may_prepare(base::OpKind kind, const Reduction& reduction, bool shares_memory,
-                 const Selection& selection);
+// How members prepare an operation (prepared.h).
+enum class Preparation : std::uint8_t {
+  kNone,   // not at all
+  kWhole,  // each member gets the whole input of the others (of a broadcast: of the root)
+  kParts,  // each member gets its part of the others' inputs
+};
+// bytes: of a member's input. reduction: of a kind that reduces. shape.shared: the members share memory, and agree there; otherwise
+// the inputs travel in messages.
+Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
+                           const CommShape& shape, const Selection& selection);
 
 // Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.
 bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,

@@ -33,12 +33,12 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override {
     execution_.execute(set, std::move(fused), std::move(entries));
   }
-  std::optional<std::span<const std::byte>> prepare(SetId set, const Entry& entry) override {
+  std::optional<InlinePayload> prepare(SetId set, const Entry& entry) override {
     return execution_.prepare(set, entry);
   }
   void execute_prepared(SetId set, Entry& entry,
-                        const std::vector<std::vector<std::byte>>& payloads) override {
-    execution_.execute_prepared(set, entry, payloads);
+                        std::vector<std::vector<std::byte>> payloads) override {
+    execution_.execute_prepared(set, entry, std::move(payloads));
   }
   void finish(std::span<const Entry> entries, const base::Status& status) override {
     shared_.finish(entries, status);

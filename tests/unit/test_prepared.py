@@ -1,4 +1,4 @@
-"""Prepared operations, whose payloads come with their announcements: up to which size, and what their results are."""
+"""Prepared operations, whose inputs are with the others when all have agreed: up to which size, and what their results are."""
 
 import numpy as np
 import pytest
@@ -149,6 +149,66 @@ def test_operations_of_every_kind_that_moves_data_are_prepared(kind, size, share
             assert after["cache_misses"] == before["cache_misses"]
 
     run_ranks(size, body, config={"shared_memory": shared_memory, "ledger_copies": 16})
+
+
+APART = {"shared_memory": "off", "ledger_copies": 16}
+MOST = 64 << 10  # bytes of an input
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_an_allreduce_between_hosts_is_prepared_whole_or_in_parts(size, in_place):
+    """The smallest go whole to all ranks, of larger ones each rank gets its part, and the largest are not prepared."""
+
+    def body(rank):
+        for elements in (1, 4096 // (size - 1), 4096 // (size - 1) + 1, 5003, MOST // 4, MOST // 4 + 1):
+            everyone = [np.random.default_rng(other).normal(0, 3, elements).astype(np.float32) for other in range(size)]
+            before = rank.engine.counters()["riding_ops"]
+            mine = everyone[rank.rank].copy()
+            result = mine if in_place else np.empty_like(mine)
+            rank.start(ALLREDUCE, f"x{elements}", mine, result).result()
+            assert rank.engine.counters()["riding_ops"] - before == (4 * elements <= MOST)
+            total = everyone[0]
+            for other in everyone[1:]:
+                total = total + other
+            assert result.tobytes() == total.tobytes()  # the order of the ranks, whichever way
+            assert in_place or mine.tobytes() == everyone[rank.rank].tobytes()
+
+    run_ranks(size, body, config={**APART, "deterministic": True})
+
+
+@pytest.mark.parametrize("kind", [ALLTOALL, REDUCESCATTER])
+def test_each_rank_gets_its_part_between_hosts(kind):
+    """So inputs may be as large as those of direct algorithms, and a rank sends no byte that another rank does not need."""
+    rows = MOST // 4 // 4
+
+    def body(rank):
+        before = rank.engine.counters()
+        inputs, results = inputs_and_results(kind, 4, rows)
+        options = {"splits": [rows] * 4} if kind == ALLTOALL else {}
+        result = rank.start(kind, "x", inputs[rank.rank], None, **options).result()
+        after = rank.engine.counters()
+        assert np.array_equal(rank.take(result, np.int32), results[rank.rank])
+        assert after["riding_ops"] - before["riding_ops"] == 1
+        assert after["control_bytes_sent"] - before["control_bytes_sent"] < MOST
+
+    run_ranks(4, body, config=APART)
+
+
+def test_parts_may_differ_in_size():
+    """Three ranks share 10 rows; each sends the same uneven split in an alltoall."""
+
+    def body(rank):
+        values = np.arange(10, dtype=np.int64).reshape(10, 1) + 100 * rank.rank
+        share = rank.take(rank.start(REDUCESCATTER, "r", values, None).result(), np.int64)
+        begin = (0, 4, 7)[rank.rank]
+        assert share.ravel().tolist() == [3 * row + 300 for row in range(begin, (4, 7, 10)[rank.rank])]
+        got = rank.take(rank.start(ALLTOALL, "a", values, None, splits=[1, 0, 9]).result(), np.int64)
+        rows = ([0], [], list(range(1, 10)))[rank.rank]
+        assert got.ravel().tolist() == [row + 100 * other for other in range(3) for row in rows]
+        assert rank.engine.counters()["riding_ops"] == 2
+
+    run_ranks(3, body, config=APART)
 
 
 def test_rows_that_differ_go_by_the_coordinator():

@@ -6,12 +6,12 @@
 #include "collectives/prepared.h"
 #include "engine/execution/host/run_prepared.h"
 #include "engine/negotiation/ledger.h"
-#include "engine/negotiation/replicated_ledger.h"
 #include "transport/host_window.h"
 
 namespace hvdlite::engine {
 
 using base::OpKind;
+using collectives::Preparation;
 
 namespace {
 
@@ -107,34 +107,52 @@ bool Execution::share_memory(SetId set) const {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-bool Execution::may_prepare(const SharingSet& set, const Request& request) const {
+Preparation Execution::preparation_of(const SharingSet& set, const Request& request) const {
+  if (request.absent || request.on_gpu() || request.weighted || request.arena != 0 ||
+      request.bytes() == 0) {
+    return Preparation::kNone;
+  }
   const bool shares = share_ledger(set);
-  // The hierarchical algorithm adds up each host first, so its bits are others.
-  if (selection_.deterministic && set.shared.hosts && base::reduces(request.kind)) return false;
-  const std::size_t most =
-      shares ? set.shared.channel->prepared_bytes() : ReplicatedLedger::inline_bytes(set.size());
-  return !request.absent && !request.on_gpu() && !request.weighted && request.arena == 0 &&
-         request.bytes() > 0 && request.bytes() <= most &&
-         collectives::may_prepare(request.kind, reduction_of(request, 1), shares, selection_);
+  const collectives::CommShape shape{
+      .ranks = set.size(),
+      .shared = shares,
+      .shared_on_hosts = set.shared.hosts != nullptr,
+      .prepared_bytes = shares ? set.shared.channel->prepared_bytes() : 0};
+  return collectives::preparation_of(request.kind, request.bytes(), reduction_of(request, 1), shape,
+                                     selection_);
 }
 
-std::optional<std::span<const std::byte>> Execution::prepare(SetId set, const Entry& entry) {
+std::optional<InlinePayload> Execution::prepare(SetId set, const Entry& entry) {
   const SharingSet& known = *sets_.find(set)->second.host;
   const Request& request = *entry.request;
-  if (!may_prepare(known, request)) return std::nullopt;
-  std::span<const std::byte> input(static_cast<const std::byte*>(entry.input), request.bytes());
+  const Preparation preparation = preparation_of(known, request);
+  if (preparation == Preparation::kNone) return std::nullopt;
+  InlinePayload payload;
   // Nobody needs the input of a broadcast's receivers.
-  if (request.kind == OpKind::kBroadcast && request.root != transport_.rank()) input = {};
-  if (share_ledger(known)) collectives::prepare(*known.shared.channel, input);
-  return input;
+  if (request.kind != OpKind::kBroadcast || request.root == transport_.rank()) {
+    payload.input = {static_cast<const std::byte*>(entry.input), request.bytes()};
+  }
+  if (share_ledger(known)) collectives::prepare(*known.shared.channel, payload.input);
+  if (preparation == Preparation::kParts) payload.parts = parts_of(entry.request, known);
+  return payload;
 }
 
 void Execution::execute_prepared(SetId set, Entry& entry,
-                                 const std::vector<std::vector<std::byte>>& payloads) {
-  const SharingSet& known = *sets_.find(set)->second.host;
+                                 std::vector<std::vector<std::byte>> payloads) {
+  Set& shared_by_all = sets_.find(set)->second;
+  const SharingSet& known = *shared_by_all.host;
   const Request& request = *entry.request;
-  HVD_CHECK(may_prepare(known, request));
+  const Preparation preparation = preparation_of(known, request);
+  HVD_CHECK(preparation != Preparation::kNone);
   const int members = known.size();
+  if (preparation == Preparation::kParts && request.kind == OpKind::kAllreduce) {
+    shared_.reached({&entry, 1}, FlightRecorder::Stage::kAgreed);
+    ++shared_.counters.riding_ops;
+    QueuedOperation operation{{{{entry.request, members}}, {}}, {}, 0, std::move(payloads)};
+    operation.entries.push_back(std::move(entry));
+    enqueue(shared_by_all, std::move(operation));
+    return;
+  }
   const bool moves = request.bytes() > kTinyBytes || !payloads.empty();
   if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
   const bool shares = share_ledger(known);
@@ -155,18 +173,25 @@ void Execution::execute_prepared(SetId set, Entry& entry,
 }
 
 void Execution::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
-  Set& known = sets_.at(set);
+  enqueue(sets_.at(set), {std::move(fused), std::move(entries), 0, {}});
+}
+
+// Gives the operation its tag.
+void Execution::enqueue(Set& set, QueuedOperation operation) {
+  const Request& first = operation.fused.first();
   ++shared_.counters.fused_ops;
-  shared_.usage.moves(fused.first().kind, payload_of(fused, entries), known.host->members->size());
-  if (fused.first().arena != 0) ++shared_.counters.arena_ops;
-  if (fused.first().on_gpu()) {
-    DeviceLane& lane = device_lane(known, entries);
-    lane.enqueue(std::move(fused), std::move(entries), next_tag(known));
+  shared_.usage.moves(first.kind, payload_of(operation.fused, operation.entries),
+                      set.host->members->size());
+  if (first.arena != 0) ++shared_.counters.arena_ops;
+  if (first.on_gpu()) {
+    DeviceLane& lane = device_lane(set, operation.entries);
+    lane.enqueue(std::move(operation.fused), std::move(operation.entries), next_tag(set));
     return;
   }
-  Lane& lane = lanes_[set];
-  if (!lane.set) lane.set = known.host;
-  lane.waiting.push_back({std::move(fused), std::move(entries), next_tag(known)});
+  Lane& lane = lanes_[set.host->id];
+  if (!lane.set) lane.set = set.host;
+  operation.tag = next_tag(set);
+  lane.waiting.push_back(std::move(operation));
 }
 
 std::uint32_t Execution::next_tag(Set& set) const {
@@ -237,7 +262,7 @@ bool Execution::start(Lane& lane) {
     const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
                                  lane.set->id, lane.set->shared.sharing());
     lane.running.push_back(std::make_unique<HostOperation>(
-        std::move(next.fused), std::move(next.entries), comm,
+        std::move(next.fused), std::move(next.entries), std::move(next.payloads), comm,
         HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
     Operation& operation = *lane.running.back();
     lane.running_bytes += operation.bytes();

@@ -9,8 +9,8 @@
 // (device_lane.h).
 //
 // Small operations are prepared (collectives/prepared.h): before the members have agreed, each puts its input where the others
-// will look for it, or into the message that announces it. If all have done so, the operation needs no further exchange: it
-// runs beside the lanes and ends as soon as it is agreed.
+// will look for it, or into the message that announces it. If all have done so, the operation ends as soon as it is agreed, beside
+// the lanes. Only an allreduce of parts has a second exchange, and takes its turn in the lane.
 #pragma once
 
 #include <algorithm>
@@ -47,10 +47,9 @@ class Execution {
 
   // --- operations ---
   // As Effects::prepare. If the members share memory, this rank's input then lies where the others will look for it.
-  std::optional<std::span<const std::byte>> prepare(SetId set, const Entry& entry);
-  // Called when all members have prepared the operation. payloads: as Effects::execute_prepared.
-  void execute_prepared(SetId set, Entry& entry,
-                        const std::vector<std::vector<std::byte>>& payloads);
+  std::optional<InlinePayload> prepare(SetId set, const Entry& entry);
+  // As Effects::execute_prepared, called when all members have prepared the operation.
+  void execute_prepared(SetId set, Entry& entry, std::vector<std::vector<std::byte>> payloads);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
 
   // Payloads of point to point; see Transfers.
@@ -101,7 +100,8 @@ class Execution {
     std::deque<std::unique_ptr<Operation>> running;
     std::size_t running_bytes = 0;
   };
-  bool may_prepare(const SharingSet& set, const Request& request) const;
+  collectives::Preparation preparation_of(const SharingSet& set, const Request& request) const;
+  void enqueue(Set& set, QueuedOperation operation);
   std::uint32_t next_tag(Set& set) const;
   DeviceLane& device_lane(Set& set, const std::vector<Entry>& entries);
   bool start(Lane& lane);

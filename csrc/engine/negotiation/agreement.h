@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,18 @@
 #include "engine/model/messages.h"
 
 namespace hvdlite::engine {
+
+// What the other members need of a prepared operation's input. Copies of the agreement carry it with the announcement.
+struct InlinePayload {
+  std::span<const std::byte> input{};
+  std::vector<std::size_t> parts{};  // bytes for each member, back to back in the input; empty: all members need all of it
+
+  std::span<const std::byte> part(int member) const {
+    if (parts.empty()) return input;
+    const auto place = parts.begin() + member;
+    return input.subspan(std::accumulate(parts.begin(), place, std::size_t{0}), *place);
+  }
+};
 
 class Agreement {
  public:
@@ -67,8 +80,7 @@ class Agreement {
     bool absent = false;        // no value on this member
     // This member has prepared it; the agreement only reports whether all members have.
     bool prepared = false;
-    std::span<const std::byte>
-        payload{};  // of a prepared unit; a copy of the agreement carries it to the other members
+    InlinePayload payload{};  // of a prepared unit
     bool by_message = false;  // output: the caller has to send it to the coordinator
   };
   // Needs that this member has read the whole log.
@@ -93,7 +105,8 @@ class Agreement {
   virtual Step try_keep(Upkeep& upkeep) = 0;
 
   // --- only for copies ---
-  // The payloads of all members, by index, of the prepared unit that pop() has just taken; none if members share memory.
+  // Of each member, by index, what this member needs of its input of the prepared unit that pop() has just taken; nothing if members
+  // share memory.
   virtual std::vector<std::vector<std::byte>> take_payloads() { return {}; }
   // Another member's steps have arrived.
   virtual void hear(int member, LedgerSteps steps) = 0;

@@ -36,11 +36,12 @@ class Effects {
   // Called just before the entry is announced, if this rank has announced nothing else in that set. Prepares the operation, to
   // save time after the agreement, and returns this rank's input as far as other members need it; or nothing, if the operation
   // cannot be prepared. If all members have prepared it, execute_prepared() follows, otherwise execute().
-  virtual std::optional<std::span<const std::byte>> prepare(SetId set, const Entry& entry) = 0;
-  // payloads: what prepare() returned on each member, by index; empty if the members share memory and prepare() has put the
-  // inputs there.
+  virtual std::optional<InlinePayload> prepare(SetId set, const Entry& entry) = 0;
+  // payloads: of each member, by index, this member's part of what prepare() returned there; empty if the members share memory and
+  // prepare() has put the inputs there.
+  // Takes the entry, or ends it before it returns.
   virtual void execute_prepared(SetId set, Entry& entry,
-                                const std::vector<std::vector<std::byte>>& payloads) = 0;
+                                std::vector<std::vector<std::byte>> payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
   virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
   // Have all operations of that set ended?

@@ -120,9 +120,9 @@ const Entry* LocalUnits::only_one() const {
   return alone && waiting_.front().size() == 1 ? &waiting_.front().front() : nullptr;
 }
 
-void LocalUnits::mark_prepared(std::optional<std::span<const std::byte>> payload) {
+void LocalUnits::mark_prepared(std::optional<InlinePayload> payload) {
   units_.front().prepared = payload.has_value();
-  units_.front().payload = payload.value_or(std::span<const std::byte>());
+  units_.front().payload = std::move(payload).value_or(InlinePayload{});
 }
 
 std::vector<Entry> LocalUnits::take(std::uint64_t key) {

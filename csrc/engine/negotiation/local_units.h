@@ -55,7 +55,7 @@ class LocalUnits {
   // The waiting entry, if it is the only one and this rank has announced nothing else; null otherwise.
   const Entry* only_one() const;
   // Marks the first waiting unit as prepared, with this payload; without a payload, as not prepared.
-  void mark_prepared(std::optional<std::span<const std::byte>> payload);
+  void mark_prepared(std::optional<InlinePayload> payload);
 
   // Takes the entries that this rank has announced under a key; none if it has announced nothing.
   std::vector<Entry> take(std::uint64_t key);

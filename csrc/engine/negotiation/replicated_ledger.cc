@@ -11,19 +11,11 @@ namespace hvdlite::engine {
 
 namespace {
 
-// A member sends at most this many bytes of inline payload to all others together. Larger payloads are reduced on the way, which
-// sends fewer bytes.
-constexpr std::size_t kInlineBytes = std::size_t{16} << 10;
-
 [[noreturn]] void wrong(const char* what) {
   throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
 }
 
 }  // namespace
-
-std::size_t ReplicatedLedger::inline_bytes(int members) {
-  return kInlineBytes / static_cast<std::size_t>(std::max(members - 1, 1));
-}
 
 ReplicatedLedger::ReplicatedLedger(SetId set, int members, int index, Tell tell)
     : set_(set),
@@ -58,6 +50,7 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   if (has_news()) return Step::kUnread;
   if (closing_ || has_left_) return Step::kRefused;
   LedgerSteps message;
+  InlinePayload payload;
   for (Unit& unit : units) {
     const auto cell = cells_.find(unit.key);
     unit.by_message = !open_ || (cell != cells_.end() && cell->second.diverted);
@@ -67,11 +60,11 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
                              .prepared = unit.prepared,
                              .key = unit.key,
                              .content = unit.content});
-    if (unit.prepared) message.payload.assign(unit.payload.begin(), unit.payload.end());
+    if (unit.prepared) payload = unit.payload;
   }
   if (message.steps.empty()) return Step::kDone;
   is_silent_ = false;
-  make(std::move(message));
+  make(std::move(message), payload);
   return Step::kDone;
 }
 
@@ -125,11 +118,20 @@ bool ReplicatedLedger::acknowledge() {
   return true;
 }
 
-void ReplicatedLedger::make(LedgerSteps message) {
+void ReplicatedLedger::make(LedgerSteps message, const InlinePayload& payload) {
   message.set = set_;
   message.stamp = std::max(me().stamp + 1, highest_);
   message.exceptions = read_;
-  tell_(message);
+  const auto carry = [&](int member) {
+    const std::span<const std::byte> part = payload.part(member);
+    message.payload.assign(part.begin(), part.end());
+  };
+  for (int member = 0; member < static_cast<int>(members_.size()); ++member) {
+    if (member == index_ || members_[static_cast<std::size_t>(member)].is_gone) continue;
+    carry(member);
+    tell_(member, message);
+  }
+  carry(index_);
   take(index_, std::move(message));
 }
 

@@ -22,8 +22,8 @@
 //     concerns its key. The sender takes the unit back when it reads that exception.
 //   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
 //     executed the operations in which it took part. So members report at once what they read while the ledger is closed.
-//   - A small payload travels with its announcement to every member (inline payload). When the unit becomes complete, every
-//     member has all payloads, and no more messages are needed.
+//   - A small payload travels with its announcement (inline payload): to every member, or to each its part. When the unit becomes
+//     complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
 // Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978). Copies that
 // make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). That members acknowledge only
@@ -51,13 +51,10 @@ namespace hvdlite::engine {
 class ReplicatedLedger final : public Agreement {
  public:
   static constexpr int kMaxMembers = 32;
-  // Sends a message to all other members that have not left.
-  using Tell = std::function<void(const LedgerSteps&)>;
+  // Sends a message to a member.
+  using Tell = std::function<void(int member, const LedgerSteps&)>;
 
   ReplicatedLedger(SetId set, int members, int index, Tell tell);
-
-  // The largest inline payload: the fewer members, the larger.
-  static std::size_t inline_bytes(int members);
 
   bool is_in_memory() const override { return false; }
   bool may_begin() override { return true; }
@@ -105,11 +102,11 @@ class ReplicatedLedger final : public Agreement {
     bool prepared = true;  // by all that have announced it
     std::uint64_t last_arrival = 0;
     std::uint8_t last = 0;  // the member whose announcement arrived last here
-    std::vector<std::vector<std::byte>> payloads;  // by member; empty unless prepared
+    std::vector<std::vector<std::byte>> payloads;  // for this member, of each; empty unless prepared
   };
 
   MemberState& me() { return members_[static_cast<std::size_t>(index_)]; }
-  void make(LedgerSteps message);
+  void make(LedgerSteps message, const InlinePayload& payload = {});
   void take(int member, LedgerSteps message);
   bool precedes(int member, Place place) const;
   void advance();

@@ -84,7 +84,9 @@ std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   const int most = static_cast<int>(
       std::min(settings_.ledger_copies, static_cast<std::size_t>(ReplicatedLedger::kMaxMembers)));
   if (!set.is_member() || set.size() < 2 || set.size() > most) return nullptr;
-  const auto tell = [this, set](const LedgerSteps& steps) { tell_members(set, steps); };
+  const auto tell = [this, members = set.members](int member, const LedgerSteps& steps) {
+    effects_.send((*members)[static_cast<std::size_t>(member)], steps);
+  };
   auto port = std::make_unique<ReplicatedLedger>(set.id, set.size(), set.index, tell);
   for (int member = 0; member < set.size(); ++member) {
     if (has_left((*set.members)[static_cast<std::size_t>(member)])) port->left(member);

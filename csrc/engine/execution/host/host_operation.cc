@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "collectives/prepared.h"
 #include "kernels/stream.h"
 
 namespace hvdlite::engine {
@@ -72,7 +73,14 @@ void HostOperation::abandon() {
 }
 
 void HostOperation::start_allreduce() {
-  if (first_request().weighted) {
+  if (!payloads_.empty()) {
+    const Entry& entry = entries().front();
+    collective_ = collectives::allreduce_of_parts(
+        comm_, collectives::PreparedInputs(payloads_),
+        {nullptr, entry.output, static_cast<std::size_t>(first_request().elements())},
+        reduction_of(first_request(), comm_.size()), context_.selection.tuning);
+    payloads_.clear();
+  } else if (first_request().weighted) {
     collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
   } else {
     reduce(reduction_of(fused().parts.front(), comm_.size()));

@@ -25,9 +25,12 @@ class HostOperation final : public Operation {
     const collectives::Selection& selection;
     Counters& counters;
   };
-  HostOperation(FusedOp fused, std::vector<Entry> entries, collectives::Comm comm,
+  // payloads: as QueuedOperation::payloads.
+  HostOperation(FusedOp fused, std::vector<Entry> entries,
+                std::vector<std::vector<std::byte>> payloads, collectives::Comm comm,
                 const Context& context)
       : Operation(std::move(fused), std::move(entries)),
+        payloads_(std::move(payloads)),
         comm_(std::move(comm)),
         context_(context) {}
 
@@ -52,6 +55,7 @@ class HostOperation final : public Operation {
   // Memory for the result of entry 0; scratch memory if this rank has joined.
   void* allocate_output(const Extents& extents);
 
+  std::vector<std::vector<std::byte>> payloads_;
   collectives::Comm comm_;
   Context context_;
   std::optional<FusionBufferPool::Lease> buffer_;

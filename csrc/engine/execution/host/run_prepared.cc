@@ -24,13 +24,17 @@ void run_broadcast(const collectives::PreparedInputs& inputs, const ProcessSet& 
                                   {entry.output, request.bytes(), set.index_of(request.root)});
 }
 
+// Of a kind with rows.
+Extents extents_of(const RequestPtr& request, const ProcessSet& set) {
+  const int members = set.size();
+  return {{{{request, members}}, sizes_of_equal(*request, members)}, set.index, members};
+}
+
 // The kinds with rows: the result has other extents than the input.
 void run_with_rows(const collectives::PreparedInputs& inputs, const ProcessSet& set,
                    const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
   const Request& request = *entry.request;
-  const int members = inputs.members();
-  const Extents extents({{{entry.request, members}}, sizes_of_equal(request, members)}, set.index,
-                        members);
+  const Extents extents = extents_of(entry.request, set);
   void* const output = extents.place(entry, outputs);
   if (request.kind == OpKind::kAllgather) {
     collectives::allgatherv_prepared(inputs, {nullptr, output, extents.bytes(extents.rows)});
@@ -42,11 +46,23 @@ void run_with_rows(const collectives::PreparedInputs& inputs, const ProcessSet& 
     HVD_CHECK(request.kind == OpKind::kReducescatter);
     collectives::reducescatter_prepared(
         inputs, set.index,
-        {nullptr, output, extents.elements(extents.rows), reduction_of(request, members)}, isa);
+        {nullptr, output, extents.elements(extents.rows), reduction_of(request, set.size())}, isa);
   }
 }
 
 }  // namespace
+
+std::vector<std::size_t> parts_of(const RequestPtr& request, const ProcessSet& set) {
+  if (request->kind == OpKind::kAllreduce) {
+    const std::size_t element = base::size_of(request->dtype);
+    std::vector<std::size_t> parts = collectives::allreduce_parts(
+        static_cast<std::size_t>(request->elements()), set.size(), element);
+    for (std::size_t& part : parts) part *= element;
+    return parts;
+  }
+  const Extents extents = extents_of(request, set);
+  return extents.bytes(request->kind == OpKind::kAlltoall ? extents.sent : extents.rows);
+}
 
 void run_prepared(const collectives::PreparedInputs& inputs, const ProcessSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa) {

@@ -1,12 +1,19 @@
-// Ends an operation on host memory that all members have prepared (collectives/prepared.h).
+// The two ends of a prepared operation on host memory (collectives/prepared.h): which part of this rank's input each member needs,
+// and the result.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: as collectives/prepared.h says, std::bad_alloc.
 #pragma once
+
+#include <cstddef>
+#include <vector>
 
 #include "collectives/prepared.h"
 #include "engine/model/entry.h"
 #include "engine/model/output_cache.h"
 
 namespace hvdlite::engine {
+
+// The bytes of each member's part of the input, for Preparation::kParts.
+std::vector<std::size_t> parts_of(const RequestPtr& request, const ProcessSet& set);
 
 // Makes the result of this rank's entry from the inputs of all members. Takes memory for it from `outputs` if the caller has given
 // none.

@@ -58,15 +58,16 @@ Rank::Rank(Job& job, int number)
       number_(number),
       negotiation_(std::make_unique<Negotiation>(
           settings_of(number, job.ledger_copies()), static_cast<int>(job.hosts().size()),
-          Regions(job.regions(), job.hosts(), number, job.regions() > 0), counters, *this)) {}
+          Regions(job.regions(), job.hosts(), number, job.regions() > 0), counters, *this)) {
+  input_.fill(static_cast<std::byte>(number));
+}
 
 CompletionPtr Rank::ask(Request request) {
   request.seal();
   Entry entry;
   entry.request = std::make_shared<const Request>(std::move(request));
   entry.completion = std::make_shared<Completion>();
-  static const std::array<std::byte, 64> kInput{};  // what is prepared is small
-  entry.input = kInput.data();
+  entry.input = input_.data();
   const CompletionPtr completion = entry.completion;
   negotiation_->admit(entry);
   return completion;
@@ -144,14 +145,14 @@ void Rank::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
   finish(entries, {});
 }
 
-std::optional<std::span<const std::byte>> Rank::prepare(SetId, const Entry& entry) {
+std::optional<InlinePayload> Rank::prepare(SetId, const Entry& entry) {
   if (!prepares) return std::nullopt;
-  return std::span(static_cast<const std::byte*>(entry.input), entry.request->bytes());
+  return InlinePayload{
+      std::span(static_cast<const std::byte*>(entry.input), entry.request->bytes()), parts};
 }
 
-void Rank::execute_prepared(SetId, Entry& entry,
-                            const std::vector<std::vector<std::byte>>& inputs) {
-  payloads = inputs;
+void Rank::execute_prepared(SetId, Entry& entry, std::vector<std::vector<std::byte>> inputs) {
+  payloads = std::move(inputs);
   did.push_back(entry.request->name + "!");
   finish({&entry, 1}, {});
 }

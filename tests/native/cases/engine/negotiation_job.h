@@ -2,6 +2,7 @@
 // Thread: one. Owns: the ranks and what is on its way. Blocks: no. Throws: what Negotiation throws.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -51,6 +52,7 @@ class Rank final : public Effects {
   Counters counters;
   Trouble trouble;
   bool prepares = false;
+  std::vector<std::size_t> parts;  // of what it prepares, as InlinePayload::parts
   bool busy = false;  // what it executes takes until this is over
   bool ended = false;
   int sent = 0, rung = 0;
@@ -59,9 +61,9 @@ class Rank final : public Effects {
   void send(int rank, const Message& message) override;
   void ring(int) override { ++rung; }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override;
-  std::optional<std::span<const std::byte>> prepare(SetId, const Entry& entry) override;
+  std::optional<InlinePayload> prepare(SetId, const Entry& entry) override;
   void execute_prepared(SetId set, Entry& entry,
-                        const std::vector<std::vector<std::byte>>& payloads) override;
+                        std::vector<std::vector<std::byte>> payloads) override;
   void finish(std::span<const Entry> entries, const base::Status& status) override;
   bool idle(SetId) override { return !busy; }
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions) override;
@@ -78,6 +80,7 @@ class Rank final : public Effects {
  private:
   Job& job_;
   int number_;
+  std::array<std::byte, 64> input_{};  // of all operations: the rank's number; what is prepared is small
   std::unique_ptr<Negotiation> negotiation_;
 };
 

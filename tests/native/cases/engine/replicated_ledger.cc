@@ -97,7 +97,27 @@ TEST(a_small_payload_travels_with_its_announcement) {
   job.run();
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT(job[rank].did == Did({"x!"}) && job[rank].payloads.size() == 3);
-    for (const std::vector<std::byte>& payload : job[rank].payloads) EXPECT(payload.size() == 16);
+    for (int member = 0; member < 3; ++member) {
+      const std::vector<std::byte> input(16, static_cast<std::byte>(member));
+      EXPECT(job[rank].payloads[member] == input);
+    }
+  }
+}
+
+TEST(each_member_gets_its_part_of_each_payload) {
+  CopiesJob job(kThreeApart);
+  for (int rank = 0; rank < 3; ++rank) {
+    job[rank].prepares = true;
+    job[rank].parts = {8, 0, 4};
+    job[rank].ask("x", 3);
+  }
+  job.run();
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT(job[rank].did == Did({"x!"}) && job[rank].payloads.size() == 3);
+    for (int member = 0; member < 3; ++member) {
+      const std::vector<std::byte> part(job[rank].parts[rank], static_cast<std::byte>(member));
+      EXPECT(job[rank].payloads[member] == part);
+    }
   }
 }
 
@@ -143,14 +163,10 @@ TEST(a_rank_that_leaves_carries_out_the_last_list) {
          job[0].did == job[1].did);
 }
 
-TEST(a_payload_is_smaller_the_more_members_get_it) {
-  EXPECT(ReplicatedLedger::inline_bytes(2) == 16384 && ReplicatedLedger::inline_bytes(5) == 4096);
-}
-
 // Member 2 announces key 7 before it has read that the key was diverted. Meanwhile the coordinator decides it, so the announcement
 // comes after the decision. It is void: nothing of it may be left when the key comes again.
 TEST(an_announcement_that_crossed_a_decision_is_void) {
-  ReplicatedLedger ledger({0, 1}, 3, 1, [](const LedgerSteps&) {});
+  ReplicatedLedger ledger({0, 1}, 3, 1, [](int, const LedgerSteps&) {});
   const auto announce = [&](std::uint64_t key, std::uint64_t content) {
     while (ledger.has_news()) ledger.pop();
     std::vector<Agreement::Unit> units = {{.key = key, .content = content}};
@@ -174,7 +190,7 @@ TEST(an_announcement_that_crossed_a_decision_is_void) {
 // --- bad messages -----------------------------------------------------------------------------------------------------
 
 std::string refused(const std::vector<std::pair<int, LedgerSteps>>& messages) {
-  ReplicatedLedger ledger({0, 1}, 3, 0, [](const LedgerSteps&) {});
+  ReplicatedLedger ledger({0, 1}, 3, 0, [](int, const LedgerSteps&) {});
   try {
     for (const auto& [member, message] : messages) ledger.hear(member, message);
   } catch (const base::Error& error) {
@@ -196,7 +212,7 @@ TEST(steps_that_no_correct_member_makes_are_refused) {
 }
 
 TEST(a_member_that_announces_twice_is_refused) {
-  ReplicatedLedger ledger({0, 1}, 2, 0, [](const LedgerSteps&) {});
+  ReplicatedLedger ledger({0, 1}, 2, 0, [](int, const LedgerSteps&) {});
   for (const std::uint64_t stamp : {1, 2}) {
     ledger.hear(1, {.stamp = stamp, .steps = {{.key = 7}}});
   }
