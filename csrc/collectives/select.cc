@@ -185,16 +185,19 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
     case base::OpKind::kReducescatter:
       return latency_counts ? Preparation::kParts : Preparation::kNone;
     case base::OpKind::kAllgather:
-      return is_small || (!shape.shared_on_hosts && to_others <= selection.recursive_doubling_max_bytes)
+      return is_small ||
+                     (!shape.shared_on_hosts && to_others <= selection.recursive_doubling_max_bytes)
                  ? Preparation::kWhole
                  : Preparation::kNone;
     case base::OpKind::kAllreduce:
       if (is_small) return Preparation::kWhole;
       if (shape.shared_on_hosts || !latency_counts) return Preparation::kNone;
       return shape.ranks == 2 ? Preparation::kWhole : Preparation::kParts;
-    default:
+    case base::OpKind::kBroadcast:
       return is_small || (shape.ranks == 2 && latency_counts) ? Preparation::kWhole
                                                               : Preparation::kNone;
+    default:
+      return Preparation::kNone;
   }
 }
 

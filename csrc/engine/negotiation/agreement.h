@@ -25,7 +25,8 @@ namespace hvdlite::engine {
 // What the other members need of a prepared operation's input. Copies of the agreement carry it with the announcement.
 struct InlinePayload {
   std::span<const std::byte> input{};
-  std::vector<std::size_t> parts{};  // bytes for each member, back to back in the input; empty: all members need all of it
+  std::vector<std::size_t>
+      parts{};  // bytes for each member, back to back in the input; empty: all members need all of it
 
   std::span<const std::byte> part(int member) const {
     if (parts.empty()) return input;

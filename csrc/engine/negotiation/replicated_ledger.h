@@ -102,7 +102,8 @@ class ReplicatedLedger final : public Agreement {
     bool prepared = true;  // by all that have announced it
     std::uint64_t last_arrival = 0;
     std::uint8_t last = 0;  // the member whose announcement arrived last here
-    std::vector<std::vector<std::byte>> payloads;  // for this member, of each; empty unless prepared
+    std::vector<std::vector<std::byte>>
+        payloads;  // for this member, of each; empty unless prepared
   };
 
   MemberState& me() { return members_[static_cast<std::size_t>(index_)]; }

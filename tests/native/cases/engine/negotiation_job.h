@@ -53,7 +53,7 @@ class Rank final : public Effects {
   Trouble trouble;
   bool prepares = false;
   std::vector<std::size_t> parts;  // of what it prepares, as InlinePayload::parts
-  bool busy = false;  // what it executes takes until this is over
+  bool busy = false;               // what it executes takes until this is over
   bool ended = false;
   int sent = 0, rung = 0;
 
@@ -80,7 +80,8 @@ class Rank final : public Effects {
  private:
   Job& job_;
   int number_;
-  std::array<std::byte, 64> input_{};  // of all operations: the rank's number; what is prepared is small
+  std::array<std::byte, 64>
+      input_{};  // of all operations: the rank's number; what is prepared is small
   std::unique_ptr<Negotiation> negotiation_;
 };
 
