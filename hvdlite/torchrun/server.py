@@ -33,7 +33,7 @@ class ServerArguments:
     """What the process that starts a server gives it. The numbers are those of inherited files.
 
     Attributes:
-        library: the path or name of libpmix.
+        library: the path of libpmix.
         namespace: the name of the job, which only the server of node 0 uses.
         size: the number of ranks of the job.
         local_size: the number of ranks on this node.
