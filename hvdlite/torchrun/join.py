@@ -202,7 +202,8 @@ def _follow(place: TorchrunPlace, wait: _Wait) -> tuple[socket.socket, dict[str,
 def _greet(connection: socket.socket, place: TorchrunPlace, wait: _Wait) -> dict[str, Any] | None:
     """Says which rank this is, and waits for the server's answer; None if the server has ended without one."""
     connection.settimeout(1.0)
-    connection.sendall(json.dumps({"rank": place.rank, "local_rank": place.local_rank}).encode() + b"\n")
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(json.dumps({"rank": place.rank, "local_rank": place.local_rank}).encode() + b"\n")
     line = _receive(connection, wait)
     return json.loads(line) if line.endswith(b"\n") else None
 
@@ -250,6 +251,7 @@ def _link(place: TorchrunPlace, wait: _Wait) -> tuple[socket.socket | None, str]
                 if _receive(connection, wait, b"+"):
                     connection.settimeout(None)
                     return connection, ""
+                connection.close()
         # If a connection ends, the port was that of earlier processes.
         wait.pause()
 

@@ -9,8 +9,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from support.job import job_environment
+
+if TYPE_CHECKING:
+    from support.hosts import EmulatedHosts
 
 TIMEOUT = 180.0
 
@@ -84,15 +88,26 @@ class Processes:
         return [(each.returncode, *output) for each, output in zip(self.ranks, outputs, strict=True)]
 
 
-def torchrun(*arguments: str, folder: Path, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
-    """A started torchrun. The output of its processes is among its own."""
+def torchrun(
+    *arguments: str,
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    host: "tuple[EmulatedHosts, int] | None" = None,
+) -> "subprocess.Popen[str]":
+    """A started torchrun. The output of its processes is among its own.
+
+    Args:
+        arguments: its arguments.
+        folder: the folder for MPI's files, and on this machine for those of PMIx.
+        env: changes to the environment.
+        host: the emulated host on which it runs; None for this machine.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    environment = job_environment({**files_of(folder), **(env or {})})
+    if host is not None:
+        command = host[0].on_host(host[1], command, environment)
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *arguments],
-        env={**job_environment(env), **files_of(folder)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
