@@ -26,6 +26,7 @@ __all__ = [
     "disagreements",
     "enter_job",
     "environment",
+    "folder_of_torchrun_job",
     "format_ranks",
     "from_environment",
     "inherits_torchrun_job",
@@ -344,6 +345,11 @@ def torchrun_place(environ: Mapping[str, str] | None = None) -> TorchrunPlace | 
 def inherits_torchrun_job() -> bool:
     """Has this process, or the parent of which it is a child, entered a job of torchrun's processes?"""
     return os.environ.get("PMIX_NAMESPACE", "").startswith(TORCHRUN_JOB)
+
+
+def folder_of_torchrun_job() -> str | None:
+    """The private folder of this node's PMIx server, which removes it when its ranks have ended; None in other jobs."""
+    return os.environ.get("PMIX_SERVER_TMPDIR") if inherits_torchrun_job() else None
 
 
 def enter_job(variables: Mapping[str, str]) -> None:

@@ -206,6 +206,7 @@ class PmixServer:
         return SUCCESS
 
     def _control(self, *_: Any) -> int:
+        """Refuses all requests. Without this function, libpmix would also refuse to remove the files of the ranks' MPI."""
         return _NOT_SUPPORTED
 
     def _take_modex(self, status: int, data: int, size: int, request: int) -> None:
