@@ -26,6 +26,7 @@ from hvdlite.config import Config
 from hvdlite.dtypes import DType
 from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
 from hvdlite.requests import Average, Kind, Request
+from hvdlite.torchrun.join import join_job
 from hvdlite.tuning import files
 from hvdlite.tuning.parameters import TUNABLE, parameters
 from hvdlite.tuning.place import JobPlace
@@ -284,6 +285,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--any-bits", action="store_true")
     options = parser.parse_args(words)
+    join_job()
     mpi = startup.load_mpi(may_finalize=lambda ours: True)
     startup.check_launch(mpi, config.launcher_claim())
     job = TuningRanks(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())

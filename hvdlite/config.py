@@ -2,6 +2,7 @@
 
 The table of `hvdlite.knobs` lists the knobs. The variable ``HVDLITE_<NAME>`` sets a knob. If Horovod has the same knob, its
 variable sets it too, unless the ``HVDLITE_*`` variable is set. A bad value raises an error when hvdlite is initialised.
+(Over 400 lines, because no other module may read the environment.)
 """
 
 import difflib
@@ -18,21 +19,27 @@ from hvdlite.knobs import AS_IT_IS, KNOBS, LOG_LEVELS, MEANINGLESS, NOT_ASKING, 
 __all__ = [
     "Config",
     "LauncherClaim",
+    "TorchrunPlace",
     "cache_folder",
     "child_environment",
     "cuda_toolkits",
     "disagreements",
+    "enter_job",
     "environment",
+    "folder_of_torchrun_job",
     "format_ranks",
     "from_environment",
+    "inherits_torchrun_job",
     "is_first_process",
     "lacks_torch_variables",
     "launcher_claim",
     "oneccl_folders",
     "outside_of_jobs",
     "rank_by_launcher",
+    "server_environment",
     "set_unless_set",
     "to_native",
+    "torchrun_place",
     "uses_legacy_keras",
 ]
 
@@ -184,6 +191,7 @@ class LauncherClaim:
     launcher: str
 
 
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # without it, hvdlite ignores torchrun's other variables
 # The variable, the launcher, and a variable that must also be set. The most trusted launcher comes first: an mpirun inside a
 # Slurm step inherits Slurm's variables, which then count hosts, not ranks.
 _CLAIMS = (
@@ -192,7 +200,7 @@ _CLAIMS = (
     ("PMI_SIZE", "an MPICH-like mpirun (or srun with PMI)", ""),
     ("SLURM_STEP_NUM_TASKS", "Slurm's srun", ""),
     ("HOROVOD_SIZE", "horovodrun without MPI", ""),
-    ("WORLD_SIZE", "torchrun", "TORCHELASTIC_RUN_ID"),
+    ("WORLD_SIZE", "torchrun", _OF_TORCHRUN),
 )
 
 
@@ -219,18 +227,18 @@ _LEFT_BY_MPI = (
     *("PMIX_", "PMI_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_"),
 )
 _LEFT_BY_OTHERS = (
-    *("SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_SRUN", "TORCHELASTIC_RUN_ID"),
+    *("SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS", "SLURM_SRUN"),
     *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")),
 )
 
 
 def outside_of_jobs(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without the variables that an mpirun, or MPI in a process without mpirun, has set.
+    """The environment without the variables that mpirun, torchrun, or MPI in a process without mpirun has set.
 
-    An mpirun that inherits those variables would use them as its own.
+    An mpirun that inherits those variables would use them as its own, and ranks would be those of torchrun.
     """
     environ = os.environ if environ is None else environ
-    return {name: value for name, value in environ.items() if not name.startswith(_LEFT_BY_MPI)}
+    return {name: value for name, value in environ.items() if not name.startswith((*_LEFT_BY_MPI, _OF_TORCHRUN))}
 
 
 def child_environment() -> dict[str, str]:
@@ -262,7 +270,104 @@ def rank_by_launcher() -> str | None:
     return None
 
 
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+@dataclass(frozen=True)
+class TorchrunPlace:
+    """The place that torchrun has given this process.
+
+    Attributes:
+        rank, size: its rank, and the number of processes.
+        local_rank, local_size: the same within its node. Two torchruns on one machine are two nodes.
+        node, nodes: the number of its node, and the number of nodes.
+        run: the id of the run.
+        restart: how often torchrun has started the processes again.
+        master_address, master_port: the address of torchrun's store, on the machine of node 0.
+        has_store: does torchrun have the store? Otherwise the process of rank 0 makes it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+    run: str
+    restart: int
+    master_address: str
+    master_port: int
+    has_store: bool
+
+
+TORCHRUN_JOB = "hvdlite-torchrun-"  # the name of an MPI job of torchrun's processes begins so
+_RANK_AND_SIZE = tuple((f"{prefix}RANK", f"{prefix}SIZE") for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_"))
+_BY_SLURM = ("PMIX_RANK", "SLURM_STEP_NUM_TASKS")  # for ranks that `srun --mpi=pmix` has started
+
+
+def torchrun_place(environ: Mapping[str, str] | None = None) -> TorchrunPlace | None:
+    """This process's place, or None if torchrun has not started it.
+
+    It is also None if the launcher of an MPI has given this process the same rank and the same number of ranks: mpirun has then
+    started a torchrun for each rank. If the two differ, torchrun's are those of this process, because a torchrun passes the
+    variables of its own launcher on.
+
+    Raises:
+        InvalidArgumentError: a variable of torchrun is missing, or is no number.
+    """
+    environ = os.environ if environ is None else environ
+    if _OF_TORCHRUN not in environ:
+        return None
+
+    def number(name: str) -> int:
+        if not environ.get(name, "").isdigit():
+            raise InvalidArgumentError(
+                f"{_OF_TORCHRUN} is set, as torchrun does, but {name} is {environ.get(name, 'not set')!r} and not a number: "
+                f"start the program with torchrun or mpirun, or unset {_OF_TORCHRUN}"
+            )
+        return int(environ[name])
+
+    ours = [str(number("RANK")), str(number("WORLD_SIZE"))]
+    if any([environ.get(name) for name in names] == ours for names in (*_RANK_AND_SIZE, _BY_SLURM)):
+        return None
+    return TorchrunPlace(
+        rank=number("RANK"),
+        size=number("WORLD_SIZE"),
+        local_rank=number("LOCAL_RANK"),
+        local_size=number("LOCAL_WORLD_SIZE"),
+        node=number("GROUP_RANK"),
+        nodes=number("GROUP_WORLD_SIZE"),
+        run=environ[_OF_TORCHRUN],
+        restart=number("TORCHELASTIC_RESTART_COUNT"),
+        master_address=environ.get("MASTER_ADDR", ""),
+        master_port=number("MASTER_PORT"),
+        has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def inherits_torchrun_job() -> bool:
+    """Has this process, or the parent of which it is a child, entered a job of torchrun's processes?"""
+    return os.environ.get("PMIX_NAMESPACE", "").startswith(TORCHRUN_JOB)
+
+
+def folder_of_torchrun_job() -> str | None:
+    """The private folder of this node's PMIx server, which removes it when its ranks have ended; None in other jobs."""
+    return os.environ.get("PMIX_SERVER_TMPDIR") if inherits_torchrun_job() else None
+
+
+def enter_job(variables: Mapping[str, str]) -> None:
+    """Sets the variables by which MPI finds its job, in place of those that another launcher has set."""
+    for name in [name for name in os.environ if name.startswith(_LEFT_BY_MPI) and not name.startswith("PMIX_MCA_")]:
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def server_environment(folder: str) -> dict[str, str]:
+    """The environment of the PMIx server that a process of torchrun starts.
+
+    Args:
+        folder: the folder that has the package hvdlite.
+    """
+    path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # PMIx's other ways to keep data leave files behind if ranks are killed.
+    return {**child_environment(), "PYTHONPATH": path, "PMIX_MCA_gds": "hash"}
 
 
 def launcher_spares_others(environ: Mapping[str, str] | None = None) -> bool:
@@ -274,7 +379,9 @@ def launcher_spares_others(environ: Mapping[str, str] | None = None) -> bool:
 def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
     """Is this process rank 0 according to the launcher, or without a launcher? For output before MPI is initialised."""
     environ = os.environ if environ is None else environ
-    return next((environ[name] for name in _RANK_VARIABLES if name in environ), "0") == "0"
+    names = [*(rank for rank, _ in _RANK_AND_SIZE), "SLURM_PROCID"]
+    place = torchrun_place(environ)
+    return (str(place.rank) if place else next((environ[name] for name in names if name in environ), "0")) == "0"
 
 
 def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
@@ -284,8 +391,10 @@ def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple
         InvalidArgumentError: only one of the launcher's two variables is set.
     """
     environ = os.environ if environ is None else environ
-    for launcher in ("HOROVOD_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_"):
-        names = [launcher + "RANK", launcher + "SIZE"]
+    place = torchrun_place(environ)
+    if place is not None:
+        return place.rank, place.size
+    for names in (("HOROVOD_RANK", "HOROVOD_SIZE"), *_RANK_AND_SIZE):
         found = [name for name in names if name in environ]
         if len(found) == 1:
             lacking = next(name for name in names if name not in environ)

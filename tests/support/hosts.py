@@ -119,6 +119,12 @@ class EmulatedHosts:
         enter = ["nsenter", "--target", self._front, *NAMESPACES, "env", f"--chdir={Path.cwd()}", "TMPDIR=/dev/shm/tmp"]
         return [*enter, command[0], "--prtemca", "plm_ssh_agent", str(agent), *command[1:]]
 
+    def on_host(self, host: int, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """Changes a command so that it runs on a host, with this environment only."""
+        variables = [f"{name}={value}" for name, value in {**environment, "TMPDIR": "/dev/shm/tmp"}.items()]
+        enter = [["nsenter", "--target", pid, *NAMESPACES] for pid in (self._front, self._pids[host])]
+        return [*enter[0], *enter[1], "env", "-i", f"--chdir={Path.cwd()}", *variables, *command]
+
     def _answer(self) -> str:
         assert self._program.stdout is not None
         line = self._program.stdout.readline()

@@ -14,6 +14,7 @@ import pytest
 from support.pages import PAGES, ROOT, name_of, python_blocks
 from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 
+from hvdlite._native import LoadedMpi
 from hvdlite.config import launcher_claim
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import ERRORS, HvdliteError, NotInitializedError
@@ -21,6 +22,7 @@ from hvdlite.knobs import KNOBS
 from hvdlite.launcher.cli import make_parser
 from hvdlite.requests import Adasum, Average
 from hvdlite.startup import check_launch
+from hvdlite.torchrun import join
 
 TEXT = {name_of(page): page.read_text() for page in PAGES}
 
@@ -250,6 +252,15 @@ def test_the_text_about_another_launcher_is_the_real_one():
     with pytest.raises(HvdliteError) as error:
         check_launch(alone, launcher_claim({"PMI_SIZE": "4"}))
     assert documented(str(error.value).split(" Loaded:")[0])
+
+
+def test_the_text_about_mpi_before_torchruns_job_is_the_real_one(monkeypatch, tmp_path):
+    (tmp_path / "maps").write_text("/lib/libpmix.so.2\n")
+    monkeypatch.setattr(join._native, "loaded_mpi", lambda: LoadedMpi("openmpi", "Open MPI v5.0.11", "MPI.so"))
+    monkeypatch.setattr(join, "_MAPS", tmp_path / "maps")
+    with pytest.raises(HvdliteError) as error:
+        join._library(SimpleNamespace(Is_initialized=lambda: True), SimpleNamespace(size=2))
+    assert documented(str(error.value))
 
 
 def failing(rank: Rank, name: str, array: np.ndarray) -> str:

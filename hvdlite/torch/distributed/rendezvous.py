@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed
 
 from hvdlite import basics
-from hvdlite.config import lacks_torch_variables
+from hvdlite.config import folder_of_torchrun_job, lacks_torch_variables
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.objects import broadcast_object
 from hvdlite.runtime import RUNTIME
@@ -102,8 +102,11 @@ def make_store(one_host: bool, timeout: timedelta) -> Store:
 
 
 def _new_file() -> str:
-    """A path in a new folder that only this user may read. The folder is removed when this process ends."""
-    folder = tempfile.mkdtemp(prefix="hvdlite-store-")
+    """A path in a new folder that only this user may read. The folder is removed when this process ends.
+
+    If this process is killed, the folder remains, but not in a job of torchrun's processes.
+    """
+    folder = tempfile.mkdtemp(prefix="hvdlite-store-", dir=folder_of_torchrun_job())
     creator = os.getpid()
 
     def remove() -> None:

@@ -1,0 +1,278 @@
+"""The PMIx server of the ranks of one node: ``python -m hvdlite.torchrun.server ARGUMENTS``.
+
+`hvdlite.torchrun.join` starts it in the process with local rank 0. Each rank keeps a connection to it for its whole life. The
+kernel closes the connection when the rank ends, in whatever way. The server ends when all its ranks have ended, or, before the
+job has started, when one of them has ended. Signals do not end it.
+"""
+
+import asyncio
+import hmac
+import itertools
+import json
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvdlite.torchrun.nodes import LOST, Hub, Send, receive, send_on
+from hvdlite.torchrun.pmix import Fence, JobMap, PmixServer, Reply
+from hvdlite.view_socket import is_trusted
+
+__all__ = ["NodeServer", "ServerArguments"]
+
+_HANDSHAKE = 10.0  # the seconds within which a node must send the key
+
+
+@dataclass(frozen=True)
+class ServerArguments:
+    """What the process that starts a server gives it. The numbers are those of inherited files.
+
+    Attributes:
+        library: the path of libpmix.
+        namespace: the name of the job, which only the server of node 0 uses.
+        size: the number of ranks of the job.
+        local_size: the number of ranks on this node.
+        nodes: the number of nodes.
+        leader: the connection of the rank that has started the server.
+        listener: the unix socket to which the other ranks of this node connect.
+        link: on node 0 the socket to which the servers of other nodes connect, on these the connection; None with one node.
+        key: on node 0 the bytes that other nodes must send first.
+    """
+
+    library: str
+    namespace: str
+    size: int
+    local_size: int
+    nodes: int
+    leader: int
+    listener: int
+    link: int | None
+    key: str
+
+    def to_text(self) -> str:
+        """The arguments as a word of a command line."""
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class _LocalRank:
+    """A rank of this node: its number and its connection."""
+
+    rank: int
+    writer: asyncio.StreamWriter
+
+
+class NodeServer:
+    """The server of one node. All methods run in the thread of its event loop, but for `_on_fence` and `_on_modex`."""
+
+    def __init__(self, arguments: ServerArguments, folder: str) -> None:
+        self._given, self._folder = arguments, folder
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()  # of this server
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ranks: dict[int, _LocalRank] = {}  # by local rank
+        self._complete = asyncio.Event()  # all ranks of this node have come
+        self._linked = asyncio.Event()  # all nodes have come
+        self._links: list[asyncio.StreamWriter] = []  # connections to other nodes
+        self._post: Send  # sends to the hub
+        self._namespace = ""  # empty: the job has not started
+        self._pmix: PmixServer | None = None
+        self._fences: dict[tuple[int, ...], Reply] = {}
+        self._modexes: dict[int, Reply] = {}
+        self._numbers = itertools.count()
+
+    async def run(self) -> None:
+        """Starts the job, and returns when all ranks of this node have ended."""
+        self._spawn(self._serve_rank(*await asyncio.open_unix_connection(sock=socket.socket(fileno=self._given.leader))))
+        self._spawn(self._start())
+        try:
+            await self._end
+        except Exception as error:
+            self._tell_ranks({"error": f"{type(error).__name__}: {error}", "fatal": True})
+            raise
+        finally:
+            if self._pmix is not None:
+                self._pmix.close()
+
+    async def _start(self) -> None:
+        listening = socket.socket(fileno=self._given.listener)
+        listener = await asyncio.start_unix_server(lambda *rank: self._spawn(self._serve_rank(*rank)), sock=listening)
+        await self._link()
+        await self._complete.wait()
+        listener.close()
+        self._post({"kind": "nodes", "host": socket.gethostname(), "ranks": [rank.rank for rank in self._ranks.values()]}, b"")
+
+    def _begin(self, job: JobMap, own: int) -> None:
+        """Starts the job: it lets the ranks of this node continue. `own` is the index of this node in the map."""
+        name, ranks = job.nodes[own]
+        self._namespace = job.namespace
+        self._pmix = PmixServer(self._given.library, self._folder, name, self._on_fence, self._on_modex)
+        self._pmix.register(job, ranks)
+        for rank in self._ranks.values():
+            _write(rank.writer, {"variables": self._pmix.variables(job.namespace, rank.rank)})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine beside the others. If it fails, this server fails."""
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                self._fail(error)
+
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(end)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    def _tell_ranks(self, message: dict[str, Any]) -> None:
+        for rank in self._ranks.values():
+            _write(rank.writer, message)
+
+    # --- the ranks of this node ---------------------------------------------------------------------------------------
+
+    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves one connection of a rank."""
+        line = await reader.readline() if is_trusted(writer.get_extra_info("socket")) else b""
+        if not line.endswith(b"\n"):
+            writer.close()
+            return
+        greeting = json.loads(line)
+        local = greeting["local_rank"]
+        if local in self._ranks:
+            _write(writer, {"error": f"two processes of this node have LOCAL_RANK={local}", "fatal": True})
+            writer.close()
+            return
+        self._ranks[local] = _LocalRank(greeting["rank"], writer)
+        if len(self._ranks) == self._given.local_size:
+            self._complete.set()
+        await reader.read()  # returns when the rank has ended
+        del self._ranks[local]
+        if not self._namespace:
+            self._tell_ranks({"error": f"the process with LOCAL_RANK={local} has ended", "fatal": False})
+        if (not self._namespace or not self._ranks) and not self._end.done():
+            self._end.set_result(None)
+
+    # --- the other nodes ----------------------------------------------------------------------------------------------
+
+    async def _link(self) -> None:
+        """Connects this server with the hub."""
+        if self._given.key or self._given.link is None:
+            hub = Hub(self._given.size, self._given.namespace)
+            own = hub.add(self._take)
+            self._post = lambda header, data: hub.take(own, header, data)
+            if self._given.link is not None:
+                await self._accept_nodes(hub, socket.socket(fileno=self._given.link))
+        else:
+            reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=self._given.link))
+            self._links.append(writer)
+            self._post = send_on(writer)
+            self._spawn(self._read_from_hub(reader))
+
+    async def _accept_nodes(self, hub: Hub, listener: socket.socket) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                given = await asyncio.wait_for(reader.readline(), _HANDSHAKE)
+            except (asyncio.TimeoutError, ValueError, ConnectionError):
+                given = b""
+            if not hmac.compare_digest(given, f"{self._given.key}\n".encode()) or self._linked.is_set():
+                writer.close()
+                return
+            node = hub.add(send_on(writer))
+            self._links.append(writer)
+            if len(self._links) == self._given.nodes - 1:
+                self._linked.set()
+            while (message := await receive(reader)) is not None:
+                hub.take(node, *message)
+            hub.lose(node)
+            self._check_started("a node")
+
+        server = await asyncio.start_server(lambda *node: self._spawn(serve(*node)), sock=listener)
+        await self._linked.wait()
+        server.close()
+        for writer in self._links:
+            writer.write(b"+")  # the leader of that node waits for it
+
+    async def _read_from_hub(self, reader: asyncio.StreamReader) -> None:
+        while (message := await receive(reader)) is not None:
+            self._take(*message)
+        self._check_started("node 0")
+        for reply in (*self._fences.values(), *self._modexes.values()):
+            reply(LOST, b"")
+
+    def _check_started(self, ended: str) -> None:
+        if not self._namespace:
+            self._fail(ConnectionError(f"{ended} has ended before the job has started"))
+
+    def _take(self, header: dict[str, Any], data: bytes) -> None:
+        """Takes a message of the hub."""
+        kind = header["kind"]
+        if kind == "nodes":
+            nodes = tuple((name, tuple(ranks)) for name, ranks in header["nodes"])
+            try:
+                self._begin(JobMap(header["namespace"], nodes), header["index"])
+            except Exception as error:
+                self._fail(error)
+        elif kind == "fence":
+            self._fences.pop(tuple(header["ranks"]))(header["status"], data)
+        elif kind == "modex":
+            self._modexes.pop(header["number"])(header["status"], data)
+        elif kind == "find":
+            self._find(header)
+
+    def _find(self, question: dict[str, Any]) -> None:
+        def found(status: int, data: bytes) -> None:
+            answer = {**question, "kind": "found", "status": status}
+            self._loop.call_soon_threadsafe(self._post, answer, data)
+
+        assert self._pmix is not None
+        self._pmix.find_modex(self._namespace, question["rank"], found)
+
+    # --- what PMIx asks, in its thread --------------------------------------------------------------------------------
+
+    def _on_fence(self, fence: Fence) -> None:
+        def post() -> None:
+            self._fences[fence.ranks] = fence.reply
+            self._post({"kind": "fence", "ranks": fence.ranks}, fence.data)
+
+        self._loop.call_soon_threadsafe(post)
+
+    def _on_modex(self, rank: int, reply: Reply) -> None:
+        def post() -> None:
+            number = next(self._numbers)
+            self._modexes[number] = reply
+            self._post({"kind": "modex", "rank": rank, "number": number}, b"")
+
+        self._loop.call_soon_threadsafe(post)
+
+
+def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A private folder, which is removed at the end."""
+    made = tempfile.mkdtemp(prefix="hvdlite-torchrun-")
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+async def _main(arguments: ServerArguments) -> None:
+    with _folder() as folder:
+        await NodeServer(arguments, folder).run()
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    asyncio.run(_main(ServerArguments(**json.loads(sys.argv[1]))))
