@@ -166,7 +166,7 @@ def test_a_function_with_a_sharded_optimizer_goes_on_from_its_commit():
     assert result.stdout[0].startswith("[(4, 2), (6, 3)]"), result.report()
     assert "as one process" in result.stdout[0], result.report()
     assert result.stdout[2].startswith("[(4, 2), (6, 3)]"), result.report()
-    assert result.stdout[3].startswith("[(6, 3)]") or result.stdout[3].startswith("[]"), result.report()
+    assert result.stdout[3].startswith("[]"), result.report()  # the spare, which joined after the commit of step 6
 
 
 CODED = """
