@@ -87,7 +87,7 @@ JOB = """
             optimizer.zero_grad()
             if job.ends_epoch:
                 scheduler.step()
-        outcomes.append((job.position, step.applied))
+        outcomes += [job.position] if step.applied else []
     print(resets, scheduler.last_epoch, job.committed, flush=True)
     print(outcomes, flush=True)
     if FIRST == 0:
@@ -119,11 +119,8 @@ def test_a_training_with_a_sharded_optimizer_that_loses_ranks_is_that_of_one_pro
     assert result.returncode == 0, result.report()
     # Rank 3 left after step 2, which was committed. Rank 2 was lost in step 8: all went back to step 6, a checkpoint's commit.
     # Rank 4 was lost in the commit of step 8, which rank 0 had.
-    begun = [(1, True), (2, True), (2, False), *((step, True) for step in range(3, 8)), (6, False), (7, True), (8, True)]
-    rest = [(step, True) for step in range(9, 13)]
-    assert f"{[*begun, (8, False), *rest]}" in result.stdout[0], result.report()
-    assert f"{[*begun, *rest]}" in result.stdout[1], result.report()
     for rank in (0, 1):
+        assert f"\n{[1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11, 12]}\n" in result.stdout[rank], result.report()
         assert f"[(2, 2, {rank}, 4), (6, 6, {rank}, 3), (8, 8, {rank}, 2)] 3 12" in result.stdout[rank], result.report()
     assert "left after step 2, because SIGTERM had asked it to" in result.stderr[0], result.report()
     assert result.stdout[0].count("as one process") == 2, result.report()
@@ -208,7 +205,7 @@ CODED = """
 """
 
 
-@pytest.mark.parametrize("compression", ["powersgd", "int8"])
+@pytest.mark.parametrize("compression", ["powersgd", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_step_that_is_not_applied_leaves_the_state_of_a_compression(compression):
     result = run_job(BEGINNING + CODED, 3, args=[compression], mpirun_args=ULFM, frameworks=("torch",))
     assert result.returncode == 0, result.report()
