@@ -9,6 +9,7 @@ from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
 from hvdlite.elastic.kept import StateHandler
 from hvdlite.errors import HostsUpdatedInterrupt
+from hvdlite.ops import barrier
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.state import (
     allgather_object,
@@ -39,6 +40,9 @@ class TorchState(ObjectState):
     ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders) are changed in place and stay on their device, even
     if they are in a list or another object. All other attributes are kept as `hvdlite.elastic.ObjectState` keeps them.
 
+    If an optimizer is sharded (``shard=True``), making the state, `save` and `commit` are collective over all ranks: each rank
+    saves the whole state of the optimizer, in host memory.
+
     Args:
         model: a module, or None.
         optimizer: an optimizer, or None.
@@ -51,6 +55,12 @@ class TorchState(ObjectState):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
+
+    def save(self) -> None:
+        """Copies the attributes, for `restore`. Collective over all ranks if it keeps a sharded optimizer."""
+        super().save()
+        if any(sharded_state_of(optimizer) is not None for optimizer in self._optimizers()):
+            barrier()  # all have gathered the state, and a rank may leave
 
     def check_host_updates(self) -> None:
         """As `State.check_host_updates`. Before other ranks come, each rank gets the whole state of sharded optimizers."""
