@@ -205,7 +205,8 @@ class BucketCodec:
 
     A codec sees all gradients of a bucket at once, and reduces them in one or more rounds, each of which is one fused
     allreduce. One object serves the whole optimizer. It stores what it must remember in the ``state`` of each gradient, which
-    ``optimizer.state_dict()`` saves.
+    ``optimizer.state_dict()`` saves. It must not change stored tensors in place, but store others: `hvd.elastic.Job` puts the
+    earlier ones back if a step is not applied.
 
     Attributes:
         codec: the codec of the messages of the rounds, such as `Compression.int8`; None sends the tensors uncoded.

@@ -7,7 +7,8 @@ and references to them stay valid. Only their state is copied, restored and sent
 import copy
 import gc
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hvdlite.errors import MismatchError
@@ -20,6 +21,8 @@ _SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, str, byte
 
 class StateHandler:
     """Keeps one kind of object in place. A subclass defines `save`, `restore` and `sync`; `save` is called first.
+
+    What is saved is an attribute of the handler. `save` and `sync` replace it, and do not change it in place.
 
     Args:
         value: the object.
@@ -142,10 +145,25 @@ class Inventory:
         return [*(handler.value for handler in self._handlers), *self._stateful]
 
     def save(self) -> None:
-        """Copies the attributes and the states of the objects that are kept in place."""
-        for handler in self._handlers:
-            handler.save()
+        """Copies the attributes and the states of the objects that are kept in place, of all or of none: see `_all_or_none`."""
+        with self._all_or_none():
+            for handler in self._handlers:
+                handler.save()
         self._tree = _copy(self._tree, self._kept, self._kept)
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """A with statement in which the handlers save. If a rank is lost meanwhile, all have what they had saved before it:
+        `restore` must not mix states of two moments.
+        """
+        before = [dict(vars(handler)) for handler in self._handlers]
+        try:
+            yield
+        except BaseException:
+            for handler, attributes in zip(self._handlers, before, strict=True):
+                vars(handler).clear()
+                vars(handler).update(attributes)
+            raise
 
     def forget(self, name: str) -> None:
         """Drops an attribute whose value was replaced."""
@@ -185,8 +203,9 @@ class Inventory:
                 f"the elastic state of rank {rank} refers to {_listed(kinds)}, but that of rank 0 to {_listed(theirs[2])}: "
                 "objects with a state of their own stay what they are on each rank, so make the same ones on every rank"
             )
-        for handler in self._handlers:
-            handler.sync()
+        with self._all_or_none():
+            for handler in self._handlers:
+                handler.sync()
         return self._load(_copy(theirs[0], theirs[1], kept))
 
 

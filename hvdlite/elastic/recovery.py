@@ -62,11 +62,11 @@ class _RecoveryReport(NamedTuple):
 
     Attributes:
         passed: the number of elastic functions that all ranks have ended.
-        step: the number of steps that the process has applied, if it counts them; None: it was a spare and has no state yet.
+        point: the number of the process's newest point (`hvdlite.elastic.steps`); None: it was a spare and has no state yet.
     """
 
     passed: int
-    step: int | None
+    point: int | None
 
 
 def spare_has_news() -> bool:
@@ -90,7 +90,7 @@ class Call:
     In a spare, the constructor waits until the spare is a rank.
 
     Attributes:
-        joined: if this process was a spare, the result of `recover`: the steps of all ranks.
+        joined: if this process was a spare, the result of `recover`: the points of all ranks.
 
     Raises:
         Passed: the ranks whose job this process has joined have ended this function.
@@ -105,7 +105,7 @@ class Call:
         if RUNTIME.spare is not None:
             reports = RUNTIME.spare.wait_until(Role.RANK)
             RUNTIME.spare = None
-            self.joined = self._steps_of(_enter_next(None, None, reports))
+            self.joined = self._points_of(_enter_next(None, None, reports))
         elif _passed < _passed_by_others:
             self._pass()
             raise Passed
@@ -117,43 +117,43 @@ class Call:
         barrier()
         self._pass()
 
-    def recover(self, loss: PeerLostError, step: int | None = 0) -> list[int | None]:
+    def recover(self, loss: PeerLostError, point: int | None = 0) -> list[int | None]:
         """Leaves the failed job, and enters the job of the living ranks. Collective over these.
 
         If fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, it waits for spares.
 
         Args:
             loss: the error with which the job has failed.
-            step: the number of steps that this rank has applied, if it counts them; None: it has no state yet.
+            point: the number of this rank's newest point, if it counts points; None: it has no state yet.
 
         Returns:
-            The `step` of each rank, by their new numbers.
+            The `point` of each rank, by their new numbers.
 
         Raises:
             Passed: all ranks have ended this function.
             UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, and no spare comes.
             HvdliteError: the new job could not be made.
         """
-        steps = self._steps_of(_enter_next(loss, step))
+        points = self._points_of(_enter_next(loss, point))
         until = time.monotonic() + RUNTIME.config.elastic_timeout
-        while len(steps) < RUNTIME.config.elastic_min_ranks:
+        while len(points) < RUNTIME.config.elastic_min_ranks:
             try:
                 self._wait_for_spare(until, loss)
-                steps = self.admit(step)
+                points = self.admit(point)
             except PeerLostError as error:
                 loss = error
                 if why_not(loss):
                     raise
-                steps = self._steps_of(_enter_next(loss, step))
-        return steps
+                points = self._points_of(_enter_next(loss, point))
+        return points
 
     def spare_is_ready(self) -> bool:
         """Is it time to `admit`? The same on all ranks. Collective if a spare has been called; otherwise it sends nothing."""
         return awaits_spare() and bool(broadcast_object(spare_has_news(), name="hvdlite.elastic.spare"))
 
-    def admit(self, step: int | None = 0) -> list[int | None]:
+    def admit(self, point: int | None = 0) -> list[int | None]:
         """Leaves the job in good order, and enters one with the ready spares. Collective. Returns and raises as `recover`."""
-        return self._steps_of(_enter_next(None, step))
+        return self._points_of(_enter_next(None, point))
 
     def _wait_for_spare(self, until: float, loss: PeerLostError) -> None:
         least, ranks, timeout = RUNTIME.config.elastic_min_ranks, basics.size(), RUNTIME.config.elastic_timeout
@@ -170,13 +170,13 @@ class Call:
                 raise UnsupportedError(f"{text}; no spare was ready in HVDLITE_ELASTIC_TIMEOUT={timeout:g} s ({loss})")
             time.sleep(_LOOK_EVERY)
 
-    def _steps_of(self, reports: list[_RecoveryReport]) -> list[int | None]:
+    def _points_of(self, reports: list[_RecoveryReport]) -> list[int | None]:
         global _passed_by_others
         _passed_by_others = max(each.passed for each in reports)
         if _passed_by_others > self._number:
             self._pass()
             raise Passed
-        return [each.step for each in reports]
+        return [each.point for each in reports]
 
     def _pass(self) -> None:
         global _passed
@@ -200,12 +200,12 @@ def _shrink(comm: Any) -> Any:
     return (shrink_at_exit if RUNTIME.exiting else shrink_in_thread)(comm, startup.patience_of(RUNTIME.config))
 
 
-def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:
+def _enter_next(loss: PeerLostError | None, point: int | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:
     """Makes a job of the living ranks. If ranks are lost meanwhile, it tries again.
 
     Args:
         loss: the error of the failed job; None if only spares are added.
-        step: this rank's `_RecoveryReport.step`.
+        point: this rank's `_RecoveryReport.point`.
         reports: the ranks' reports, in a spare, which has already regrouped with them; otherwise None.
 
     Returns:
@@ -217,7 +217,7 @@ def _enter_next(loss: PeerLostError | None, step: int | None, reports: list[Any]
     while True:
         if reports is None:
             ranks = pool.ranks.size
-            reports = pool.regroup(Role.RANK, (_passed, step), _shrink)
+            reports = pool.regroup(Role.RANK, (_passed, point), _shrink)
             if loss is not None and not pool.lost:
                 raise loss  # no process has ended (a host is silent, say), so the next job would have the same processes
             if loss is not None and pool.ranks.rank == 0:

@@ -1,9 +1,16 @@
-"""The step protocol of elastic training: which rank has applied which step, what is copied, and which samples a rank gets.
+"""The step protocol of elastic training: where ranks go on after a loss, what they copy, and which samples a rank gets.
 
-Ranks apply steps one after the other. No rank can apply a step to which some rank has not contributed its gradients. So when
-a rank is lost, the others differ by one step at most. A step counts if any living rank has applied it; a rank that has not
-copies the state of one that has. A spare that has become a rank copies the whole state. This file has pure functions, without
-a framework or the engine. Tests simulate small jobs with deaths at any moment.
+A *point* is a state of the training at which all ranks can be equal after a loss. Points are numbered, and each rank keeps its
+newest one. What a point is depends on the optimizer:
+
+- Every rank has the whole state: each applied step is a point, the present state. Ranks apply steps one after the other. No
+  rank can apply a step to which some rank has not contributed its gradients.
+- The optimizer's state is sharded, and a lost rank's part of it is lost: each commit is a point, a copy of the whole state on
+  every rank. All ranks contribute to a commit, and no rank can apply another step before all have ended the commit.
+
+So when a rank is lost, the newest points of the others differ by one at most. All go on from the newest point that a living
+rank has; a rank that has not got it copies it. A spare that has become a rank has no point, and copies it as well. This file
+has pure functions, without a framework or the engine. Tests simulate small jobs with deaths and leaves at any moment.
 """
 
 from collections.abc import Sequence
@@ -11,7 +18,7 @@ from dataclasses import dataclass
 
 from hvdlite.errors import InternalError
 
-__all__ = ["CopyPlan", "plan_copy", "share_of_batch"]
+__all__ = ["CopyPlan", "is_commit_due", "plan_copy", "share_of_batch"]
 
 
 @dataclass(frozen=True)
@@ -19,33 +26,50 @@ class CopyPlan:
     """What the ranks of a new job copy before they continue.
 
     Attributes:
-        step: the number of applied steps that all ranks have afterwards.
-        source: the rank whose state the others take.
-        receivers: the ranks that take that state.
+        point: the number of the point from which all ranks go on.
+        source: the rank whose point the others take.
+        receivers: the ranks that take that point.
     """
 
-    step: int
+    point: int
     source: int
     receivers: tuple[int, ...]
 
 
-def plan_copy(steps: Sequence[int | None]) -> CopyPlan:
+def plan_copy(points: Sequence[int | None]) -> CopyPlan:
     """The plan, the same on all ranks.
 
     Args:
-        steps: the number of steps that each rank has applied; None for one that has no state yet.
+        points: the number of each rank's newest point; None for a rank that has no state yet.
 
     Raises:
-        InternalError: ranks differ by more than one step, or none has a state.
+        InternalError: ranks differ by more than one point, or none has a state.
 
     >>> plan_copy([7, 8, 7])
-    CopyPlan(step=8, source=1, receivers=(0, 2))
+    CopyPlan(point=8, source=1, receivers=(0, 2))
     """
-    applied = [step for step in steps if step is not None]
-    newest = max(applied, default=0)
-    if not applied or newest - min(applied) > 1:
-        raise InternalError(f"ranks of one job have applied {list(steps)} steps; this is a bug of hvdlite, please report it")
-    return CopyPlan(newest, steps.index(newest), tuple(rank for rank, step in enumerate(steps) if step != newest))
+    known = [point for point in points if point is not None]
+    newest = max(known, default=0)
+    if not known or newest - min(known) > 1:
+        raise InternalError(
+            f"ranks of one job are at the points {list(points)} of a training; this is a bug of hvdlite, please report it"
+        )
+    return CopyPlan(newest, points.index(newest), tuple(rank for rank, point in enumerate(points) if point != newest))
+
+
+def is_commit_due(position: int, last: int, every: Sequence[int], leaves: bool) -> bool:
+    """Do the ranks commit after this step? The same on all ranks.
+
+    Args:
+        position: the number of applied steps.
+        last: the number of steps of the whole training.
+        every: the numbers of steps between two commits, for each purpose; 0: this purpose needs none.
+        leaves: does a rank leave after this step? With a commit before it, the others take back no step.
+
+    >>> [is_commit_due(position, 8, (3, 0), False) for position in (6, 7, 8)], is_commit_due(7, 8, (3, 0), True)
+    ([True, False, True], True)
+    """
+    return leaves or position == last or any(each and position % each == 0 for each in every)
 
 
 def share_of_batch(order: Sequence[int], number: int, batch_size: int, rank: int, size: int) -> tuple[list[int], int]:

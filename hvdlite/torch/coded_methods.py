@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 else:
     _Optimizer = object  # the class below is mixed into subclasses of torch.optim.Optimizer
 
-__all__ = ["KEY", "CodedMethods", "bucket_codec_of", "check_state", "load_coding", "refuse_unknown_scale", "share_after_joins"]
+__all__ = [
+    "KEY",
+    "CodedMethods",
+    "bucket_codec_of",
+    "check_state",
+    "codings_of",
+    "load_coding",
+    "refuse_unknown_scale",
+    "share_after_joins",
+]
 
 KEY = "hvdlite_compression"  # the key of the compression's state in a state dict
 _OWN = "residual"  # the key of the state that differs between ranks
@@ -58,6 +67,15 @@ def check_state(compression: Any, groups: Any) -> None:
         )
 
 
+def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The compression's state of each parameter, in the order of the optimizer's groups; empty if it keeps none."""
+    if not isinstance(optimizer, CodedMethods):
+        return []
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    reducer = optimizer._hvdlite.reducer
+    return [{} if reducer is None else reducer.coding_of(param) for param in params]
+
+
 def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | None) -> None:
     """Loads the state that `CodedMethods.state_dict` has saved, if the optimizer's compression keeps state.
 
@@ -72,7 +90,7 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
     """
     if not isinstance(optimizer, CodedMethods):
         return
-    codings = optimizer._codings()
+    codings = codings_of(optimizer)
     settings = optimizer._hvdlite.settings
     text = describe_compression(settings.compression)
     if saved is not None and saved["compression"] != text:
@@ -115,7 +133,7 @@ def _share(process_set: Any, last: int) -> None:
     if not here:
         return
     living = {
-        each._hvdlite.settings.prefix: each._codings()
+        each._hvdlite.settings.prefix: codings_of(each)
         for each in itertools.chain(*here)
         if isinstance(each, CodedMethods)  # it may be wrapped again without such a compression
     }
@@ -158,12 +176,6 @@ class CodedMethods(_Optimizer):
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.set_loss_scale(loss_scale)
 
-    def _codings(self) -> list[dict[str, Any]]:
-        """The compression's state of each parameter, in the order of the optimizer's groups."""
-        params = [param for group in self.param_groups for param in group["params"]]
-        reducer = self._hvdlite.reducer
-        return [{} if reducer is None else reducer.coding_of(param) for param in params]
-
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The plain optimizer's state, and under ``hvdlite_compression`` this rank's state of the compression. Plain optimizers
         ignore that key. As in torch, the tensors are not copied.
@@ -173,7 +185,7 @@ class CodedMethods(_Optimizer):
         state[KEY] = {
             "compression": describe_compression(settings.compression),
             "place": [settings.process_set.rank(), settings.process_set.size()],
-            "state": {number: dict(coding) for number, coding in enumerate(self._codings()) if coding},
+            "state": {number: dict(coding) for number, coding in enumerate(codings_of(self)) if coding},
         }
         return state
 

@@ -14,7 +14,7 @@ import torch
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from hvdlite.torch.sharding import Sharded
+    from hvdlite.torch.sharded_parameter import Sharded
 
 __all__ = ["described", "entries_of", "merged", "require_slices", "template"]
 

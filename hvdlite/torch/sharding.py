@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,14 +17,15 @@ import torch
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.objects import exchange_object
 from hvdlite.ops import allgather, broadcast_async_
-from hvdlite.ownership import owners_of
 from hvdlite.requests import Adasum
+from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
+from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view, is_dense, order_of
 from hvdlite.torch.steps import change_closure, is_inner_step
 
-__all__ = ["Sharded", "ShardedState", "assign_largest_first", "check_shard", "cut_evenly"]
+__all__ = ["ShardedState", "check_shard"]
 
 # These optimizers update each element by itself, so the update of a slice has the same bits as that of the whole parameter.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
@@ -35,11 +35,6 @@ _REFUSED = {
 }
 PACKED_BYTES = 1 << 20  # of smaller parts of parameters, which one rank sends together
 LEAST_BYTES = 64 << 10  # of a part that is sent by itself, from where it is to where it belongs
-# Parameters are cut at multiples of so many elements. torch's kernels treat whole vectors, and then the rest of a tensor, which
-# they may round otherwise: so each element stays what it is in the whole parameter.
-_ALIGNMENT = 64
-
-Bounds = tuple[int, ...]  # rank r owns the elements from bounds[r] to bounds[r + 1], in the order of memory
 
 
 def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
@@ -60,80 +55,6 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
         refused = getattr(torch.optim, name, None)
         if refused is not None and issubclass(kind, refused):
             raise UnsupportedError(f"shard=True does not go with {name}: {reason}. Leave shard out, or take another optimizer")
-
-
-def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Cuts parameters, laid end to end, into about equal parts, one a rank. For optimizers whose steps are elementwise."""
-    total = sum(sizes)
-    cuts = [total * rank // ranks for rank in range(ranks + 1)]
-    bounds, begin = [], 0
-    for size in sizes:
-        inside = [min(max(cut - begin, 0), size) for cut in cuts]
-        bounds.append(tuple(cut if cut == size else cut // _ALIGNMENT * _ALIGNMENT for cut in inside))
-        begin += size
-    return bounds
-
-
-def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Gives each whole parameter to one rank (`owners_of`). For all other optimizers."""
-    owners = owners_of(sizes, ranks)
-    return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
-
-
-def _turned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view whose dimensions have the order of those of `like` in memory."""
-    return tensor.detach().permute(_order(like))
-
-
-def _order(tensor: torch.Tensor) -> list[int]:
-    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in the order of memory, as a view of the same memory, which has neither gaps nor overlaps."""
-    return _turned(tensor, tensor).view(-1)
-
-
-@dataclass(eq=False)
-class Sharded:
-    """A parameter, and which rank owns what of it.
-
-    Attributes:
-        name: the name of the parameter in texts.
-        param: the parameter, whole on every rank.
-        bounds: see `Bounds`.
-        place: this rank's place in the process set.
-    """
-
-    name: str
-    param: torch.Tensor
-    bounds: Bounds
-    place: int
-
-    def __post_init__(self) -> None:
-        self.start, self.stop = self.bounds[self.place : self.place + 2]
-        ends = pairwise(self.bounds)
-        self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]  # the places of their ranks
-        self.is_mine = self.place in self.owners  # all of it, or a part
-        self.is_split = len(self.owners) > 1
-
-    def bytes_of(self, owner: int) -> int:
-        """The size in bytes of the part of the rank at this place."""
-        return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
-
-    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements of a tensor of the parameter's shape, in the order of its memory; a copy if the tensor's differs."""
-        return _turned(tensor, self.param).reshape(-1)
-
-    def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
-        """A tensor of the parameter's shape, in memory like it, of such elements."""
-        whole = torch.empty_like(self.param, dtype=flat.dtype, requires_grad=False)
-        _flat(whole).copy_(flat)
-        return whole
-
-    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor of the parameter's shape; a copy if the tensor lies otherwise in memory."""
-        return self.flat(tensor)[self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -158,7 +79,7 @@ class _Transfer:
 
     def memory(self) -> list[torch.Tensor]:
         """The memory of these parts on this rank."""
-        return [_flat(sharded.param)[sharded.bounds[self.owner] : sharded.bounds[self.owner + 1]] for sharded in self.parts]
+        return [flat_view(sharded.param)[sharded.bounds[self.owner] : sharded.bounds[self.owner + 1]] for sharded in self.parts]
 
 
 class ShardedState:
@@ -172,11 +93,11 @@ class ShardedState:
         self.last_hook: Any = None  # the handle of `before_step`, which is the last hook in front of a step
         self.unsliced = True  # may the state hold more than this rank's part, since something was loaded?
         self._settings = settings
-        self._ranks = settings.process_set.ranks or list(range(settings.process_set.size() or 1))
-        self._place = settings.process_set.rank() or 0  # of this rank among them
+        self._is_whole = False  # is `optimizer.state` that of all parameters at present?
         elementwise = kind in [getattr(torch.optim, name, None) for name in _ELEMENTWISE]
         self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else assign_largest_first
-        self._sharded: list[Sharded] = []
+        self._added: list[list[tuple[str, torch.Tensor]]] = []  # the parameters of each call of `add`, which are cut together
+        self._assign()
         self._active: list[Sharded] = []  # in this step
         self._swapped: list[tuple[Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
         self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # with all their parameters
@@ -190,13 +111,24 @@ class ShardedState:
         """
         new = list(named)
         for name, param in new:
-            if not _turned(param, param).is_contiguous():
+            if not is_dense(param):
                 raise InvalidArgumentError(
                     f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap or lie apart "
                     "in memory; make it contiguous first"
                 )
-        bounds = self._cut([param.numel() for _, param in new], len(self._ranks))
-        self._sharded += [Sharded(name, param, own, self._place) for (name, param), own in zip(new, bounds, strict=True)]
+        self._added.append(new)
+        self._sharded += self._cut_between_ranks(new)
+
+    def _assign(self) -> None:
+        """Assigns all parameters to the present ranks of the process set, whose number may have changed in an elastic job."""
+        process_set = self._settings.process_set
+        self._ranks = process_set.ranks or list(range(process_set.size() or 1))
+        self._place = process_set.rank() or 0  # of this rank among them
+        self._sharded = [sharded for named in self._added for sharded in self._cut_between_ranks(named)]
+
+    def _cut_between_ranks(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[Sharded]:
+        bounds = self._cut([param.numel() for _, param in named], len(self._ranks))
+        return [Sharded(name, param, own, self._place) for (name, param), own in zip(named, bounds, strict=True)]
 
     # --- a step ---------------------------------------------------------------------------------------------------------
 
@@ -297,9 +229,15 @@ class ShardedState:
     # --- the state ------------------------------------------------------------------------------------------------------
 
     def localize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drops the state that other ranks own. A loaded state is whole until then."""
+        """Drops the state that other ranks own. A loaded state is whole until then.
+
+        Raises:
+            InvalidArgumentError: the process set has other ranks than before, and the state is not whole.
+        """
         if not self.unsliced:
+            self._require_same_ranks()
             return
+        self._assign()
         for sharded in self._sharded:
             if not sharded.is_mine:
                 optimizer.state.pop(sharded.param, None)
@@ -310,22 +248,59 @@ class ShardedState:
                         state[key] = sharded.own_part(value).clone()
         self.unsliced = False
 
+    def _require_same_ranks(self) -> None:
+        """Raises if the parts of this rank's state are those of other ranks. A set without a job has none: see `shutdown`."""
+        process_set = self._settings.process_set
+        ranks = process_set.ranks
+        if ranks is not None and (ranks, process_set.rank()) != (self._ranks, self._place):
+            raise InvalidArgumentError(
+                f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the job has other ranks than before "
+                f"({len(ranks)}, and {len(self._ranks)} before), and this rank has only its old part of the optimizer's state. "
+                "Load a whole state on all ranks before the next step: optimizer.load_state_dict(...)"
+            )
+
     @contextmanager
-    def whole_state(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """A with statement in which the optimizer has the state of all parameters. Collective over the process set."""
+    def whole_state(
+        self, optimizer: torch.optim.Optimizer, device: torch.device | None = None, loaded: bool = False
+    ) -> Iterator[None]:
+        """A with statement in which the optimizer has the state of all parameters. Collective over the process set.
+
+        Args:
+            optimizer: the optimizer.
+            device: the device of the parts that are gathered; None: that of the parameter.
+            loaded: has every rank that enters this statement loaded a whole state, and taken no step since? Then that state is
+                used, and nothing is sent.
+        """
+        if self._is_whole:
+            yield
+            return
         own = optimizer.state
-        optimizer.state = self.gather_state(optimizer)
+        if not loaded:
+            optimizer.state = self.gather_state(optimizer, device)
+        self._is_whole = True
         try:
             yield
         finally:
             optimizer.state = own
+            self._is_whole = False
 
-    def gather_state(self, optimizer: torch.optim.Optimizer) -> defaultdict[torch.Tensor, Any]:
+    def gather_state(
+        self, optimizer: torch.optim.Optimizer, device: torch.device | None = None
+    ) -> defaultdict[torch.Tensor, Any]:
         """The state of all parameters, as an optimizer that is not sharded would have it. Collective over the process set.
 
+        A spare of an elastic job is in no process set yet: it has the whole of its state.
+
+        Args:
+            optimizer: the optimizer.
+            device: as for `whole_state`.
+
         Raises:
-            InvalidArgumentError: (on all ranks) only some owners of a parameter have state for it.
+            InvalidArgumentError: (on all ranks) only some owners of a parameter have state for it; or the process set has other
+                ranks than before.
         """
+        if RUNTIME.spare is not None:
+            return optimizer.state
         self.restore()
         self.localize(optimizer)
         mine: dict[int, dict[Any, Any]] = {}
@@ -345,14 +320,14 @@ class ShardedState:
             described = everyone[having[0]][number]
             state = optimizer.state.get(sharded.param, {}) if number in mine else {}
             whole[sharded.param] = {
-                key: self._gather(sharded, state.get(key), value, name) if isinstance(value, _Split) else value
+                key: self._gather(sharded, state.get(key), value, name, device) if isinstance(value, _Split) else value
                 for key, value in described.items()
             }
         return whole
 
     def orders(self) -> str:
         """The order of the parameters' dimensions in memory, as a text."""
-        return repr([(sharded.name, _order(sharded.param)) for sharded in self._sharded])
+        return repr([(sharded.name, order_of(sharded.param)) for sharded in self._sharded])
 
     def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
         """The parameters of which this rank owns something, and their state as far as there is one."""
@@ -370,13 +345,14 @@ class ShardedState:
             "hvd.broadcast_optimizer_state before the next step"
         )
 
-    def _gather(self, sharded: Sharded, own: torch.Tensor | None, split: _Split, name: str) -> torch.Tensor:
+    def _gather(
+        self, sharded: Sharded, own: torch.Tensor | None, split: _Split, name: str, device: torch.device | None
+    ) -> torch.Tensor:
         param = sharded.param
-        mine = torch.empty(0, dtype=split.dtype, device=param.device) if own is None else _flat(own)
+        mine = torch.empty(0, dtype=split.dtype, device=param.device) if own is None else flat_view(own)
         gathered: torch.Tensor = allgather(reachable(mine), f"{name}.part", self._settings.process_set).to(param.device)
-        if split.shape != tuple(param.shape):
-            return gathered.reshape(split.shape)
-        return sharded.unflattened(gathered)
+        whole = gathered.reshape(split.shape) if split.shape != tuple(param.shape) else sharded.unflattened(gathered)
+        return whole if device is None else whole.to(device)
 
 
 def _grad_of(sharded: Sharded) -> torch.Tensor:

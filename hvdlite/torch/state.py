@@ -15,7 +15,13 @@ from hvdlite.torch.arguments import require_initialized
 from hvdlite.torch.coded_methods import KEY, load_coding
 from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "sharded_state_of",
+]
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -112,11 +118,11 @@ def broadcast_optimizer_state(
     _broadcast_tensors(named, root_rank, process_set)
     if not is_root:
         _load(optimizer, structure, tensors)
-        if (sharded := _sharded_state(optimizer)) is not None:
+        if (sharded := sharded_state_of(optimizer)) is not None:
             sharded.unsliced = True
 
 
-def _sharded_state(optimizer: torch.optim.Optimizer) -> Any:
+def sharded_state_of(optimizer: torch.optim.Optimizer) -> Any:
     """See `hvdlite.torch.sharding`; None if every rank has the whole state."""
     return getattr(getattr(optimizer, "_hvdlite", None), "sharded", None)
 
@@ -125,12 +131,14 @@ def _state_of(
     optimizer: torch.optim.Optimizer, is_root: bool, root_rank: int, process_set: ProcessSet
 ) -> dict[str, Any] | None:
     """The root's whole state, on the root. A sharded one is gathered from all ranks, unless the root has just loaded it."""
-    sharded = _sharded_state(optimizer)
+    sharded = sharded_state_of(optimizer)
     if sharded is None:
         return optimizer.state_dict() if is_root else None
-    if broadcast_object(sharded.unsliced, root_rank, "optimizer_state.is_whole", process_set):
-        return optimizer._hvdlite.base.state_dict(optimizer) if is_root else None  # type: ignore[attr-defined]
-    return optimizer.state_dict()
+    loaded = broadcast_object(sharded.unsliced, root_rank, "optimizer_state.is_whole", process_set)
+    if loaded and not is_root:
+        return None
+    with sharded.whole_state(optimizer, loaded=loaded):
+        return optimizer.state_dict()
 
 
 def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:

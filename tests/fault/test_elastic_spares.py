@@ -158,23 +158,25 @@ IN_STEPS = """
 
     def train(model, optimizer, scheduler, batches, job):
         for x, y in batches:
-            with job.step() as step:
+            with job.step():
                 torch.nn.functional.mse_loss(model(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if job.ends_epoch:
                     scheduler.step()
-            if WORLD == 0 and not step.applied:
+            if WORLD == 0 and hvd.size() == 2:
                 RUNTIME.pool.comm.Probe()  # until the spare is ready; the other rank waits for this one meanwhile
 
     model, optimizer = build()
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=sys.argv[1] == "shard")
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    job = hvd.elastic.Job(model=model, optimizer=optimizer, scheduler=scheduler, batch_size=BATCH, seed=4)
+    job = hvd.elastic.Job(
+        model=model, optimizer=optimizer, scheduler=scheduler, batch_size=BATCH, seed=4, commit_every=2
+    )
     job.register_reset_callbacks([lambda: say("reset at", job.position)])
 
     def in_backward(_):
-        if (WORLD, job.position) == (1, 2):
+        if (WORLD, job.position) == (1, 3):
             end(signal.SIGKILL)
 
     next(model.parameters()).register_hook(in_backward)
@@ -202,13 +204,19 @@ IN_STEPS = """
 """
 
 
-def test_a_training_that_a_spare_joins_is_that_of_one_process():
-    result = run_job(BEGINNING + IN_STEPS, 4, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "1"}, frameworks=("torch",))
+@pytest.mark.parametrize(("optimizer", "step"), [("whole", 3), ("shard", 2)])
+def test_a_training_that_a_spare_joins_is_that_of_one_process(optimizer, step):
+    """With a sharded optimizer the ranks go back to the commit of step 2, and commit step 3 when the spare joins."""
+    env = {"HVDLITE_ELASTIC_SPARES": "1"}
+    result = run_job(BEGINNING + IN_STEPS, 4, args=[optimizer], mpirun_args=ULFM, env=env, frameworks=("torch",))
     assert result.returncode == 0, result.report()
-    assert said(result, 0)[1:] == ["reset at 2 0 2 0", "reset at 3 0 3 0", "done 9 3 0 3 0", "as one process"], result.report()
-    assert said(result, 2)[1:] == ["reset at 2 1 2 1", "reset at 3 1 3 1", "done 9 3 1 3 1"], result.report()
+    for rank in (0, 2):
+        number = rank // 2
+        resets = [f"reset at {step} {number} 2 {number}", f"reset at {step + 1} {number} 3 {number}"]
+        assert said(result, rank)[1:4] == [*resets, f"done 9 3 {number} 3 {number}"], result.report()
     # The lost rank's local rank, 1, is that of its devices; the last rank of the new job has another number.
-    assert said(result, 3) == ["init 2 3 1", "reset at 3 2 3 2", "done 9 3 2 3 2"], result.report()
+    assert said(result, 3) == ["init 2 3 1", f"reset at {step + 1} 2 3 2", "done 9 3 2 3 2"], result.report()
+    assert said(result, 0)[4:] == ["as one process"], result.report()
 
 
 HEARD_AT_TWO_PLACES = """

@@ -1,4 +1,4 @@
-"""Elastic training on two hosts goes on without ranks that die, also when a host has none left, and with a spare."""
+"""Elastic training on several hosts: ranks die, also all of a host, a spare joins, and a host's loss leaves a checkpoint."""
 
 import pytest
 from support.hosts import ULFM_OPTIONS, emulated_hosts
@@ -79,3 +79,43 @@ def test_a_spare_of_another_host_takes_the_place_of_a_rank():
     # The second host had ranks 1 and 2, on its local ranks 0 and 1.
     assert job.stdout[1] == "init 1 3 0\ndone 0 3\n", job.report()
     assert job.stdout[3] == "init 2 3 2\ndone 2 3\n", job.report()
+
+
+CHECKPOINTS = """
+    import os
+    import torch
+    import hvdlite.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    PATH = "/dev/shm/state.pt"  # each host has a /dev/shm of its own
+    data = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 48).reshape(12, 4))
+
+    def train(epochs):
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=True)
+        job = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=4, checkpoint=PATH, save_every=3)
+        first = job.position
+        for x, in job.batches(data, epochs):
+            with job.step():
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return first, job.position
+
+    print(train(2), os.path.exists(PATH), flush=True)
+    if hvd.rank() == 0:
+        os.remove(PATH)  # its host was lost, and another one took its place
+    print(train(3), os.path.exists(PATH), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_host_leaves_a_checkpoint_on_another_one():
+    with emulated_hosts(3) as hosts:
+        job = hosts.run(1, CHECKPOINTS, mpirun_args=ULFM_OPTIONS)
+    assert job.returncode == 0, job.report()
+    for rank in range(3):
+        exists = rank < 2
+        assert job.stdout[rank] == f"(0, 6) {exists}\n(6, 9) {exists}\n", job.report()

@@ -81,5 +81,11 @@ OBJECTS = ("tests/parallel/test_objects.py",)
 DATA = ("tests/unit/test_data.py",)
 ELASTIC = ("tests/unit/test_elastic.py",)
 SPARES = ("tests/unit/test_pool.py", "tests/fault/test_elastic_spares.py")
-RECOVERY = ("tests/unit/test_elastic_steps.py", "tests/fault/test_elastic_job.py", "tests/fault/test_elastic_recovery.py")
+ELASTIC_JOB = ("tests/adapters/torch/test_elastic_job.py",)
+RECOVERY = (
+    "tests/unit/test_elastic_steps.py",
+    "tests/fault/test_elastic_job.py",
+    "tests/fault/test_elastic_recovery.py",
+    "tests/fault/test_elastic_shard.py",
+)
 SHIM = ("tests/unit/test_horovod_shim.py", "tests/unit/test_horovod_run.py")

@@ -2,9 +2,10 @@
 weights. It also measures how soon they continue.
 
 ``make chaos`` runs it; ``CHAOS='--jobs 20 --seed 7'`` gives the number of jobs and the first seed. Even seeds train with
-hvd.elastic.run, odd seeds with hvd.elastic.Job. The weights of the latter are compared with those of one process that is not
-killed; they contain how often each sample was used. Ranks with odd numbers are killed, and the others leave when SIGTERM asks
-them to. ``CHAOS='--hosts 2'`` puts the ranks on two emulated hosts (support/hosts.py lists the requirements).
+hvd.elastic.run, odd seeds with hvd.elastic.Job, and with ``--shard`` both with sharded optimizers. The weights of a Job are
+compared with those of one process that is not killed; they contain how often each sample was used. Ranks with odd numbers are
+killed, and the others leave when SIGTERM asks them to. ``CHAOS='--hosts 2'`` puts the ranks on two emulated hosts
+(support/hosts.py lists the requirements).
 """
 
 import argparse
@@ -37,7 +38,13 @@ def draw(seed: int, ranks: int, span: float) -> list[str]:
 
 
 def train(
-    form: str, deaths: list[str], spares: int, folder: Path, hosts: EmulatedHosts | None = None, ranks_of_host: int = 0
+    form: str,
+    deaths: list[str],
+    spares: int,
+    folder: Path,
+    hosts: EmulatedHosts | None = None,
+    ranks_of_host: int = 0,
+    optimizer: str = "whole",
 ) -> tuple[JobResult, list[dict[str, Any]]]:
     """Runs one job; returns its result and the reports that ranks have written at their end. Spares are on the last host."""
     size = len(deaths) + spares
@@ -50,7 +57,7 @@ def train(
         size,
         timeout=180,
         env={"HVDLITE_ELASTIC_SPARES": str(spares)},
-        args=[str(folder), form, str(EPOCHS[form]), *deaths],
+        args=[str(folder), form, optimizer, str(EPOCHS[form]), *deaths],
         mpirun_args=options,
         hosts=hosts,
     )
@@ -108,6 +115,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--hosts", type=int, default=1, help="the number of emulated hosts; 1: this machine")
     parser.add_argument("--spares", type=int, default=2, help="the most spares; a job has its seed modulo this number + 1")
+    parser.add_argument("--shard", action="store_true", help="each rank keeps a part of the optimizer's state")
     parser.add_argument("--span", type=float, default=2.0, help="the seconds in which ranks die")
     arguments = parser.parse_args(words)
     if arguments.hosts < 1 or arguments.ranks % arguments.hosts:
@@ -124,7 +132,8 @@ def main(words: list[str] | None = None) -> int:
                 hosts = stack.enter_context(emulated_hosts(arguments.hosts)) if arguments.hosts > 1 else None
             except pytest.skip.Exception as reason:
                 parser.exit(2, f"make chaos: {reason}\n")
-            result, reports = train(form, deaths, spares, folder, hosts, arguments.ranks // arguments.hosts)
+            optimizer = "shard" if arguments.shard else "whole"
+            result, reports = train(form, deaths, spares, folder, hosts, arguments.ranks // arguments.hosts, optimizer)
             wrong = problems(result, reports, folder, deaths, expected if form == "job" else None)
             died = [KINDS[int(file.name.removeprefix("died")) % 2] for file in folder.glob("died*")]
             found = delays(reports, folder)

@@ -1,7 +1,8 @@
 """The program of `support.chaos`: an elastic training in which some ranks send themselves a signal at a given moment.
 
-Its arguments are a folder for the ranks' reports, ``run`` or ``job`` for the form of elastic training, the number of epochs,
-and for each rank the seconds of training after which it dies ("-": never). Further processes are spares, and do not die.
+Its arguments are a folder for the ranks' reports, ``run`` or ``job`` for the form of elastic training, ``whole`` or ``shard``
+for the optimizer's state, the number of epochs, and for each rank the seconds of training after which it dies ("-": never).
+Further processes are spares, and do not die.
 """
 
 import json
@@ -24,8 +25,8 @@ SAMPLES, BATCH = 240, 30
 Event = Callable[[], None]  # a function that is called at an event
 
 
-def make_parts() -> tuple[Any, ...]:
-    """Inputs, targets, a model and its optimizer, the same on all ranks."""
+def make_parts(shard: bool) -> tuple[Any, ...]:
+    """Inputs, targets, a model and its optimizer, sharded or not, the same on all ranks."""
     torch.manual_seed(3)
     inputs, targets = torch.randn(SAMPLES, 32), torch.randint(0, 10, (SAMPLES,))
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10))
@@ -34,7 +35,8 @@ def make_parts() -> tuple[Any, ...]:
     model.register_parameter("counts", torch.nn.Parameter(torch.zeros(SAMPLES)))
     groups.append({"params": [model.counts], "lr": float(BATCH), "momentum": 0.0})
     optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
-    return inputs, targets, model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=2)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=2, shard=shard)
+    return inputs, targets, model, optimizer
 
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -73,7 +75,7 @@ def run(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped
 def job(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped: Event) -> list[int]:
     """Trains in the form in which no step is lost. Returns all samples; the weights contain how often each was used."""
     inputs, targets, model, optimizer = parts
-    training = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=BATCH)
+    training = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=BATCH, commit_every=10)
     training.register_reset_callbacks([reset])
     begin()
     for index in training.batches(range(SAMPLES), epochs):
@@ -88,12 +90,12 @@ def job(parts: tuple[Any, ...], epochs: int, begin: Event, reset: Event, stepped
 
 def main() -> None:
     """Trains, and writes a report into the folder."""
-    folder, form, epochs, *deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:]
+    folder, form, optimizer, epochs, *deaths = Path(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4]), *sys.argv[5:]
     hvd.init()
     first = int(os.environ["OMPI_COMM_WORLD_RANK"])
     spare = first >= len(deaths)
     torch.set_num_threads(1)
-    parts = make_parts()
+    parts = make_parts(optimizer == "shard")
     # For each loss: the number of recoveries so far, and the time at which the next step was over.
     resumed: list[tuple[int, float]] = []
     ranks, lost = [hvd.size()], [False]

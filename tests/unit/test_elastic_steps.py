@@ -1,12 +1,14 @@
-"""The step protocol of elastic training: small jobs of it in every order, with deaths at any moment."""
+"""The step protocol of elastic training: small jobs of it in every order, with deaths and leaves at any moment."""
 
 import itertools
 from dataclasses import dataclass, replace
 
 import pytest
 
-from hvdlite.elastic.steps import plan_copy, share_of_batch
+from hvdlite.elastic.steps import is_commit_due, plan_copy, share_of_batch
 from hvdlite.errors import InternalError
+
+MEETINGS = ("reduce", "parts", "commit", "confirm")  # of one step
 
 
 @dataclass(frozen=True)
@@ -14,8 +16,13 @@ class Rank:
     """One rank of a job, as the world sees it. It applies steps, and keeps in `history` in which roster each was reduced."""
 
     phase: str = "compute"
-    roster: int = 0
+    roster: int = 0  # -1: it is a spare
     history: tuple[int, ...] = ()
+    commit: tuple[int, ...] = ()  # the history at the newest commit
+    commits: int = 0
+    asked: bool = False  # has it got SIGTERM?
+    leaves: bool = False  # has it told the others in this step that it leaves?
+    agreed: bool = False  # has any rank told so?
     passed: bool = False  # has it passed the end of the function?
     life: str = "lives"  # or is dead, or gone: its program has ended
 
@@ -26,146 +33,177 @@ class Job:
 
     ranks: tuple[Rank, ...]
     rosters: tuple[tuple[int, ...], ...]
+    steps: int
+    every: int = 0  # the steps between two commits of a sharded optimizer; 0: each rank has the whole state
     met: frozenset[tuple[object, int]] = frozenset()
     deaths: int = 0
-
-
-STEPS = 2
+    sigterms: int = 0
 
 
 def meeting(rank):
     """Which meeting this phase is about. What a rank contributes there is there for good, also when it dies."""
-    about = len(rank.history) if rank.phase == "reduce" else ""
-    return (rank.roster, rank.phase, about)
+    return (rank.roster, rank.phase, (rank.history, rank.commits) if rank.phase in MEETINGS else ())
+
+
+def come(job, number, **changes):
+    """The rank changes, and contributes to the meeting to which it comes."""
+    ranks = list(job.ranks)
+    ranks[number] = replace(ranks[number], **changes)
+    alone = {"compute", "shrink", job.ranks[number].phase}
+    new = set() if ranks[number].phase in alone else {(meeting(ranks[number]), number)}
+    return replace(job, ranks=tuple(ranks), met=job.met | new)
 
 
 def nexts(job):
     """All that may happen next."""
-
-    def put(number, met=None, **changes):
-        ranks = list(job.ranks)
-        ranks[number] = replace(ranks[number], **changes)
-        return replace(job, ranks=tuple(ranks), met=job.met | ({met} if met else set()))
-
     for number, rank in enumerate(job.ranks):
-        if rank.life != "lives":
+        if rank.life != "lives" or rank.roster < 0:
             continue
         members = job.rosters[rank.roster]
         place = meeting(rank)
         all_came = all((place, member) in job.met for member in members)
         somebody_is_lost = any(job.ranks[member].life == "dead" for member in members)
         if job.deaths:
-            yield replace(put(number, life="dead"), deaths=job.deaths - 1)
+            yield replace(come(job, number, life="dead"), deaths=job.deaths - 1)
+        if job.sigterms and not rank.asked:
+            yield replace(come(job, number, asked=True), sigterms=job.sigterms - 1)
         if rank.phase == "compute":
-            phase = "reduce" if len(rank.history) < STEPS else "end"
-            new = replace(rank, phase=phase)
-            yield put(number, met=(meeting(new), number), phase=phase)
+            if job.every and not rank.commits:  # the first commit, before the first step
+                yield come(job, number, phase="commit")
+            elif len(rank.history) == job.steps:
+                yield come(job, number, phase="end")
+            else:
+                told = come(job, number, phase="reduce", leaves=rank.asked)
+                about = ("leaves", meeting(told.ranks[number]))
+                yield replace(told, met=told.met | {(about, number)}) if rank.asked else told
             continue
         if rank.phase == "shrink":
             continue  # below
         if somebody_is_lost:
-            yield put(number, phase="shrink")
-        if rank.phase == "reduce" and all_came:  # it applies the step
-            yield put(number, phase="compute", history=(*rank.history, rank.roster))
-        elif rank.phase == "end" and all_came:
-            new = replace(rank, phase="farewell")
-            yield put(number, met=(meeting(new), number), phase="farewell", passed=True)
-        elif rank.phase == "farewell" and all_came:
-            yield put(number, life="gone")
-        elif rank.phase == "report" and all_came:
-            yield put(number, **after_report(job, number))
-        elif rank.phase == "copy":
-            source = members[plan_copy(steps_of(job, rank)).source]
-            if number == source:
-                yield put(number, phase="compute")
-            elif (place, source) in job.met:
-                yield put(number, phase="compute", history=histories(job, rank)[source])
-    # The agreement on who lives: all that live have to come.
-    for epoch in {rank.roster for rank in job.ranks if rank.life == "lives" and rank.phase == "shrink"}:
-        members = job.rosters[epoch]
-        living = tuple(member for member in members if job.ranks[member].life == "lives")
+            yield come(job, number, phase="shrink", leaves=False, agreed=False)
+        if rank.phase == "copy":
+            source = members[plan_copy(points_of(job, rank.roster)).source]
+            if (place, source) in job.met:
+                its = said(job, rank.roster)[source]
+                commit = {"commit": its.commit, "commits": its.commits}
+                yield come(job, number, phase="compute", history=its.commit if job.every else its.history, **commit)
+        elif all_came:
+            yield come(job, number, **after_meeting(job, rank, members, place))
+    # The agreement on who lives: all that live have to come. Spares come as well, and become ranks.
+    for roster in {rank.roster for rank in job.ranks if rank.life == "lives" and rank.phase == "shrink"}:
+        living = [member for member in job.rosters[roster] if job.ranks[member].life == "lives"]
         if all(job.ranks[member].phase == "shrink" for member in living):
-            ranks = list(job.ranks)
-            made = len(job.rosters)
-            met = set(job.met)
+            living += [number for number, rank in enumerate(job.ranks) if rank.roster < 0]
+            made, agreed = len(job.rosters), replace(job, rosters=(*job.rosters, tuple(living)))
             for member in living:
-                ranks[member] = replace(ranks[member], phase="report", roster=made)
-                met.add((meeting(ranks[member]), member))
-                met.add((("said", made, ranks[member].history, ranks[member].passed), member))
-            yield replace(job, ranks=tuple(ranks), rosters=(*job.rosters, living), met=frozenset(met))
+                report = (("said", made, job.ranks[member]), member)
+                agreed = come(replace(agreed, met=agreed.met | {report}), member, phase="report", roster=made)
+            yield agreed
+
+
+def after_meeting(job, rank, members, place):
+    """What a rank becomes at the end of a meeting to which all have come."""
+    if rank.phase == "reduce":
+        agreed = any((("leaves", place), member) in job.met for member in members)
+        if job.every:  # it has updated its part, and needs the others' parts
+            return {"phase": "parts", "agreed": agreed}
+        return {"phase": "compute", "history": (*rank.history, rank.roster)}
+    if rank.phase == "parts":
+        history = (*rank.history, rank.roster)
+        due = is_commit_due(len(history), job.steps, (job.every, 0), rank.agreed)
+        return {"phase": "commit" if due else "compute", "history": history}
+    if rank.phase == "commit":
+        phase = "confirm" if rank.agreed else "compute"
+        return {"phase": phase, "commit": rank.history, "commits": rank.commits + 1}
+    if rank.phase == "confirm":  # all have ended the commit
+        return {"life": "dead"} if rank.leaves else {"phase": "compute", "agreed": False}
+    if rank.phase == "end":
+        return {"phase": "farewell", "passed": True}
+    if rank.phase == "farewell":
+        return {"life": "gone"}
+    if rank.passed or any(before.passed for before in said(job, rank.roster).values()):
+        return {"phase": "farewell", "passed": True}
+    back = {"history": rank.commit} if job.every else {}
+    return {"phase": "copy" if plan_copy(points_of(job, rank.roster)).receivers else "compute", **back}
 
 
 def said(job, roster):
-    """What each rank has reported in this roster: its history and whether it has passed the end."""
-    return {number: place[2:] for place, number in job.met if place[:2] == ("said", roster)}
+    """What each rank was when it reported to this roster."""
+    return {number: place[2] for place, number in job.met if place[:2] == ("said", roster)}
 
 
-def histories(job, rank):
-    return {number: history for number, (history, _) in said(job, rank.roster).items()}
+def points_of(job, roster):
+    before = said(job, roster)
+    ranks = [before[member] for member in job.rosters[roster]]
+    return [None if rank.roster < 0 else rank.commits if job.every else len(rank.history) for rank in ranks]
 
 
-def steps_of(job, rank):
-    reported = histories(job, rank)
-    return [len(reported[member]) for member in job.rosters[rank.roster]]
-
-
-def after_report(job, number):
-    """What a rank does that has everybody's report."""
-    rank = job.ranks[number]
-    reported = said(job, rank.roster)
-    if rank.passed or any(passed for _, passed in reported.values()):
-        new = replace(rank, phase="farewell")
-        return {"met": (meeting(new), number), "phase": "farewell", "passed": True}
-    if not plan_copy(steps_of(job, rank)).receivers:
-        return {"phase": "compute"}
-    new = replace(rank, phase="copy")
-    return {"met": (meeting(new), number), "phase": "copy"}
-
-
-def explore(ranks, deaths):
-    first = Job(tuple(Rank() for _ in range(ranks)), (tuple(range(ranks)),), deaths=deaths)
+def explore(ranks, deaths, steps=2, spares=0, **options):
+    parts = (*[Rank()] * ranks, *[Rank(phase="spare", roster=-1)] * spares)
+    first = Job(parts, (tuple(range(ranks)),), steps, deaths=deaths, **options)
     seen, todo, ends = {first}, [first], 0
     while todo:
         job = todo.pop()
         following = list(nexts(job))
-        living = [rank for rank in job.ranks if rank.life == "lives"]
-        if not [each for each in following if each.deaths == job.deaths]:
+        living = [rank for rank in job.ranks if rank.life == "lives" and rank.roster >= 0]
+        if not [each for each in following if (each.deaths, each.sigterms) == (job.deaths, job.sigterms)]:
             assert not living, f"they wait for ever: {job}"
             ends += 1
-            finished = [rank for rank in job.ranks if rank.life == "gone"]
-            assert all(len(rank.history) == STEPS for rank in finished), job
+            # A spare that joined after the end has no part in the training.
+            finished = [
+                rank for number, rank in enumerate(job.ranks) if rank.life == "gone" and (number < ranks or rank.history)
+            ]
+            assert all(len(rank.history) == steps for rank in finished), job
             # Each step was reduced in one roster, and all that ended have that one's result.
             assert len({rank.history for rank in finished}) <= 1, job
         for each in following:
             for before, after in zip(job.ranks, each.ranks, strict=True):
-                assert len(after.history) >= len(before.history), f"an applied step was taken back: {job} {each}"
+                kept = before.commit if job.every and deaths else before.history
+                assert after.history[: len(kept)] == kept, f"a step that counts was taken back: {job} {each}"
             if each not in seen:
                 seen.add(each)
                 todo.append(each)
     return len(seen), ends
 
 
-@pytest.mark.parametrize(("ranks", "deaths", "least"), [(2, 2, 100), (3, 1, 1000), (3, 2, 4000)])
-def test_no_step_is_lost_or_counted_twice(ranks, deaths, least):
-    states, ends = explore(ranks, deaths)
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "options", "least"),
+    [
+        (2, 2, {}, 100),
+        (3, 1, {}, 1000),
+        (3, 2, {}, 4000),
+        (2, 1, {"spares": 1}, 500),
+        # A sharded optimizer: after a death the ranks go back to a commit. After a leave no rank takes a step back.
+        (2, 1, {"every": 2, "steps": 3, "spares": 1}, 2000),
+        (3, 1, {"every": 2, "steps": 3}, 8000),
+        (2, 2, {"every": 1, "sigterms": 1}, 4000),
+        (3, 0, {"every": 2, "sigterms": 1}, 1000),
+    ],
+)
+def test_no_step_is_lost_or_counted_twice(ranks, deaths, options, least):
+    states, ends = explore(ranks, deaths, **options)
     assert ends
     assert states >= least, states
 
 
 @pytest.mark.slow
-def test_no_step_is_lost_or_counted_twice_with_four_ranks():
-    states, _ = explore(4, 2)
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "options"),
+    [(4, 2, {}), (3, 2, {"every": 2}), (3, 1, {"every": 2, "sigterms": 1})],
+)
+def test_no_step_is_lost_or_counted_twice_in_larger_jobs(ranks, deaths, options):
+    states, _ = explore(ranks, deaths, **options)
     assert states >= 20000, states
 
 
-@pytest.mark.parametrize(("steps", "source", "receivers"), [([3], 0, ()), ([3, 3], 0, ()), ([3, 4, 3, 4], 1, (0, 2))])
-def test_a_plan(steps, source, receivers):
-    plan = plan_copy(steps)
-    assert (plan.step, plan.source, plan.receivers) == (max(steps), source, receivers)
+@pytest.mark.parametrize(("points", "source", "receivers"), [([3], 0, ()), ([3, 3], 0, ()), ([3, 4, None, 4], 1, (0, 2))])
+def test_a_plan(points, source, receivers):
+    plan = plan_copy(points)
+    assert (plan.point, plan.source, plan.receivers) == (max(filter(None, points)), source, receivers)
 
 
-def test_ranks_that_are_two_steps_apart_are_a_bug():
-    with pytest.raises(InternalError, match=r"have applied \[3, 5\] steps"):
+def test_ranks_that_are_two_points_apart_are_a_bug():
+    with pytest.raises(InternalError, match=r"are at the points \[3, 5\]"):
         plan_copy([3, 5])
 
 

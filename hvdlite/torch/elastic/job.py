@@ -1,6 +1,5 @@
-"""`ElasticJob`: a training in which each step is applied by all living ranks or by none."""
+"""`ElasticJob`: a training in which each step counts once, on all living ranks or on none."""
 
-import copy
 import logging
 import os
 import random
@@ -16,12 +15,16 @@ import torch.utils.data
 from hvdlite.basics import rank, size
 from hvdlite.elastic import recovery
 from hvdlite.elastic.leaving import LeaveRequest, leave_if_asked
-from hvdlite.elastic.steps import CopyPlan, plan_copy, share_of_batch
+from hvdlite.elastic.steps import CopyPlan, is_commit_due, plan_copy, share_of_batch
 from hvdlite.errors import InvalidArgumentError, PeerLostError
+from hvdlite.handles import Handle
+from hvdlite.objects import broadcast_object
+from hvdlite.ops import allreduce_async, barrier
+from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.coded_methods import CodedMethods
+from hvdlite.torch.elastic.checkpoint_file import CheckpointFile
+from hvdlite.torch.elastic.job_state import JobState, Snapshot
 from hvdlite.torch.elastic.samples import SeededSamples
-from hvdlite.torch.state import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticJob", "StepOutcome"]
 
@@ -31,7 +34,8 @@ class StepOutcome:
     """The outcome of a step.
 
     Attributes:
-        applied: was the step applied? If not, `batches` gives its batch again.
+        applied: was the step applied? If not, `batches` gives its batch again. With a sharded optimizer a later loss may take
+            back applied steps, as far as the last commit (`ElasticJob.committed`).
     """
 
     applied: bool = False
@@ -51,6 +55,13 @@ class ElasticJob:
     ends its step and leaves. All of this needs Open MPI 5 or newer, started with ``hvdlite run --elastic`` or ``mpirun
     --with-ft ulfm``; otherwise a lost rank ends the program with PeerLostError.
 
+    If the optimizer is sharded (``shard=True``), a lost rank's part of its state is lost. So every `commit_every` steps each
+    rank gets a copy of the whole state, in host memory. After a loss all ranks return to the last copy (the last *commit*):
+    they do the later steps again, with the same samples. Before a planned leave all ranks commit, so no step is taken back.
+
+    A compression with state (PowerSGD, error feedback) keeps its state: a step that is not applied leaves the residuals as they
+    were before it. The residuals of a lost rank are lost. Ranks that copy the state from another one begin without residuals.
+
     Spares (``hvdlite run --spares``) make the same objects. After a step they replace lost ranks, and get a copy of the state.
 
     The constructor is collective over all ranks, which get rank 0's state.
@@ -62,17 +73,20 @@ class ElasticJob:
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
         scaler: a GradScaler, or None. Only with a scaler may a step have no ``optimizer.step()``.
         seed: the seed of the order of samples, and of the random numbers while a sample is loaded; the same on all ranks.
-        checkpoint: the path of a file that rank 0 reads and writes, best in a folder that every host sees. If the file exists,
-            training continues from it, with any number of ranks. "": no file.
-        save_every: the number of steps between two checkpoints. Rank 0 replaces the file at once, so a reader never sees a part
+        checkpoint: the path of a file, in a folder that exists on every host. The first ranks of two hosts write it, so hosts
+            need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
+            ranks. "": no file.
+        save_every: the number of steps between two checkpoints. Each replaces the file at once, so a reader never sees a part
             of a checkpoint.
+        commit_every: the number of steps between two commits. Only a sharded optimizer needs commits.
         **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state: averaged models, say.
 
     Attributes:
         position: the number of steps that were applied.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, or the checkpoint was made with another seed or batch size.
+        InvalidArgumentError: an argument is wrong, the checkpoint was made with another seed or batch size, or its folder does
+            not exist on some host.
         NotInitializedError: `init` has not been called.
     """
 
@@ -87,53 +101,50 @@ class ElasticJob:
         seed: int = 0,
         checkpoint: str | os.PathLike[str] = "",
         save_every: int = 0,
+        commit_every: int = 100,
         **kept: Any,
     ) -> None:
         if getattr(optimizer, "_hvdlite", None) is None:
             raise InvalidArgumentError(
                 f"elastic.Job takes an hvdlite.torch.DistributedOptimizer, got {type(optimizer).__name__}"
             )
-        if optimizer._hvdlite.sharded is not None:  # type: ignore[attr-defined]
+        if batch_size < 1 or commit_every < 1 or save_every < 0 or bool(checkpoint) != bool(save_every):
             raise InvalidArgumentError(
-                "elastic.Job cannot use an optimizer with shard=True: with a lost rank its part of the optimizer's state is "
-                "lost. Leave shard=True out"
-            )
-        if isinstance(optimizer, CodedMethods):
-            raise InvalidArgumentError(
-                "elastic.Job cannot use a compression that keeps state from step to step (powersgd, error feedback): a step "
-                "that is not applied would change that state. Pass one without state, such as Compression.int8()"
-            )
-        if batch_size < 1 or save_every < 0 or bool(checkpoint) != bool(save_every):
-            raise InvalidArgumentError(
-                f"elastic.Job(batch_size={batch_size}, checkpoint={str(checkpoint)!r}, save_every={save_every}): batch_size is "
-                "at least 1, and checkpoint and save_every belong together"
+                f"elastic.Job(batch_size={batch_size}, checkpoint={str(checkpoint)!r}, save_every={save_every}, "
+                f"commit_every={commit_every}): batch_size and commit_every are at least 1, and checkpoint and save_every "
+                "belong together"
             )
         self.position = 0
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.batch_size, self.seed = batch_size, seed
-        kept = {"scheduler": scheduler, "scaler": scaler, **kept}
-        self._kept = {name: value for name, value in kept.items() if value is not None}
-        for name, value in self._kept.items():
+        kept = {name: value for name, value in {"scheduler": scheduler, "scaler": scaler, **kept}.items() if value is not None}
+        for name, value in kept.items():
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise InvalidArgumentError(
                     f"elastic.Job({name}=...): a {type(value).__name__} has no state_dict() and load_state_dict()"
                 )
-        self._checkpoint, self._save_every = os.fspath(checkpoint), save_every
+        self._state = JobState(model, optimizer, kept)
+        self._file = CheckpointFile(os.fspath(checkpoint), save_every, {"seed": seed, "batch_size": batch_size})
+        self._commit_every, self._commits, self._committed = commit_every, 0, 0
+        self._last_commit: Snapshot | None = None
         self._call: recovery.Call | None = None
+        self._request = LeaveRequest()
         self._jobs = 0
-        self._steps_of_epoch = 1
+        self._steps_of_epoch = self._last_step = 1
         self._batch_is_open = self._in_step = self._stepped = False
+        self._leaves = self._may_leave = False
+        self._leaving: Handle | None = None  # the operation that tells how many ranks leave after the step
+        self._has_begun = False  # has this call of `batches` made a commit?
         self._reset_callbacks: list[Callable[[], Any]] = []
         optimizer.register_step_pre_hook(self._before_optimizer)
         optimizer.register_step_post_hook(self._after_optimizer)
         self._has_state = RUNTIME.spare is None
         if not self._has_state:
             return  # this is a spare, and the ranks have begun: batches() gets their state
-        problem = self._resume() if rank() == 0 else ""
-        self.position, problem = broadcast_object((self.position, problem), name="hvdlite.elastic.position")
+        self.position, source, problem = self._file.resume(self._state.load_all)
         if problem:
             raise InvalidArgumentError(problem)
-        self._copy(CopyPlan(self.position, 0, tuple(range(1, size()))))
+        self._state.receive(source)
 
     # --- for the program ----------------------------------------------------------------------------------------------------
 
@@ -146,6 +157,11 @@ class ElasticJob:
     def ends_epoch(self) -> bool:
         """Is the present step the last one of its epoch? Then call ``step()`` of a scheduler that counts epochs."""
         return (self.position + 1) % self._steps_of_epoch == 0
+
+    @property
+    def committed(self) -> int:
+        """The number of steps that no loss takes back: `position`, or with a sharded optimizer that of the last commit."""
+        return self._committed if self._state.is_sharded else self.position
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Adds functions without arguments. They are called after ranks were lost, for example to change a learning rate."""
@@ -170,15 +186,19 @@ class ElasticJob:
         if self._call is not None:
             raise InvalidArgumentError("batches() of an elastic.Job is running already")
         self._steps_of_epoch = -(-len(dataset) // self.batch_size)
+        self._last_step = epochs * self._steps_of_epoch
         try:
+            self._has_begun = False
             call = self._call = recovery.Call()
             if call.joined:
                 self._enter(lambda: call.joined)
-            with LeaveRequest():
-                while not self._has_ended(epochs * self._steps_of_epoch):
+            self._commit_at_begin()
+            with LeaveRequest() as self._request:
+                while not self._has_ended():
                     for batch in self._of_one_epoch(dataset, shuffle, loader):
                         yield batch
-                        leave_if_asked(f"after step {self.position}")
+                        if self._may_leave:
+                            leave_if_asked(f"after step {self.position}")
         except recovery.Passed:
             return
         finally:
@@ -194,25 +214,69 @@ class ElasticJob:
         """
         if self._in_step or not self._batch_is_open:
             raise InvalidArgumentError("each job.step() takes one batch of job.batches(), and contains no other job.step()")
-        outcome, before = StepOutcome(), self._see()
+        outcome, position = StepOutcome(), self.position
+        before = None if self._state.is_sharded else self._state.before_step()
         self._in_step, self._batch_is_open, self._stepped = True, False, False
-        position = self.position
         try:
             yield outcome
             if not self._stepped and self.scaler is None:
                 raise InvalidArgumentError("a job.step() ended without optimizer.step(): each has exactly one")
             self.position += 1
+            self._commit_if_due()
         except PeerLostError as loss:
-            if self._stepped:
+            if before is not None and self._stepped:
                 self.position += 1
-            else:
-                self._go_back(before)
+            elif before is not None:
+                self._state.go_back(before)
             self._recover(loss)
         finally:
             self._in_step = False
         outcome.applied = self.position > position
-        if outcome.applied and self._save_every and self.position % self._save_every == 0 and rank() == 0:
-            self._save()
+        save_every = self._file.save_every
+        if outcome.applied and save_every and self.position % save_every == 0 and self._file.is_mine():
+            commit = self._last_commit  # of this step, because it was due
+            self._file.write(self.position, self._state.present() if commit is None else commit.states)
+
+    # --- commits ------------------------------------------------------------------------------------------------------------
+
+    def _announce_leave(self) -> bool:
+        """Before a step with a sharded optimizer: begins to tell the other ranks whether this one will leave after the step.
+
+        Returns False if a rank was lost before, so that the present batch is dealt out again.
+        """
+        self._leaves, self._may_leave = self._request.asked, not self._state.is_sharded
+        if self._state.is_sharded:
+            try:
+                self._leaving = allreduce_async(np.array([self._leaves], np.int32), op=Sum, name="hvdlite.elastic.leaving")
+            except PeerLostError as loss:
+                self._recover(loss)
+                return False
+        return True
+
+    def _commit_if_due(self) -> None:
+        """After a step with a sharded optimizer: commits if it is time, and always before a rank leaves."""
+        if self._leaving is None:
+            return
+        leaves = bool(self._leaving.synchronize()[0])
+        if is_commit_due(self.position, self._last_step, (self._commit_every, self._file.save_every), leaves):
+            self._commit()
+        if leaves:
+            barrier()  # when one rank has ended the commit, others may still wait for its part
+            self._may_leave = self._leaves
+
+    def _commit(self) -> None:
+        """Makes a copy of the whole state on each rank. Collective."""
+        self._last_commit = self._state.commit()
+        self._commits += 1
+        self._committed, self._has_begun = self.position, True
+
+    def _commit_at_begin(self) -> None:
+        """Commits what the program has changed before `batches`. After this, each rank has a commit."""
+        while self._state.is_sharded and not self._has_begun:
+            try:
+                self._commit()
+            except PeerLostError as loss:
+                self._recover(loss)
 
     # --- batches ------------------------------------------------------------------------------------------------------------
 
@@ -231,6 +295,8 @@ class ElasticJob:
         for (_, count), batch in zip(shares, made, strict=True):
             position = self.position
             cast(Any, self.optimizer).weight = count
+            if not self._announce_leave():
+                return
             self._batch_is_open = True
             yield batch
             if self._batch_is_open:
@@ -241,9 +307,9 @@ class ElasticJob:
             if self._jobs != jobs or self.position != position + 1:
                 return
 
-    def _has_ended(self, last: int) -> bool:
+    def _has_ended(self) -> bool:
         """Have all ranks applied the last step? Collective over the ranks when this one has."""
-        while self.position >= last:
+        while self.position >= self._last_step:
             try:
                 assert self._call is not None
                 self._call.end()
@@ -261,19 +327,28 @@ class ElasticJob:
         assert call is not None
         try:
             ready = call.spare_is_ready()
+            if ready and self.committed != self.position:
+                self._commit()
         except PeerLostError as loss:
             self._recover(loss)
         else:
             if ready:
-                self._enter(lambda: call.admit(self.position))
+                self._enter(lambda: call.admit(self._point))
+
+    @property
+    def _point(self) -> int | None:
+        """The number of this rank's newest point: see `hvdlite.elastic.steps`."""
+        if not self._has_state:
+            return None
+        return self._commits if self._state.is_sharded else self.position
 
     def _enter(self, job: Callable[[], Sequence[int | None]]) -> None:
-        """Enters a new job. `job` makes it, and returns the number of applied steps of each of its ranks."""
+        """Enters a new job. `job` makes it, and returns the number of each rank's newest point."""
         try:
-            steps = job()
+            points = job()
             self._jobs += 1
             self.optimizer.zero_grad()
-            self._copy(plan_copy(steps))
+            self._go_on_from(plan_copy(points))
             for callback in self._reset_callbacks:
                 callback()
         except PeerLostError as loss:
@@ -282,95 +357,29 @@ class ElasticJob:
     def _recover(self, loss: PeerLostError) -> None:
         why, call = recovery.why_not(loss), self._call
         if why:
-            at = f" The last checkpoint is in {self._checkpoint}" if self._checkpoint else ""
+            at = f" The last checkpoint is in {self._file.path}" if self._file.path else ""
             logging.getLogger("hvdlite").error("elastic training cannot go on after step %d: %s.%s", self.position, why, at)
             raise loss
         assert call is not None
-        self._enter(lambda: call.recover(loss, self.position if self._has_state else None))
+        self._enter(lambda: call.recover(loss, self._point))
 
-    def _copy(self, plan: CopyPlan) -> None:
-        """Gives the state of an up-to-date rank to the ranks that lack its last step. Collective over the ranks.
+    def _go_on_from(self, plan: CopyPlan) -> None:
+        """Returns to the last commit if the optimizer is sharded; and gives the newest point to the ranks that lack it.
 
-        If the source is lost meanwhile, the received state is incomplete. So each rank keeps its own state until all has come.
+        Collective over the ranks if some lack it.
         """
+        if self._last_commit is not None and rank() not in plan.receivers:
+            self._state.go_back(self._last_commit)
+            self.position = self._committed
         if not plan.receivers:
             return
-        backup = None if rank() == plan.source else self._state()
-        try:
-            broadcast_parameters(self.model.state_dict(), plan.source)
-            broadcast_optimizer_state(self.optimizer, plan.source)
-            rest = {name: value.state_dict() for name, value in self._kept.items()}
-            rest = broadcast_object(rest, plan.source, name="hvdlite.elastic.state")
-        except PeerLostError:
-            if backup is not None:
-                self._load(backup)
-            raise
-        if backup is not None:
-            for name, value in self._kept.items():
-                value.load_state_dict(rest[name])
-            self.position, self._has_state = plan.step, True
-
-    # --- the state ----------------------------------------------------------------------------------------------------------
-
-    def _state(self) -> dict[str, Any]:
-        """A copy of the whole state, for a checkpoint."""
-        objects = {"model": self.model, "optimizer": self.optimizer, **self._kept}
-        return {
-            "position": self.position,
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "objects": {name: copy.deepcopy(value.state_dict()) for name, value in objects.items()},
-        }
-
-    def _load(self, state: dict[str, Any]) -> None:
-        for name, value in {"model": self.model, "optimizer": self.optimizer, **self._kept}.items():
-            value.load_state_dict(state["objects"][name])
-        self.position = state["position"]
-
-    def _resume(self) -> str:
-        """Loads the checkpoint, if the file exists. Returns a text that says what is wrong with it, or ""."""
-        if not self._checkpoint or not os.path.exists(self._checkpoint):
-            return ""
-        try:
-            state = torch.load(self._checkpoint, weights_only=False)
-            for name in ("seed", "batch_size"):
-                if state[name] != getattr(self, name):
-                    return (
-                        f"the checkpoint {self._checkpoint} is of a training with {name}={state[name]}, and this one has "
-                        f"{name}={getattr(self, name)}: some samples would be used twice and others never"
-                    )
-            self._load(state)
-        except Exception as error:  # another file can cause any exception
-            return f"the checkpoint {self._checkpoint} does not fit this job: {type(error).__name__}: {error}"
-        return ""
-
-    def _save(self) -> None:
-        part = f"{self._checkpoint}.part"
-        with open(part, "wb") as file:
-            torch.save(self._state(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self._checkpoint)
-
-    def _see(self) -> tuple[Any, ...]:
-        """A copy of what a step changes before ``optimizer.step()``: buffers, random numbers, and the objects in `kept`."""
-        kept = {name: copy.deepcopy(value.state_dict()) for name, value in self._kept.items()}
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
-        gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        return kept, buffers, torch.get_rng_state(), gpus, random.getstate(), np.random.get_state()
-
-    def _go_back(self, seen: tuple[Any, ...]) -> None:
-        kept, buffers, torch_state, gpus, python_state, numpy_state = seen
-        for name, value in self._kept.items():
-            value.load_state_dict(kept[name])
-        with torch.no_grad():
-            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
-        torch.set_rng_state(torch_state)
-        if gpus:
-            torch.cuda.set_rng_state_all(gpus)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        position, has_begun = broadcast_object((self.position, self._has_begun), plan.source, name="hvdlite.elastic.position")
+        self._state.receive(plan.source)
+        if rank() in plan.receivers:
+            self.position, self._has_begun, self._has_state = position, has_begun, True
+            if self._state.is_sharded and plan.point:
+                self._last_commit, self._commits = self._state.commit(loaded=True), plan.point
+                self._committed = position
 
     # --- the optimizer ------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,16 @@ import torch
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
 from hvdlite.elastic.kept import StateHandler
+from hvdlite.errors import HostsUpdatedInterrupt
+from hvdlite.ops import barrier
 from hvdlite.torch.elastic.sampler import ElasticSampler
-from hvdlite.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.state import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    sharded_state_of,
+)
 
 __all__ = [
     "GeneratorStateHandler",
@@ -17,6 +25,7 @@ __all__ = [
     "OptimizerStateHandler",
     "ParameterStateHandler",
     "SamplerStateHandler",
+    "StateDictHandler",
     "StateHandler",
     "TorchState",
     "get_handler_registry",
@@ -31,6 +40,9 @@ class TorchState(ObjectState):
     ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders) are changed in place and stay on their device, even
     if they are in a list or another object. All other attributes are kept as `hvdlite.elastic.ObjectState` keeps them.
 
+    If an optimizer is sharded (``shard=True``), making the state, `save` and `commit` are collective over all ranks: each rank
+    saves the whole state of the optimizer, in host memory.
+
     Args:
         model: a module, or None.
         optimizer: an optimizer, or None.
@@ -44,47 +56,97 @@ class TorchState(ObjectState):
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
+    def save(self) -> None:
+        """Copies the attributes, for `restore`. Collective over all ranks if it keeps a sharded optimizer."""
+        super().save()
+        if any(sharded_state_of(optimizer) is not None for optimizer in self._optimizers()):
+            barrier()  # all have gathered the state, and a rank may leave
+
+    def check_host_updates(self) -> None:
+        """As `State.check_host_updates`. Before other ranks come, each rank gets the whole state of sharded optimizers."""
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt:
+            for optimizer in self._optimizers():
+                if sharded_state_of(optimizer) is not None:
+                    handler = OptimizerStateHandler(optimizer)
+                    handler.load(handler.copied())
+            raise
+
     def reset(self) -> None:
         """Drops the gradients of the step that the old ranks did not finish."""
-        for inventory in self._saved:
-            for handler in inventory.handlers:
-                if isinstance(handler.value, torch.optim.Optimizer):
-                    handler.value.zero_grad()
+        for optimizer in self._optimizers():
+            optimizer.zero_grad()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        values = [handler.value for inventory in self._saved for handler in inventory.handlers]
+        return [value for value in values if isinstance(value, torch.optim.Optimizer)]
 
     def _handler_of(self, value: Any) -> StateHandler | None:
         return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 
 
-class _StateDictHandler(StateHandler):
-    """For objects whose ``state_dict()`` has tensors and plain values."""
+class StateDictHandler(StateHandler):
+    """For objects whose ``state_dict()`` has tensors and plain values. `ElasticJob` uses the first three methods."""
+
+    def copied(self) -> Any:
+        """A copy of the present state."""
+        return copy.deepcopy(self.value.state_dict())
+
+    def load(self, state: Any) -> None:
+        """Gives the object such a state, which stays unchanged: an optimizer would use the loaded tensors themselves."""
+        self.value.load_state_dict(copy.deepcopy(state))
+
+    def receive(self, root_rank: int) -> None:
+        """Gives all ranks the present state of the root. Collective over all ranks."""
+        state = broadcast_object(self.value.state_dict(), root_rank, name="hvdlite.elastic.state")
+        if rank() != root_rank:
+            self.value.load_state_dict(state)
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        """See `StateHandler.save`."""
+        self._saved = self.copied()
 
     def restore(self) -> None:
-        # A copy, because an optimizer uses the loaded tensors themselves, and would change the saved ones.
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        """See `StateHandler.restore`."""
+        self.load(self._saved)
+
+    def sync(self) -> None:
+        """Gives all ranks the state of rank 0, and saves it."""
+        self.receive(0)
+        self.save()
 
 
-class ModelStateHandler(_StateDictHandler):
+class ModelStateHandler(StateDictHandler):
     """For modules: parameters and buffers."""
 
-    def sync(self) -> None:
-        """Gives all ranks the parameters and buffers of rank 0, and saves them."""
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
+    def receive(self, root_rank: int) -> None:
+        """Gives all ranks the root's parameters and buffers."""
+        broadcast_parameters(self.value.state_dict(), root_rank)
 
 
-class OptimizerStateHandler(_StateDictHandler):
-    """For optimizers: options and state."""
+class OptimizerStateHandler(StateDictHandler):
+    """For optimizers: options and state. If the state is sharded, the whole state is saved, in host memory."""
 
-    def sync(self) -> None:
-        """Gives all ranks the options and the state of rank 0's optimizer, and saves them."""
-        broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
+    def copied(self, loaded: bool = False) -> Any:
+        """A copy of the whole state. Collective over all ranks if the optimizer is sharded, unless it was `loaded`: see
+        `hvdlite.torch.sharding.ShardedState.whole_state`.
+        """
+        sharded = sharded_state_of(self.value)
+        if sharded is None:
+            return super().copied()
+        with sharded.whole_state(self.value, torch.device("cpu"), loaded):
+            if loaded:
+                return super().copied()
+            state = self.value.state_dict()  # its tensors have been gathered into memory of their own
+            return {**state, "param_groups": copy.deepcopy(state["param_groups"])}
+
+    def receive(self, root_rank: int) -> None:
+        """Gives all ranks the options and the state of the root's optimizer."""
+        broadcast_optimizer_state(self.value, root_rank)
 
 
-class SamplerStateHandler(_StateDictHandler):
+class SamplerStateHandler(StateDictHandler):
     """For an `ElasticSampler`: the epoch and the processed samples."""
 
     def sync(self) -> None:

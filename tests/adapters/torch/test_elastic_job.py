@@ -10,7 +10,8 @@ import torch
 from support.world import WORLD
 
 import hvdlite.torch as hvd
-from hvdlite import InvalidArgumentError
+from hvdlite import InvalidArgumentError, PeerLostError
+from hvdlite.torch.elastic import checkpoint_file
 from hvdlite.torch.elastic.samples import SeededSamples
 
 pytestmark = pytest.mark.usefixtures("hvd")
@@ -76,7 +77,7 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path_factory):
     assert torch.equal(weights(second), weights(whole))
     with pytest.raises(InvalidArgumentError, match="is of a training with batch_size=4, and this one has batch_size=5"):
         hvd.elastic.Job(**{**parts(), "batch_size": 5}, checkpoint=path, save_every=2)
-    with pytest.raises(InvalidArgumentError, match=r"state\.pt does not fit this job: KeyError: 'ema'"):
+    with pytest.raises(InvalidArgumentError, match=r"state\.pt on host .* does not fit this job: KeyError: 'ema'"):
         hvd.elastic.Job(**parts(), ema=torch.nn.Linear(1, 1), checkpoint=path, save_every=2)
 
 
@@ -109,8 +110,9 @@ def test_what_a_step_needs():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"batch_size": 0}, "batch_size and commit_every are at least 1"),
         ({"save_every": 5}, "checkpoint and save_every belong together"),
+        ({"commit_every": 0}, "commit_every=0"),
         ({"ema": object()}, r"elastic.Job\(ema=...\): a object has no state_dict"),
         ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])}, "takes an hvdlite.torch.DistributedOptimizer"),
     ],
@@ -120,16 +122,69 @@ def test_what_it_refuses(changes, text):
         hvd.elastic.Job(**{**parts(), **changes})
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"shard": True}, "shard=True: with a lost rank its part"),
-        ({"compression": hvd.Compression.powersgd()}, "a compression that keeps state from step to step"),
-    ],
-)
-def test_state_that_cannot_go_on_is_refused(options, text):
-    with pytest.raises(InvalidArgumentError, match=text):
-        hvd.elastic.Job(**parts(**options))
+def test_a_sharded_training_commits_and_goes_on_from_its_checkpoint(tmp_path_factory):
+    path = hvd.broadcast_object(str(tmp_path_factory.mktemp("job") / "state.pt"))
+    plain = hvd.elastic.Job(**parts())
+    train(plain, 2)
+    whole = hvd.elastic.Job(**parts(shard=True), commit_every=4)
+    seen = []
+    for (x, y), step in zip(whole.batches(SAMPLES, 2), range(1, 7), strict=True):
+        with whole.step():
+            torch.nn.functional.mse_loss(whole.model(x), y).backward()
+            whole.optimizer.step()
+            whole.optimizer.zero_grad()
+        seen.append((step, whole.position, whole.committed))
+    assert seen == [(1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 4, 4), (5, 5, 4), (6, 6, 6)]  # the last step is committed
+    first = hvd.elastic.Job(**parts(shard=True), checkpoint=path, save_every=2)
+    train(first, 2, stop=5)
+    assert first.committed == 4
+    for shard in (True, False):  # any optimizer can go on
+        second = hvd.elastic.Job(**parts(seed=50, shard=shard), checkpoint=path, save_every=100)
+        assert second.position == 4
+        train(second, 2)
+        for other in (plain, whole):
+            assert torch.equal(weights(second), weights(other))
+    with pytest.raises(InvalidArgumentError, match=r"the folder .*/none of the checkpoint does not exist on host"):
+        hvd.elastic.Job(**parts(), checkpoint=f"{path}/none/state.pt", save_every=2)
+
+
+def test_hosts_that_share_no_folder_have_a_checkpoint_each(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(checkpoint_file, "local_rank", lambda: 0)  # each rank has a host of its own
+    monkeypatch.setattr(checkpoint_file, "cross_rank", lambda: RANK)
+    folder = tmp_path_factory.mktemp(f"host{RANK}")  # which the others do not have
+    path = folder / "state.pt"
+    first = hvd.elastic.Job(**parts(), checkpoint=path, save_every=2)
+    train(first, 2, stop=5)
+    assert path.exists() == (RANK < 2)  # two hosts are enough
+    if RANK == 0:
+        path.unlink()  # the host is another one
+    hvd.barrier()
+    second = hvd.elastic.Job(**parts(seed=50), checkpoint=path, save_every=2)
+    assert second.position == 4
+    assert same_on_all_ranks(weights(second))
+    train(first, 2)
+    train(second, 2)
+    assert torch.equal(weights(second), weights(first))
+    assert torch.load(path, weights_only=False)["position"] == 6
+    assert [file.name for file in folder.iterdir()] == ["state.pt"]
+
+
+def test_a_step_that_is_not_applied_leaves_what_a_compression_keeps():
+    made = parts(compression=hvd.Compression.int8(between="ranks", error_feedback=True))
+    job, optimizer = hvd.elastic.Job(**made), made["optimizer"]
+
+    def kept():
+        states = optimizer.state_dict()["hvdlite_compression"]["state"].values()
+        return [tensor.clone() for state in states for tensor in state.values()]
+
+    train(job, 1, stop=2)
+    before = kept()
+    x, y = next(job.batches(SAMPLES, 1))
+    with pytest.raises(PeerLostError), job.step():  # noqa: PT012 - this launcher cannot continue, so the loss leaves the step
+        torch.nn.functional.mse_loss(job.model(x), y).backward()
+        assert not all(map(torch.equal, kept(), before))
+        raise PeerLostError("a rank is gone")
+    assert all(map(torch.equal, kept(), before))
 
 
 def test_without_a_loss_a_step_has_no_message_and_no_operation_more_than_without_a_job():

@@ -31,7 +31,8 @@ def training(hvd, seed, wrapped):
     model = Model(seed)
     optimizer = adam(model.parameters())
     if wrapped:
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), start_check="off")  # ranks differ at first
+        options = {"start_check": "off", "shard": wrapped == "shard"}  # ranks differ at first
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
     return model, optimizer
 
 
@@ -55,7 +56,7 @@ def assert_equal(found, expected):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True, "shard"])
 def test_commit_and_restore(hvd, wrapped):
     model, optimizer = training(hvd, hvd.rank(), wrapped)
     state = TorchState(model, optimizer, epoch=0, history=[hvd.rank()])
@@ -80,7 +81,7 @@ def test_commit_and_restore(hvd, wrapped):
     train(hvd, model, optimizer, range(1))
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True, "shard"])
 def test_sync_gives_all_ranks_the_state_of_rank_0(hvd, wrapped):
     model, optimizer = training(hvd, hvd.rank(), wrapped)
     other = torch.nn.Linear(2, 1)

@@ -151,10 +151,13 @@ def test_a_loaded_state_goes_on_exactly(hvd, shard):
     torch.optim.SGD(parameters(), lr=0.1).load_state_dict(saved)  # which ignores it
     with pytest.raises(InvalidArgumentError, match="state of an optimizer with compression powersgd of rank 2"):
         sgd(hvd, parameters(), hvd.Compression.powersgd(rank=3)).load_state_dict(saved)
-    hvd.broadcast_optimizer_state(optimizer, 0)
-    kept = optimizer.state_dict()["hvdlite_compression"]["state"][0]
-    assert ("residual" in kept) == (RANK == 0)  # it was rank 0's own
-    assert len(set(MPI.COMM_WORLD.allgather(kept["q"].numpy().tobytes()))) == 1
+    for loads in (False, True):  # also of a rank that has just loaded its state
+        if loads and RANK == 0:
+            optimizer.load_state_dict(saved)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        kept = optimizer.state_dict()["hvdlite_compression"]["state"][0]
+        assert ("residual" in kept) == (RANK == 0)  # it was rank 0's own
+        assert len(set(MPI.COMM_WORLD.allgather(kept["q"].numpy().tobytes()))) == 1
 
 
 @pytest.mark.parametrize("compression", ["powersgd", "int4"])

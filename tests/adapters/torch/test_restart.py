@@ -5,8 +5,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from reference import Pair, adam, mse
+from reference import Pair, adam, assert_close, mse, network, part_of, whole_batch
 from support.world import WORLD
+
+from hvdlite.errors import InvalidArgumentError
 
 
 def test_shutdown_and_init(hvd):
@@ -25,6 +27,38 @@ def test_shutdown_and_init(hvd):
         pair.check_grads()
         pair.step()
     pair.check_weights()
+
+
+def test_a_sharded_optimizer_needs_a_whole_state_among_other_ranks(hvd):
+    ranks = list(range(WORLD.size))
+    model, twin = network(), network()
+    plain = adam(twin.parameters())
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(), shard=True)
+
+    def backward(step):
+        whole = whole_batch(step, hvd.size())
+        for trained, on, batch in ((optimizer, model, part_of(whole, hvd.rank())), (plain, twin, whole)):
+            trained.zero_grad()
+            mse(on, *batch).backward()
+
+    backward(0)
+    optimizer.step()
+    plain.step()
+    saved = optimizer.state_dict()
+    hvd.shutdown()
+    hvd.init([*ranks[1:], 0])  # each process has another rank
+    try:
+        backward(1)
+        with pytest.raises(InvalidArgumentError, match="the job has other ranks than before"):
+            optimizer.step()
+        optimizer.load_state_dict(saved)
+        backward(1)
+        optimizer.step()
+        plain.step()
+        assert_close(list(model.parameters()), list(twin.parameters()))
+    finally:
+        hvd.shutdown()
+        hvd.init()
 
 
 def test_an_operation_of_a_destroyed_group_meets_none_of_the_next(hvd):

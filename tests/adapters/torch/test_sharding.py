@@ -13,7 +13,7 @@ from test_optimizers import OPTIMIZERS, SignDescent, maker
 
 from hvdlite.errors import InvalidArgumentError, MismatchError, OperationTimeoutError, UnsupportedError
 from hvdlite.torch import sharding
-from hvdlite.torch.sharding import assign_largest_first, cut_evenly
+from hvdlite.torch.sharded_parameter import assign_largest_first, cut_evenly
 
 STEPS = 4
 SPLIT = [name for name in OPTIMIZERS if name != "Adafactor"]  # between ranks, by elements

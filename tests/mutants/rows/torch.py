@@ -191,7 +191,7 @@ ROWS = (
     Mutant(
         "shard-anywhere",
         "parameters are cut inside of what torch's kernels treat as one vector",
-        "hvdlite/torch/sharding.py",
+        "hvdlite/torch/sharded_parameter.py",
         "_ALIGNMENT = 64",
         "_ALIGNMENT = 1",
         guards.TORCH_SHARDING,

@@ -1,0 +1,99 @@
+"""The file from which an `ElasticJob` continues. Two hosts have it, so that it need not lie in a folder that hosts share."""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hvdlite.basics import cross_rank, local_rank, rank
+from hvdlite.objects import allgather_object, broadcast_object
+
+__all__ = ["CheckpointFile"]
+
+_HOSTS = 2  # that have the file; if one of them is lost, the other one has it
+
+
+class CheckpointFile:
+    """The checkpoint of one job. If hosts share its folder, its writers replace one file by equal ones.
+
+    Args:
+        path: the path on each host; "": there is no file.
+        save_every: the number of steps between two checkpoints.
+        header: values that a file must have in common with this job, by name.
+    """
+
+    def __init__(self, path: str, save_every: int, header: Mapping[str, Any]) -> None:
+        self.path, self.save_every = path, save_every
+        self._header = dict(header)
+
+    def resume(self, load: Callable[[Mapping[str, Any]], None]) -> tuple[int, int, str]:
+        """Loads the newest file of all hosts, on the rank that has read it. Collective over all ranks.
+
+        Args:
+            load: gives the objects of the job their states, which it gets by name.
+
+        Returns:
+            The same on all ranks: the number of steps that the file has, or 0 if there is none; the rank that has that state;
+            and what is wrong with a file or a folder, or "".
+        """
+        content, problem = self._read() if local_rank() == 0 else (None, "")
+        position = -1 if content is None else int(content["position"])
+        found = allgather_object((position, problem), name="hvdlite.elastic.files")
+        newest = max(position for position, _ in found)
+        source = [position for position, _ in found].index(newest)
+        problem = next((problem for _, problem in found if problem), "")
+        if content is not None and rank() == source and not problem:
+            try:
+                load(content["objects"])
+            except Exception as error:  # a file of another program can cause any exception
+                problem = self._misfit(error)
+        return max(newest, 0), source, broadcast_object(problem, source, name="hvdlite.elastic.problem")
+
+    def _read(self) -> tuple[dict[str, Any] | None, str]:
+        """The content of this host's file, or None; and what is wrong, or ""."""
+        if not self.path:
+            return None, ""
+        host, folder = socket.gethostname(), os.path.dirname(os.path.abspath(self.path))
+        if not os.path.isdir(folder):
+            return None, (
+                f"the folder {folder} of the checkpoint does not exist on host {host} (rank {rank()}). The first ranks of two "
+                "hosts write a file: make the folder on every host"
+            )
+        if not os.path.exists(self.path):
+            return None, ""
+        try:
+            content: dict[str, Any] = torch.load(self.path, weights_only=False)
+            for name, value in self._header.items():
+                if content[name] != value:
+                    return None, (
+                        f"the checkpoint {self.path} on host {host} is of a training with {name}={content[name]}, "
+                        f"and this one has {name}={value}: some samples would be used twice and others never"
+                    )
+            int(content["position"])
+        except Exception as error:
+            return None, self._misfit(error)
+        return content, ""
+
+    def _misfit(self, error: Exception) -> str:
+        host = socket.gethostname()
+        return f"the checkpoint {self.path} on host {host} does not fit this job: {type(error).__name__}: {error}"
+
+    def is_mine(self) -> bool:
+        """Does this rank write the file, as one of the present ranks?"""
+        return bool(self.path) and local_rank() == 0 and cross_rank() < _HOSTS
+
+    def write(self, position: int, states: Mapping[str, Any]) -> None:
+        """Replaces this host's file at once, so that a reader never sees a part of it.
+
+        Args:
+            position: the number of applied steps.
+            states: the states of the job's objects, by name.
+        """
+        part = f"{self.path}.part{cross_rank()}"  # in a shared folder the other writer has another one
+        with open(part, "wb") as file:
+            torch.save({"position": position, **self._header, "objects": dict(states)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, self.path)

@@ -1,0 +1,128 @@
+"""The state of an `ElasticJob`: what a step may have to take back, and what a rank copies from another one."""
+
+import copy
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdlite.basics import rank
+from hvdlite.errors import PeerLostError
+from hvdlite.torch.coded_methods import codings_of
+from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler
+from hvdlite.torch.state import sharded_state_of
+
+__all__ = ["JobState", "Snapshot"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a job at one moment.
+
+    Attributes:
+        states: copies of the results of ``state_dict()``, by name.
+        buffers: copies of the model's buffers; empty if `states` has that of the model.
+        random_numbers: the states of this rank's generators: of torch, of its GPUs, of Python and of NumPy.
+        codings: the compression's state of each parameter, on this rank.
+    """
+
+    states: dict[str, Any]
+    buffers: list[torch.Tensor]
+    random_numbers: tuple[Any, ...]
+    codings: list[dict[str, Any]]
+
+
+class JobState:
+    """The objects of an `ElasticJob`.
+
+    Args:
+        model: the module.
+        optimizer: its wrapped optimizer.
+        others: other objects with ``state_dict()``, by name.
+
+    Attributes:
+        is_sharded: does each rank keep only a part of the optimizer's state?
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Any]) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._others = {name: StateDictHandler(value) for name, value in others.items()}
+        self._in_optimizer = OptimizerStateHandler(optimizer)
+        self._all = {"model": ModelStateHandler(model), "optimizer": self._in_optimizer, **self._others}
+        self.is_sharded = sharded_state_of(optimizer) is not None
+
+    # --- in this process ----------------------------------------------------------------------------------------------------
+
+    def before_step(self) -> Snapshot:
+        """A copy of what a step changes before ``optimizer.step()``."""
+        states = {name: handler.copied() for name, handler in self._others.items()}
+        return self._snapshot(states, [buffer.clone() for buffer in self._model.buffers()])
+
+    def commit(self, loaded: bool = False) -> Snapshot:
+        """A copy of the whole state, in host memory as far as it belongs to model and optimizer. Collective over all ranks if
+        the optimizer is sharded, unless its state was `loaded` (`OptimizerStateHandler.copied`).
+        """
+        model = {
+            name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+            for name, value in self._model.state_dict().items()
+        }
+        others = {name: handler.copied() for name, handler in self._others.items()}
+        return self._snapshot({"model": model, "optimizer": self._in_optimizer.copied(loaded), **others}, [])
+
+    def _snapshot(self, states: dict[str, Any], buffers: list[torch.Tensor]) -> Snapshot:
+        gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        numbers = torch.get_rng_state(), gpus, random.getstate(), np.random.get_state()
+        # A compression replaces the tensors of its state, so references are enough.
+        return Snapshot(states, buffers, numbers, [dict(coding) for coding in codings_of(self._optimizer)])
+
+    def go_back(self, snapshot: Snapshot) -> None:
+        """Gives all objects the state of the snapshot, as far as it contains them."""
+        self.load(snapshot.states)
+        with torch.no_grad():
+            for buffer, before in zip(self._model.buffers(), snapshot.buffers, strict=False):
+                buffer.copy_(before)
+        for coding, kept in zip(codings_of(self._optimizer), snapshot.codings, strict=True):
+            coding.clear()
+            coding.update(kept)
+        numbers, gpus, python, numpy = snapshot.random_numbers
+        torch.set_rng_state(numbers)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    def load(self, states: Mapping[str, Any]) -> None:
+        """Gives objects these states, by their names."""
+        for name, state in states.items():
+            self._all[name].load(state)
+
+    def load_all(self, states: Mapping[str, Any]) -> None:
+        """Gives all objects a state.
+
+        Raises:
+            KeyError: the state of one of them is missing.
+        """
+        self.load({name: states[name] for name in self._all})
+
+    # --- between ranks ------------------------------------------------------------------------------------------------------
+
+    def receive(self, source: int) -> None:
+        """Gives all ranks the present state of the source. Collective over all ranks.
+
+        Random numbers stay those of each rank. If the source is lost meanwhile, what has come is incomplete. So a rank goes
+        back to its own state then; with a sharded optimizer to its last commit, which the caller has.
+        """
+        states = {} if self.is_sharded or rank() == source else {name: each.copied() for name, each in self._all.items()}
+        try:
+            for handler in self._all.values():
+                handler.receive(source)
+        except PeerLostError:
+            self.load(states)
+            raise
+
+    def present(self) -> dict[str, Any]:
+        """The states of all objects, by name and not copied. Collective over all ranks if the optimizer is sharded."""
+        return {name: handler.value.state_dict() for name, handler in self._all.items()}

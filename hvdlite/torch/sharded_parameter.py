@@ -1,0 +1,97 @@
+"""A parameter of which each rank owns a part, and the rules by which parameters are cut (`hvdlite.torch.sharding`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from hvdlite.ownership import owners_of
+
+__all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "is_dense", "order_of"]
+
+# Parameters are cut at multiples of so many elements. torch's kernels treat whole vectors, and then the rest of a tensor, which
+# they may round otherwise: so each element stays what it is in the whole parameter.
+_ALIGNMENT = 64
+
+Bounds = tuple[int, ...]  # rank r owns the elements from bounds[r] to bounds[r + 1], in the order of memory
+
+
+def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
+    """Cuts parameters, laid end to end, into about equal parts, one a rank. For optimizers whose steps are elementwise."""
+    total = sum(sizes)
+    cuts = [total * rank // ranks for rank in range(ranks + 1)]
+    bounds, begin = [], 0
+    for size in sizes:
+        inside = [min(max(cut - begin, 0), size) for cut in cuts]
+        bounds.append(tuple(cut if cut == size else cut // _ALIGNMENT * _ALIGNMENT for cut in inside))
+        begin += size
+    return bounds
+
+
+def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
+    """Gives each whole parameter to one rank (`owners_of`). For all other optimizers."""
+    owners = owners_of(sizes, ranks)
+    return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Do the tensor's elements lie in memory without gaps and overlaps, in some order of its dimensions?"""
+    return _turned(tensor, tensor).is_contiguous()
+
+
+def _turned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A view whose dimensions have the order of those of `like` in memory."""
+    return tensor.detach().permute(order_of(like))
+
+
+def order_of(tensor: torch.Tensor) -> list[int]:
+    """The tensor's dimensions in the order of memory, the slowest first."""
+    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in the order of memory, as a view of the same memory, which has neither gaps nor overlaps."""
+    return _turned(tensor, tensor).view(-1)
+
+
+@dataclass(eq=False)
+class Sharded:
+    """A parameter, and which rank owns what of it.
+
+    Attributes:
+        name: the name of the parameter in texts.
+        param: the parameter, whole on every rank.
+        bounds: see `Bounds`.
+        place: this rank's place in the process set.
+    """
+
+    name: str
+    param: torch.Tensor
+    bounds: Bounds
+    place: int
+
+    def __post_init__(self) -> None:
+        self.start, self.stop = self.bounds[self.place : self.place + 2]
+        ends = pairwise(self.bounds)
+        self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]  # the places of their ranks
+        self.is_mine = self.place in self.owners  # all of it, or a part
+        self.is_split = len(self.owners) > 1
+
+    def bytes_of(self, owner: int) -> int:
+        """The size in bytes of the part of the rank at this place."""
+        return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
+
+    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elements of a tensor of the parameter's shape, in the order of its memory; a copy if the tensor's differs."""
+        return _turned(tensor, self.param).reshape(-1)
+
+    def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
+        """A tensor of the parameter's shape, in memory like it, of such elements."""
+        whole = torch.empty_like(self.param, dtype=flat.dtype, requires_grad=False)
+        flat_view(whole).copy_(flat)
+        return whole
+
+    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor of the parameter's shape; a copy if the tensor lies otherwise in memory."""
+        return self.flat(tensor)[self.start : self.stop]
