@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kShared = "shm";     // where all ranks share memory, for everything
-constexpr std::string_view kInline = "inline";  // but for small allreduces
+constexpr std::string_view kInline = "inline";  // except for small allreduces
 constexpr std::string_view kInArena = "push";
 constexpr std::string_view kAdasum = "adasum";  // serves that op for every size and knob
 constexpr std::string_view kCoded =
