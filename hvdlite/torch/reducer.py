@@ -183,7 +183,7 @@ class Reducer(PassDriver):
         elif any(has_moved(bucket) for bucket in self.buckets) or any(
             gradient.param.requires_grad for gradient in self._left_out
         ):
-            self._drop_plan()  # the model was moved to another device or dtype, or frozen parts of it thawed, as on all ranks
+            self._drop_plan()  # all ranks have moved the model to another device or dtype, or unfrozen parameters
 
     def _has_lost_engine(self) -> bool:
         """Is this another job than that of the pass? Then nothing of the pass can be reduced any more: leaves its buckets."""

@@ -66,7 +66,7 @@ class ElasticJob:
             training continues from it, with any number of ranks. "": no file.
         save_every: the number of steps between two checkpoints. Rank 0 replaces the file at once, so a reader never sees a part
             of a checkpoint.
-        **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state: averaged models, say.
+        **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state, such as averaged models.
 
     Attributes:
         position: the number of steps that were applied.
