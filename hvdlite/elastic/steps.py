@@ -1,9 +1,9 @@
 """The step protocol of elastic training: which rank has applied which step, what is copied, and which samples a rank gets.
 
 Ranks apply steps one after the other. No rank can apply a step to which some rank has not contributed its gradients. So when
-a rank is lost, the others differ by one step at most. A step counts if any living rank has applied it; a rank that has not
-copies the state of one that has. A spare that has become a rank copies the whole state. This file has pure functions, without
-a framework or the engine. Tests simulate small jobs with deaths at any moment.
+a rank is lost, the others differ by one step at most. A step counts if any living rank has applied it. A rank without
+this step copies the state of one that has applied it. A spare that has become a rank copies the whole state. This file has pure
+functions, without a framework or the engine. Tests simulate small jobs with deaths at any moment.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
    did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
    optimizer's step.
 
-This file has the steps that it calls: the plan, the engine, the buckets, and all that needs torch.
+This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch.
 """
 
 import logging
