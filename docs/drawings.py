@@ -113,7 +113,7 @@ def ring() -> Drawing:
 
 
 def _after(rank: int, chunk: int, steps: int) -> tuple[str, bool]:
-    """A rank's chunk after so many steps of the ring: whose values are in it, and whether these are all."""
+    """A rank's chunk after this many steps of the ring: whose values are in it, and whether these are all."""
     # A chunk's sum begins at the rank after its owner, and ends at the owner: csrc/collectives/allreduce_ring.cc.
     for step in range(1, steps + 1):
         if (chunk + 1 + step) % 4 == rank:

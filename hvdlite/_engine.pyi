@@ -1,6 +1,7 @@
-"""Type stubs of the native module (csrc/bindings/python): the C ABI of hvdlite.h with Python's ownership rules.
+"""Types and documentation of the native module (csrc/bindings/python): the C ABI of hvdlite.h with Python's ownership rules.
 
-Over 400 lines, because a native module has one stub file.
+The native names have no docstrings at run time, so that each text exists once. (Over 400 lines, because a native module has one
+stub file.)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ __version__: str
 
 @final
 class Fabric:
-    """In-process ranks for tests: engines made on one Fabric talk to each other inside this process."""
+    """Joins ranks inside one process, for tests. Engines on one Fabric send their messages to each other in memory."""
 
     def __init__(self, size: int, hosts: Sequence[int] | None = None) -> None: ...
     def kill(self, rank: int) -> None: ...
@@ -51,85 +52,100 @@ class Result:
     def received_splits(self) -> tuple[int, ...]: ...
     @property
     def device(self) -> int:
-        """Where the engine-allocated output is; -1: host memory."""
+        """The number of the GPU that holds the output, if the engine allocated the output; -1 for host memory."""
     def copy_to(self, pointer: int, stream: int) -> None:
-        """Copies the engine-allocated output on a GPU to memory of another owner there.
+        """Copies an output that the engine allocated on a GPU to other memory of the same GPU.
 
-        That is done in the order of a CUDA stream, which comes after the operation (`Engine.wait`).
+        Args:
+            pointer: the address to copy to.
+            stream: the CUDA stream in whose order the copy is made. `Work.wait` must have ordered it after the operation.
         """
     @property
     def data(self) -> memoryview:
-        """The engine-allocated output as writable bytes that free themselves (numpy.frombuffer makes an array of it)."""
+        """An output that the engine allocated in host memory, as writable bytes. numpy.frombuffer makes an array of them.
+
+        The memory is freed when nothing refers to it any more.
+        """
 
 class Work:
-    """The operations in flight after one submission. It keeps their memory.
+    """The operations in flight after one submission. A work keeps the memory of its operations.
 
-    If a work is dropped with operations in flight, the engine keeps it until they have ended. After a failure that leaves
-    memory in use, its memory is kept for good.
+    If the program drops a work whose operations are in flight, the engine keeps the work until they have ended. If an
+    operation fails and the transport may still touch its memory, the memory is never freed.
     """
 
-    _finish: Any  # the memory; `hvdlite.handles.Handle` says more of these
+    _finish: Any  # keeps the memory; `hvdlite.handles.Handle` describes this and the following members
     _engine: Engine | None
     _on_gpu: Any
     _error: Any
     _grouped: bool
     @property
     def number(self) -> int:
-        """The engine's number for it; 0 before the submission."""
+        """The engine's number for this work; 0 before the submission."""
     @property
     def size(self) -> int:
-        """How many operations it has."""
+        """The number of operations."""
     def poll(self) -> bool:
         """Have all operations ended, with or without a failure?"""
     def wait(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> None:
-        """Waits until they have, driving progress, and handles signals.
+        """Waits until all operations have ended. Meanwhile this thread makes the engine's passes, and Python handles signals.
 
-        After `limit` seconds TimeoutError leaves them in flight, as does any other exception. streams: CUDA streams whose later
-        work comes after them, where they are in GPU memory.
-        """
-    def results(self) -> list[Any]:
-        """How each operation ended, once all have: a Result or the failure. Always the same list.
-
-        It has None for results that were dropped.
-        """
-    def result(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> Result:
-        """Waits for the only operation: its Result, or raises its failure."""
-    def _outputs(self, limit: float) -> Any:
-        """Waits for operations on plain tensors that the engine has described, for at most `limit` seconds.
-
-        Returns:
-            The output, or a list of a group's; the same if asked again. Or NotImplemented: the work is another one, or an
-            operation failed.
+        Args:
+            limit: how many seconds to wait at most.
+            streams: CUDA streams to order after the operations, if these are in GPU memory.
 
         Raises:
-            TimeoutError: the time is over; nothing has changed.
+            TimeoutError: the time is over. The operations stay in flight, as after an exception of a signal handler.
+        """
+    def results(self) -> list[Any]:
+        """A `Result` or the failure of each operation; None for a result that was dropped. Every call returns the same list.
+
+        Raises:
+            ValueError: the operations have not ended yet.
+        """
+    def result(self, limit: float = float("inf"), streams: Sequence[int] = ()) -> Result:
+        """Waits as `wait` does, and returns the result of the only operation, or raises its failure.
+
+        Raises:
+            TimeoutError: the time is over. The operation stays in flight.
+            ValueError: the work has several operations.
+        """
+    def _outputs(self, limit: float) -> Any:
+        """Waits for operations whose tensors native code has described (`Engine.allreduce`), for at most `limit` seconds.
+
+        Returns:
+            The output, or a list with the outputs of a group. A later call returns the same. NotImplemented: native code has
+            not described the tensors, or an operation failed.
+
+        Raises:
+            TimeoutError: the time is over. The operations stay in flight.
         """
 
 @final
 class Arena:
-    """One rank's part of memory that all members of a process set map; a writable buffer of its bytes."""
+    """One rank's part of memory that all members of a process set map. It has the buffer protocol, for writing as well."""
 
     @property
     def address(self) -> bytes:
-        """The address with which other members map this part; plain bytes."""
+        """The bytes that the other members need to map this part."""
     @property
     def id(self) -> int:
-        """The arena's number in requests; 0 while it is not open."""
+        """The number by which requests name the arena; 0 while the arena is not open."""
     @property
     def nbytes(self) -> int: ...
     def open(self, addresses: Sequence[bytes]) -> None:
-        """Maps all parts, whose addresses come in the order of the set's ranks."""
+        """Maps the parts of all members. The addresses have the order of the set's ranks."""
     def hide(self) -> None:
-        """Called after all members have tried to open it: no other process can then."""
+        """Makes it impossible for other processes to map this part. Call it after all members have called `open`."""
     def close(self) -> None:
-        """Lets the others' parts go; requests may not name the arena any more."""
+        """Unmaps the parts of the other members. Later requests must not name the arena."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def stream_copy(to: int, source: int, nbytes: int) -> None:
-    """Copies memory, by address, past the caches."""
+    """Copies `nbytes` bytes from the address `source` to the address `to` with stores that bypass the caches."""
 
 def digest(address: int, nbytes: int) -> int:
-    """A 64-bit digest of the memory's content."""
+    """A digest of 64 bits of the content of memory (csrc/base/digest.h)."""
 
 @final
 class Engine:
@@ -140,7 +156,7 @@ class Engine:
     @staticmethod
     def create_mpi(shim_path: str, comm_address: int, config: Mapping[str, Any], takes_comm: bool = False) -> Engine: ...
     def make_current(self) -> None:
-        """Gives this engine to the kernels of frameworks, until it shuts down."""
+        """Makes this the engine that the native kernels for TensorFlow and JAX use, until it shuts down."""
     @property
     def topology(self) -> tuple[int, int, int, int, int, int, bool]:
         """(rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous)."""
@@ -151,24 +167,26 @@ class Engine:
         wake: bool = True,
         work: Work | None = None,
     ) -> Work:
-        """Submits requests, all or nothing, and returns the work that is in flight then.
+        """Submits requests, and returns the work that is in flight then. If one request is refused, none is submitted.
 
-        Each is a tuple, as `hvdlite.requests.Request`, whose trailing items may be missing. A pointer may also be a
-        C-contiguous object with the buffer protocol, which the caller keeps until the end. A request without a name is named
-        by its number among the unnamed ones of its kind on its set, which is used up if the requests are accepted; unnamed
-        requests without a group whose group_size is their number form one.
+        A request is a tuple with the items of `hvdlite.requests.Request`; the last items may be missing. In the place of a
+        pointer it may have a C-contiguous object with the buffer protocol, which the caller keeps until the operation has
+        ended. The engine names a request without a name: it counts the unnamed requests of each kind on each process set, and
+        the name has that number. If no request has a name or a group, and the group_size of each is the number of requests,
+        the requests form a group.
 
         Args:
-            requests: if there are none, nothing is submitted, and the work may be given for a later submission.
-            memory: what a new work keeps.
-            wake: wake the engine thread, because no thread is about to wait.
-            work: that is in flight then; without, a new one. No signal handler runs between the submission and this.
+            requests: if there are none, nothing is submitted, and `work` may be used for a later submission.
+            memory: an object that a new work keeps until the operations have ended.
+            wake: True wakes the engine thread. False: the caller is about to wait, and its thread makes the engine's passes.
+            work: the work to use; None for a new one. No signal handler runs between the submission and the moment when this
+                work is in flight.
         """
     def prepare(self, requests: Sequence[tuple[Any, ...]]) -> int:
-        """Checks allreduces that will be submitted together many times, and returns the group's id.
+        """Checks allreduces that will be submitted together many times, and returns the id of the prepared group.
 
-        They are tuples as for submit, whose pointers do not count, except that the output pointer of one that names an
-        arena is its place there; what is submitted from elsewhere is reduced like any other tensor.
+        The requests are tuples as for `submit`, but their pointers are ignored. If a request names an arena, its output pointer
+        is the tensor's place there. A tensor that is submitted from another address is reduced without the arena.
         """
     def submit_prepared(
         self,
@@ -180,26 +198,43 @@ class Engine:
         memory: object = None,
         weight: float = 0.0,
     ) -> Work:
-        """Submits a prepared group in place, with one pointer for each request.
+        """Submits a prepared group. Each result replaces its input.
 
-        absent: numbers of the requests for which this rank has no value. streams: of GPU memory, those in whose order it is
-        used again; the first is that of the submission. weight: of a group of weighted requests.
+        Args:
+            group: the id from `prepare`.
+            pointers: the address of the tensor of each request.
+            absent: the numbers of the requests for which this rank has no value.
+            wake: as for `submit`.
+            streams: for GPU memory, the CUDA streams in whose order the memory is used again. The first is the stream of the
+                submission: its earlier work makes the inputs.
+            memory: as for `submit`.
+            weight: the weight of this rank's values, if the requests are weighted.
         """
     def release_prepared(self, group: int) -> None: ...
     def wait_many(self, works: Sequence[Work], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
-        """Waits for all operations of these works, as Work.wait does, and takes their outcomes.
+        """Waits for all operations of these works, as `Work.wait` does, and takes their outcomes. Returns True if none failed.
 
-        Adds for each operation the number of its contributors, or its failure. Returns whether all went well. For operations
-        without output of the engine's. No signal handler runs between the end and this: an exception leaves all in flight.
+        It is for operations whose outputs the engine has not allocated. If it raises, all operations are still in flight and
+        `outcomes` is unchanged: no signal handler runs between the end of the wait and the change of the list.
+
+        Args:
+            works: works of this engine.
+            outcomes: a list, which gets an item for each operation: the number of its contributors, or its failure.
+            streams: as for `Work.wait`.
         """
     @property
     def dropped_in_flight(self) -> int:
-        """The number of operations in flight whose work was dropped.
+        """The number of operations whose work was dropped in flight.
 
-        The engine keeps their memory until they have ended and something else is submitted.
+        The engine keeps their memory until they have ended and another operation is submitted.
         """
     def connect(self, plain_of: Callable[[Any], Plain | None], work_type: type[Work] | None = None) -> None:
-        """Enables the functions below: gives them the types' descriptions, and the type of works if any are to be started."""
+        """Enables the following methods up to `messages`.
+
+        Args:
+            plain_of: a function that returns the description of a type of tensors; None if native code cannot read them.
+            work_type: the class of the works that these methods return. None: they only do blocking calls.
+        """
     def allreduce(
         self,
         tensor: Any,
@@ -212,14 +247,20 @@ class Engine:
         in_place: bool,
         blocking: bool,
     ) -> Any:
-        """The output of an allreduce of a plain tensor, which is the tensor if in place; if not blocking, the work in flight.
+        """Reduces a plain tensor, one that native code can read (`Plain`). The arguments are those of `hvdlite.allreduce`.
 
-        The work is made without its __init__. It keeps both tensors until the operation has ended; its `_finish` gives the
-        output, after telling the framework of a tensor that was written to.
+        Args:
+            in_place: is the tensor also the output?
+            blocking: False: the method returns without a wait.
 
-        None, and nothing was submitted, where anything about the call is unusual: an argument is wrong or of an uncommon type,
-        or the engine cannot use the tensor's memory (it is not dense in row-major order, not aligned, not writable, not on the
-        host, or of another dtype).
+        Returns:
+            The output; if not `blocking`, the work in flight. The work is made without a call of its ``__init__``. It keeps
+            both tensors until the operation has ended, and its ``_finish`` returns the output, after it has told the framework
+            that the tensor was written to.
+
+            None if anything about the call is unusual. Then nothing was submitted. Either an argument is wrong or has an
+            uncommon type, or the engine cannot use the tensor's memory, which must be in host memory, dense in row-major order,
+            aligned, writable, and of a known dtype.
         """
     def allreduce_group(
         self,
@@ -232,11 +273,14 @@ class Engine:
         in_place: bool,
         wake: bool,
     ) -> Any:
-        """Submits those of a list or tuple as one group of this name, and returns the work in flight; or None."""
+        """Submits allreduces of the plain tensors in a list or tuple as one group.
+
+        Returns the work in flight; None in the cases in which `allreduce` returns None.
+        """
     def broadcast(
         self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool
     ) -> Any:
-        """As allreduce."""
+        """Broadcasts a plain tensor. Returns the same as `allreduce`."""
     def message(
         self,
         kind: int,
@@ -247,31 +291,34 @@ class Engine:
         process_set: ProcessSet,
         blocking: bool,
     ) -> Any:
-        """The tensor, once it has been sent to that rank or received from it, or the work in flight; None as for allreduce."""
+        """Sends a plain tensor to a rank, or receives it. Returns the tensor, or what else `allreduce` may return."""
     def messages(self, kinds: list[int], operations: Sequence[Any], process_set: ProcessSet) -> Any:
-        """Posts messages together, each a tuple like `P2POp`: the work in flight; None as for allreduce."""
+        """Submits several sends and receives together. Each is a tuple like `P2POp`.
+
+        Returns the work in flight; None in the cases in which `allreduce` returns None.
+        """
     def new_output(self, nbytes: int) -> memoryview:
-        """Memory for a result, as writable bytes; large blocks are recycled when they are no longer used."""
+        """Memory for a result, as writable bytes. The engine uses large blocks again after they are freed."""
     def new_gpu_output(self, gpu: int, stream: int, nbytes: int) -> GpuMemory:
-        """Memory for a result on a GPU, usable in the order of a CUDA stream."""
+        """Memory for a result on a GPU. Later work in this CUDA stream may use it."""
     def gpu_of_address(self, address: int) -> int:
-        """The GPU in whose memory an address lies; -1: host memory."""
+        """The number of the GPU that owns the memory at an address; -1 for host memory."""
     def process_set_ids(self) -> list[int]: ...
     def process_set_ranks(self, process_set: int) -> list[int]: ...
     def create_arena(self, process_set: int, nbytes: int, kind: str = "memfd") -> Arena:
-        """This rank's part of an arena for a process set, all zeros."""
+        """Makes this rank's part of an arena for a process set. Its bytes are zero."""
     def start_timeline(self, path: str, max_bytes: int, mark_cycles: bool = False) -> None:
-        """Traces this rank's operations into a file in Chrome's format, from now on."""
+        """From now on writes a trace of this rank's operations to a file, in Chrome's format."""
     def stop_timeline(self) -> None:
-        """Completes the file of start_timeline."""
+        """Ends the trace that `start_timeline` began, and completes its file."""
     def await_question(self) -> bool:
-        """Waits until another rank asks where this one is: True, and answer_question answers.
+        """Waits until another rank asks where this rank's program is, and returns True. `answer_question` sends the answer.
 
-        False when the engine has shut down. For one thread.
+        Returns False when the engine has shut down. Only one thread may call this.
         """
     def answer_question(self, text: str) -> None: ...
     def exempt_from_stalls(self, seconds: float) -> None:
-        """For this time the other ranks wait for this one without a warning; 0: no longer."""
+        """For so many seconds the other ranks wait for this rank without a warning. 0 ends the exemption."""
     def publish_failure(self, cause: str) -> None: ...
     @property
     def failure_cause(self) -> str: ...
@@ -279,55 +326,72 @@ class Engine:
     def counters(self) -> dict[str, int]:
         """Totals since the engine was made; hvdlite_counters in hvdlite.h describes them."""
     def lateness(self) -> tuple[list[int], list[int]]:
-        """Of each rank: how many operations it was the last to ask for, and the nanoseconds that this one waited until then."""
+        """Two lists with an item for each rank.
+
+        The first counts the operations that this rank asked for last. The second has the nanoseconds for which the calling rank
+        waited for those operations.
+        """
     def shutdown(self) -> None: ...
 
 @final
 class Job:
-    """The processes of a communicator where there is no engine."""
+    """The processes of a communicator while there is no engine (csrc/job/job.h)."""
 
     def __init__(self, shim_path: str, comm_address: int, takes_comm: bool = False) -> None:
-        """Collective over the communicator, but does not wait. Call `wait` until it returns True."""
+        """Begins the first exchange, which introduces the processes to each other. Collective, but does not wait."""
     def wait(self, seconds: float) -> bool:
-        """True once all have come.
+        """Waits for at most `seconds`. Returns True when the exchange has ended: all processes have sent their values.
 
         Raises:
-            PeerLostError: one of them has failed.
-            OperationTimeoutError: patience is at its end.
+            PeerLostError: one of the processes has failed.
+            OperationTimeoutError: a process has sent nothing for longer than the limits of `set_limits`.
         """
     def set_limits(self, patience: float, silence: float) -> None:
-        """In seconds; 0 for none."""
+        """Sets limits in seconds; 0 for no limit.
+
+        Args:
+            patience: for processes that are stopped or silent; in a bounded exchange for all processes.
+            silence: for the next heartbeat of another host.
+        """
     def gather(self, mine: bytes, bounded: bool) -> None:
-        """Begins an allgather, which `wait` ends."""
+        """Begins an exchange, an allgather of `mine`. `wait` ends it."""
     def values(self, size: int) -> list[bytes]:
-        """The values of the last gather, by rank."""
+        """The values of the last exchange, by rank."""
     def tell(self, cause: str) -> None:
-        """Tells those that wait here why this process ends."""
+        """Tells the waiting processes why this process ends."""
     def kill_stopped(self) -> None:
         """Ends the processes of this host that are stopped."""
     def close(self) -> None:
-        """Called before MPI ends: stops watching."""
+        """Ends the checks of the other processes. Call it before MPI ends."""
 
 def speak_at_sigterm(rank: int, size: int, has_shut_down: bool = False) -> None:
-    """From now on SIGTERM makes this process print its last operations before it ends, if nothing else handles it.
+    """From now on this process prints its last operations before SIGTERM ends it, if the program does not handle SIGTERM.
 
     Args:
-        rank: of this process, for the log.
-        size: of the job.
-        has_shut_down: the program has no engine because of that, and not because it is in init().
+        rank: the rank of this process, for the log.
+        size: the number of ranks of the job.
+        has_shut_down: True: the program has no engine because it has called shutdown(). False: it is in init().
     """
 
 def set_error_classes(classes: Mapping[int, type[BaseException]]) -> None:
-    """Installs the exception class for each error code (hvdlite.errors does)."""
+    """Sets the exception class for each error code. `hvdlite.errors` calls it."""
 
 def cuda_version(libraries: str) -> tuple[int, int]:
-    """The CUDA version that the driver knows (13000 for 13.0) and the number of GPUs; raises UnsupportedError."""
+    """The newest CUDA version that the driver supports (13000 for 13.0), and the number of GPUs.
+
+    Raises:
+        UnsupportedError: there is no driver that works.
+    """
 
 def nccl_version(libraries: str) -> int:
-    """NCCL's version code (22703 for 2.27.3); raises UnsupportedError."""
+    """NCCL's version code (22703 for 2.27.3).
+
+    Raises:
+        UnsupportedError: no NCCL could be opened.
+    """
 
 def config_fields() -> dict[str, Any]:
-    """The engine's knobs and their native defaults (a test compares them with hvdlite.config)."""
+    """The engine's knobs with their native defaults. A test compares them with `hvdlite.config`."""
 
 class GradientState:
     """The state of one parameter's gradient (hvdlite.torch.parameter_gradient.ParameterGradient)."""
@@ -344,66 +408,66 @@ class GradientState:
     def forget(self) -> None:
         """The user has reset the gradient."""
     def is_zero(self) -> bool:
-        """Is .grad as the reset has left it?"""
+        """Is ``.grad`` unchanged since the user's reset?"""
     def move_in(self) -> None:
-        """Offers the gradient its place, once."""
+        """Moves a fresh gradient to its place in an arena, once."""
     def claim(self) -> None:
-        """Counts .grad as this rank's own gradient, for any origin."""
+        """Counts ``.grad`` as this rank's own gradient, even if the user has put it there."""
 
 class Passes:
     """The counts of one optimizer's backward passes."""
 
     passes_per_step: int
     suspended: int
-    """How many no_sync() we are in."""
+    """The number of no_sync() blocks around the running code."""
     @property
     def running(self) -> bool:
-        """Do hooks of a pass run?"""
+        """Do the hooks of a pass run?"""
     @property
     def unsettled(self) -> bool:
-        """Is something owed or in flight?"""
+        """Is a launch still owed, or a bucket in flight?"""
     @property
     def local_gradients(self) -> bool:
-        """Were passes not reduced yet?"""
+        """Are there passes that were not reduced yet?"""
     @property
     def turn(self) -> int:
-        """Reductions since the last step or reset."""
+        """The number of reductions since the last step or reset."""
     def launched(self, bucket: int) -> None:
-        """The bucket is launched in this pass."""
+        """Notes that the bucket was launched in this pass."""
     def settled(self) -> None:
-        """Nothing is in flight any more."""
+        """Notes that nothing is in flight any more."""
     def forget_additions(self) -> None:
-        """Gradients that were added after a launch are not reduced separately."""
+        """Forgets that gradients were added to after their launch, so that no pass of their own sends them."""
     def begin_by_hand(self) -> None:
-        """A pass begins without a backward."""
+        """Begins a pass without a backward."""
     def start_step(self) -> None:
-        """Counts passes and reductions anew."""
+        """Begins to count passes and reductions from zero."""
     def reset(self) -> None:
-        """The gradients were reset, also those that were not reduced."""
+        """Notes that all gradients were reset, including unreduced ones."""
 
 class PassDriver(Passes):
-    """The work of the hooks of one optimizer's parameters; hvdlite.torch.reducer.Reducer has the methods that it calls."""
+    """Does what `Passes` decides for one optimizer's parameters. It calls methods of `hvdlite.torch.reducer.Reducer`."""
 
     def __init__(self, current_task: Callable[[], int], is_nested: Callable[[bool], bool]) -> None: ...
     @property
     def buckets(self) -> list[Any]:
-        """Those of the plan; none without one."""
+        """The buckets of the plan; empty without a plan."""
     lock: Any
-    """Keeps hooks of several threads apart; None: they have one thread."""
+    """The lock that serializes hooks of several threads; None if all hooks run in one thread."""
     def task_ended(self, stamp: int) -> None:
-        """The pass is over: backward() returns when this has."""
+        """Notes that the pass is over. backward() returns after this method has returned."""
     def task_left(self, stamp: int) -> None:
-        """A nested task is over; the task around it is current now."""
+        """Notes that a nested task is over, and that the task around it is the current task again."""
     def task_lost(self, stamp: int) -> None:
-        """The task is gone without its callback: sends gradients that others may wait for, and does not wait itself."""
+        """Notes that a task has ended without its callback. Sends gradients that other ranks may wait for, without waiting."""
     def reduce(self, strict: bool) -> None:
-        """Reduces all gradients of this rank that were not, and waits for those in flight."""
+        """Reduces all unreduced gradients of this rank, and waits for launched buckets."""
     def settle(self) -> None:
-        """Does what the end of the last pass has left undone. Usually nothing."""
+        """Does what the end of the last pass has left undone. Usually it has nothing to do."""
     def set_plan(self, made: list[Any]) -> None:
-        """Counts gradients in these buckets (hvdlite.torch.in_flight.Bucket)."""
+        """Sets the buckets of the plan (`hvdlite.torch.in_flight.Bucket`)."""
     def drop_plan(self) -> None:
-        """There are no buckets any more."""
+        """Removes the plan and its buckets."""
 
 @final
 class GradientHook:
@@ -411,7 +475,10 @@ class GradientHook:
 
     def __init__(self, reducer: PassDriver, gradient: GradientState, after: bool) -> None: ...
     def fetch_ahead(self, objects: Sequence[object], /) -> None:
-        """When the hook is called, it has the processor fetch these, which will be read soon. It keeps only addresses."""
+        """From now on each call of the hook makes the processor fetch these objects into its caches.
+
+        Code that runs soon after the hook reads them. The hook keeps only their addresses.
+        """
     def __call__(self, tensor: Any, /) -> None: ...
 
 @final
@@ -420,19 +487,23 @@ class Sent:
 
     @property
     def absent(self) -> list[int]:
-        """The numbers of members without a gradient here."""
+        """The numbers of the members without a gradient on this rank."""
     def __len__(self) -> int: ...
     def __getitem__(self, place: int) -> Any: ...
     def __iter__(self) -> Iterator[Any]: ...
     def to_store(self, first: int, outcomes: Sequence[Any]) -> list[int]:
-        """The numbers of items, from the first on, that failed or whose results have to be copied to their gradients.
+        """The numbers of the items that failed, and of those whose results must be copied to their gradients.
 
-        The others are filled. outcomes: as `Engine.wait_many` gives them.
+        The other gradients have their results, and are marked as filled.
+
+        Args:
+            first: the number of the first item to look at.
+            outcomes: the list from `Engine.wait_many`.
         """
 
 @final
 class Gatherer:
-    """Finds the addresses of a bucket's gradients, or has torch make the memory to send for them."""
+    """Finds the addresses of a bucket's gradients. Where a gradient cannot be sent as it is, torch makes the memory to send."""
 
     def __init__(
         self,
@@ -443,12 +514,19 @@ class Gatherer:
         strided: Any,
         wire_of: Callable[[Any, Any, Any], tuple[Any, Any]],
     ) -> None:
-        """plain: of tensors of this type; strided: torch's layout.
+        """Makes the gatherer of one bucket.
 
-        wire_of(gradient, form, grad) gives memory to send in the place of a gradient, or of none, and what decoding needs.
+        Args:
+            gradients: the members of the bucket, in order.
+            forms: the members' forms on the wire (`hvdlite.torch.parameter_gradient.WireForm`).
+            type: the usual type of tensors.
+            plain: the description of this type; None if native code cannot read its tensors.
+            strided: torch's layout of dense tensors.
+            wire_of: a function of gradient, form and ``.grad``. It returns memory to send for the gradient, which may be None,
+                and the context for decoding.
         """
     def gather(self) -> Sent:
-        """The members to send."""
+        """Collects what to send for all members."""
 
 def launch(
     engine: Engine,
@@ -461,8 +539,8 @@ def launch(
     weight: float,
     works: list[Work],
 ) -> None:
-    """Submits a bucket's prepared group as `Engine.submit_prepared`.
+    """Submits a bucket's prepared group, as `Engine.submit_prepared` does.
 
-    The work, which keeps what was sent, is added to the list, the gradients are dirty no longer, and the bucket is launched
-    in the pass: all of that or, if this raises, nothing.
+    It appends the work, which keeps the sent memory, to `works`. It marks the gradients as no longer dirty, and the bucket as
+    launched in the pass. If it raises, it has changed nothing.
     """

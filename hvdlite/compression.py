@@ -303,7 +303,7 @@ class Compression:
 
     @staticmethod
     def powersgd(rank: int = 2, start_step: int = 100, min_compression: float = 2) -> PowerSGD:
-        """Sends two thin factors of each gradient, which have 0.1 % to 5 % of its bytes, say. PyTorch only."""
+        """Sends two thin factors of each gradient, which typically have 0.1 % to 5 % of its bytes. PyTorch only."""
         return PowerSGD(rank, start_step, min_compression)
 
 

@@ -36,7 +36,7 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """Returns the batch, changed if a subclass needs it (to reshape it, say). Runs in the thread that uses the batch."""
+        """Returns the batch, or what a subclass makes of it, such as a reshaped one. Runs in the thread that uses the batch."""
         return batch
 
 

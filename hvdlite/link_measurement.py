@@ -63,7 +63,7 @@ def _largest(values: NDArray[np.float64], set_id: int) -> NDArray[np.float64]:
 
 
 def own_seconds(elements: int, coded: bool, set_id: int) -> float:
-    """This rank's seconds for an allreduce of so many float32 elements, with the codec int8 or without a codec. Collective."""
+    """This rank's seconds for an allreduce of float32 elements, with the codec int8 or without a codec. Collective."""
     values = np.ones(elements, np.float32)
     codec = Codec("int8") if coded else None
     begun = time.perf_counter()

@@ -32,7 +32,7 @@ __all__ = [
     "topology_when_joined",
 ]
 
-# A rank that waits for others logs it after so many seconds; and the seconds after which a wait handles signals.
+# The seconds after which a rank logs that it waits for others; and the seconds after which a wait handles signals.
 _WARN_AFTER, _SLICE = 10.0, 0.1
 # The number of probes after which MPI knows which processes are lost. MPI learns of losses only while it makes progress. A call
 # that asks for the lost processes makes no progress, but a probe does. Open MPI reads such messages in every eighth pass only.

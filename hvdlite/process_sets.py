@@ -101,7 +101,7 @@ class ProcessSet:
 
     __repr__ = __str__
 
-    # An object that holds a set (a model with its layers, say) can be copied and pickled. A copy uses the same set; an
+    # An object that holds a set, such as a model with its layers, can be copied and pickled. A copy uses the same set; an
     # unpickled object uses the set that is registered for these ranks in its process.
 
     def __deepcopy__(self, memo: Any) -> "ProcessSet":
@@ -297,8 +297,8 @@ def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
     """Binds the global set (and the communicator given to `hvdlite.init`, if one was), and registers the listed sets.
 
     Collective over all ranks.
-    An entry made from a communicator may stand for different sets on different ranks (after a Split, say): hvdlite registers
-    all of them, and each rank's object becomes the set of which that rank is a member.
+    An entry made from a communicator may stand for different sets on different ranks, for example after a Split. hvdlite
+    registers all of them, and each rank's object becomes the set of which that rank is a member.
 
     Raises:
         InvalidArgumentError: the lists differ between ranks or hold a duplicate; the same text on all ranks.

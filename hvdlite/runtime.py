@@ -32,7 +32,7 @@ _LAST_WORDS = 0.2
 _WATCHDOG_ENDS = 1.0
 # How many ended operations a rank logs if an error of the engine ends the rank and no operation is in flight.
 _ENDED_SHOWN = 3
-# If a rank ends because another rank has failed, it waits so many seconds, so that the other rank ends first.
+# The seconds that a rank waits before it ends because another rank has failed, so that the other rank ends first.
 _AFTER_CULPRIT = 0.4
 
 

@@ -20,7 +20,7 @@ __all__ = ["StackSampler", "start", "stop"]
 _LOGGER = logging.getLogger("hvdlite")
 # The seconds between two samples.
 _INTERVAL = 0.005
-# A span ends after so many microseconds even if the program stays in the same place, so that a crash loses little.
+# A span ends after this number of microseconds even if the program stays in the same place, so that a crash loses little.
 _LONGEST_SPAN = 1e6
 # How many spans one write has.
 _MANY = 100

@@ -108,7 +108,7 @@ def check_weight(weight: Any, op: int) -> float:
 def check_weighted(op: int) -> None:
     """Raises InvalidArgumentError unless the op is Average, the only one that can have weights."""
     if op != Average:
-        raise InvalidArgumentError(f"a weight goes with op=Average only, not with {OP_NAMES[op]}; leave the weight out")
+        raise InvalidArgumentError(f"a weight needs op=Average, not {OP_NAMES[op]}; leave the weight out")
 
 
 def reduce(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main_frame", "own_calls_of", "start", "where_is_main"]
 
-# An answer has at most so many frames, the innermost ones, and so many characters.
+# The largest number of frames in an answer, which are the innermost ones, and of characters.
 _MOST_FRAMES = 20
 _MOST_TEXT = 3500
 

@@ -92,7 +92,7 @@ def failure_in(error: BaseException) -> HvdliteError | None:
 
 
 def loss_in(error: BaseException) -> HorovodInternalError | None:
-    """As `failure_in`, but only for errors after which elastic training continues; not after a deadlock, say."""
+    """As `failure_in`, but only for errors after which elastic training continues; not after a deadlock, for example."""
     failure = failure_in(error)
     if isinstance(failure, MismatchError | OperationTimeoutError):
         return None

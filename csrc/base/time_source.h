@@ -1,7 +1,7 @@
 // The clock of an engine: the machine's clock, or one that a test steps.
 // Thread: any. Owns: nothing; a manual clock must outlive all that read it. Blocks: no. Throws: nothing.
 //
-// All code that decides by time (batches, stalls, signs of life, deadlocks) or reports times (counters, records) reads this
+// All code that decides by time (batches, stalls, heartbeats, deadlocks) or reports times (counters, records) reads this
 // clock. Code that sleeps in the kernel, or that polls a device outside of the engine's passes, reads the machine's Clock.
 #pragma once
 

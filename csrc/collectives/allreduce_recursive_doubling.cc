@@ -9,7 +9,7 @@
 //   distance 2   01 <-> 2's       01 <-> 3's       23 <-> 0's       23 <-> 1's
 //   holds        0123             0123             0123             0123
 //
-// When p is not a power of two, say 2^k + rest, the first 2 rest ranks are folded in pairs before:
+// When p is not a power of two but 2^k + rest, the first 2 rest ranks are folded in pairs before:
 // rank 2i sends its contribution to 2i+1, which takes part for both, and gets the result back at
 // the end. Partials are exchanged in the accumulator type, so 16-bit floats are rounded once.
 //

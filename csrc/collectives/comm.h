@@ -13,7 +13,7 @@
 
 namespace hvdlite::collectives {
 
-// Channels keep independent message streams of one operation apart (pipelined segments, say): each matches in its own order.
+// Channels separate independent message streams of one operation, such as pipelined segments. Each matches in its own order.
 inline constexpr int kChannelBits = 3;
 inline constexpr int kNumChannels = 1 << kChannelBits;
 // What one algorithm may use, so that two can run side by side in one operation (Comm::part).

@@ -7,8 +7,8 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// So many lanes that one lane's transfer overlaps with another's addition, and so few that their staging
-// (2 segments each) stays in a core's second-level cache.
+// With this number of lanes, the transfer of one overlaps with the addition of another, and their staging memory (2 segments
+// each) fits into a core's second-level cache.
 constexpr std::size_t kRingLanes = 4;
 static_assert(kRingLanes <= kPartChannels);
 

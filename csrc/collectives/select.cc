@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kShared = "shm";     // where all ranks share memory, for everything
-constexpr std::string_view kInline = "inline";  // but for small allreduces
+constexpr std::string_view kInline = "inline";  // except for small allreduces
 constexpr std::string_view kInArena = "push";
 constexpr std::string_view kAdasum = "adasum";  // serves that op for every size and knob
 constexpr std::string_view kCoded =
@@ -173,7 +173,7 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
                            const CommShape& shape, const Selection& selection) {
   if (!may_prepare(kind, reduction, shape.shared, selection)) return Preparation::kNone;
   if (shape.shared) return bytes <= shape.prepared_bytes ? Preparation::kWhole : Preparation::kNone;
-  // The hierarchical algorithm adds up each host first, so its bits are others.
+  // The hierarchical algorithm first adds up the values of each host, so the last bits of its sums differ.
   if (selection.deterministic && shape.shared_on_hosts && base::reduces(kind)) {
     return Preparation::kNone;
   }

@@ -14,7 +14,7 @@ using base::Status;
 
 namespace {
 
-// The limit to the memory that such messages take on a rank that has not received them yet, for each sender.
+// The limit to the memory that whole messages (kWholeBytes) of one sender take on a rank that has not received them yet.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
 bool do_all_share_window(transport::Transport& transport) {
@@ -65,7 +65,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
     messenger_.receive_late();
-    transport_.messages_flushed();  // the messages that tell the peers have not left yet
+    transport_.messages_flushed();  // the messages that tell the other ranks of the failure
     return false;
   }
   shared_.usage.forget_now();

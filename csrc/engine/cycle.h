@@ -50,7 +50,7 @@ class Cycle {
   void end_all(const base::Status& why) { messenger_.end_all(why); }
 
  private:
-  // Runs a step. If it throws, this rank fails for good and tells all others the cause. Returns true if that is its first
+  // Runs a step. If it throws, this rank cannot continue, and tells all others the cause. Returns true if that is its first
   // failure.
   template <typename Step>
   bool guard(Step step);

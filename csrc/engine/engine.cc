@@ -156,8 +156,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       give_token_back();
     } else if (!completion->is_done()) {
       // The token holder may sleep at the doorbell, and this caller's operation may not be announced yet. The ring makes the
-      // token holder
-      // pass again.
+      // token holder pass again.
       transport_->ring(transport_->rank());
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - shared_.time.now());
       shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
@@ -231,8 +230,8 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   return now < deadline;
 }
 
-// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, although a ring would have announced any
-// work.
+// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, and this thread had to expect work of no
+// other kind than work that rings the bell.
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
       std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));

@@ -18,9 +18,9 @@ constexpr microseconds kSleepMovingData{200};
 // How often to look for NCCL's errors while the GPU works.
 constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
-// A rank that no bell wakes, and that has waited long, waits for a slow rank. The pause between two looks may then be this
-// share of the time waited: it delays little. The same holds for a rank without work: no operation waits for it, and a caller
-// that submits rings its own engine's bell.
+// If a rank that no bell wakes has waited long, another rank is slow. The pause between two looks may then be this share of the
+// time waited, because so short a pause hardly delays the rank. The same holds for a rank without work: no operation waits for
+// it, and a caller that submits rings its own engine's bell.
 constexpr double kIdleShare = 0.04;
 // The rank that holds the lock may be stopped for a long time, and each try costs some ten microseconds. So the first try comes
 // after this time, and each later pause is a share of the time in which nothing has happened.

@@ -19,7 +19,7 @@ bool is_unnamed(const Ask& ask) {
   return ask.request.name.empty() && ask.request.kind != base::OpKind::kJoin;
 }
 
-// Allocates the completions in one piece; for one, the usual case, in the smallest piece.
+// Allocates all completions in one block. The block for a single one, the usual case, is as small as possible.
 CompletionPtr new_completions(std::size_t size) {
   if (size == 1) return std::make_shared<Completion>();
   const auto all = std::make_shared<std::vector<Completion>>(size);
@@ -33,8 +33,8 @@ void check_weight(const Request& request, double weight) {
                   "; a weight is finite and 0 or more, such as the number of samples in the batch");
 }
 
-// Checks the weights of one submission. The engine reduces a group as one, so a group has one weight, and comes in one
-// submission.
+// Checks the weights of one submission. The engine reduces a group as a whole. So a group has one weight, and its members come
+// in one submission.
 void check_weights(std::span<const Entry> entries) {
   for (const Entry& entry : entries) {
     const Request& request = *entry.request;
@@ -89,8 +89,8 @@ void Engine::require_accepting() const {
   }
 }
 
-// Finds or makes the requests of these asks; new ones have to pass the checks. Unnamed operations are never remembered, and a
-// look-up would cost four cache misses.
+// Finds or makes the requests of these asks; new ones have to pass the checks. Unnamed operations are never remembered, so they
+// are not looked up: a look-up costs four cache misses.
 void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries) {
   std::unique_lock lock(interning_, std::defer_lock);
   ReadyEvents ready(shared_.devices);
@@ -209,7 +209,7 @@ void Engine::submit_group(const Submission& what, Launch launching) {
 
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
   const auto arena = group.arena != 0 ? shared_.arenas->find(group.arena) : nullptr;
-  // Then all members are on that GPU.
+  // Either all members are on one GPU, or none is on a GPU.
   const bool on_gpu = group.members.front().anywhere.present->on_gpu();
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool has_value = what.absent.empty() || !what.absent[i];
@@ -257,7 +257,7 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
   }
 }
 
-// Queues all or none.
+// Puts the entries into the queue. If it throws, none is there.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
   // A thread that gave a callback may never wait for the operation. So the deadlock detector must not wait until this thread
@@ -279,8 +279,8 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
 // Makes a pass in the calling thread, for point-to-point entries that were just submitted while nothing else was in flight. A
 // small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread would take
 // longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine thread has
-// to make the pass. whole: no other rank waits for an answer of this rank, so the engine thread need not be woken before its
-// next look; poll() wakes it.
+// to make the pass. whole: the messages travel whole, so no other rank waits for an answer of this rank, and the engine thread
+// need not be woken now. (poll() wakes it.)
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);

@@ -19,7 +19,7 @@ namespace {
 constexpr base::microseconds kGrace{50'000};
 // The time for the cause of a failure to leave this process.
 constexpr base::microseconds kDelivery{200'000};
-// The time between two looks is this part of the interval of signs of life, and at most the second constant.
+// The time between two looks is this part of the interval of heartbeats, and at most the second constant.
 constexpr int kLooksInSilence = 10;
 constexpr base::microseconds kLongestInterval{1'000'000};
 // A bounded exchange ends before this part of the longest silence of a host.
@@ -52,7 +52,7 @@ Bytes encode(const Card& card) {
   writer.put_string(card.host);
   writer.put(static_cast<std::int32_t>(card.pid));
   writer.put_string(card.system);
-  writer.put(static_cast<std::uint8_t>(card.gives_signs ? 1 : 0));
+  writer.put(static_cast<std::uint8_t>(card.sends_heartbeats ? 1 : 0));
   return writer.take();
 }
 
@@ -62,7 +62,7 @@ Card decode_card(const Bytes& bytes) {
   card.host = reader.get_string();
   card.pid = reader.get<std::int32_t>();
   card.system = reader.get_string();
-  card.gives_signs = reader.get<std::uint8_t>() != 0;
+  card.sends_heartbeats = reader.get<std::uint8_t>() != 0;
   return card;
 }
 
@@ -136,11 +136,11 @@ void Job::introduce() {
   for (const Bytes& value : exchange_.values()) cards.push_back(decode_card(value));
   const int me = transport_->rank();
   std::vector<int> pids;
-  all_give_signs_ = true;
+  all_send_heartbeats_ = true;
   for (const Card& card : cards) {
     const bool here = card.system == cards[static_cast<std::size_t>(me)].system;
     pids.push_back(here && static_cast<int>(pids.size()) != me ? card.pid : 0);
-    all_give_signs_ = all_give_signs_ && card.gives_signs;
+    all_send_heartbeats_ = all_send_heartbeats_ && card.sends_heartbeats;
   }
   neighbours_ = watch_(pids);
   failures_ = FailureDetector(roster_of(me, cards), {}, time_.now());
@@ -148,7 +148,7 @@ void Job::introduce() {
 
 void Job::set_limits(Limits limits) {
   limits_ = limits;
-  if (!all_give_signs_ || lost()) return;
+  if (!all_send_heartbeats_ || lost()) return;
   failures_ =
       FailureDetector(failures_.roster(), {limits.silence, shortest_silence()}, time_.now());
 }
@@ -210,7 +210,7 @@ void Job::hear(int source, const std::vector<std::byte>& bytes) {
   if (const auto* failure = std::get_if<engine::Failure>(&message); failure && !lost()) {
     failures_.hear(source, *failure, actions);
   } else if (std::holds_alternative<engine::Alive>(message)) {
-    failures_.hear_sign_of_life(source, time_.now());
+    failures_.hear_heartbeat(source, time_.now());
   }
   apply(actions);
 }
@@ -225,7 +225,7 @@ bool Job::find_lost(int* rank, std::string* how) {
     if (since == Time()) since = now;
     if (now - since < kGrace) continue;
     *rank = peer;
-    *how = transport::kEndedWithoutWord;
+    *how = transport::kEndedUntold;
     return true;
   }
   return false;

@@ -4,7 +4,7 @@
 //
 // A collective of MPI waits for ever for a process that has failed. Here an exchange consists of control messages, and between
 // two looks at them this process watches the other processes: it reads their messages, checks the processes of its own host,
-// and expects signs of life from other hosts. The first exchange introduces the ranks to each other; until it has ended only
+// and expects heartbeats from other hosts. The first exchange introduces the ranks to each other; until it has ended only
 // their numbers are known.
 #pragma once
 
@@ -25,8 +25,8 @@ namespace hvdlite::job {
 struct Card {
   std::string host;  // its name, for people
   int pid = 0;
-  std::string system;        // equal for processes that see each other's process ids
-  bool gives_signs = false;  // sends signs of life while its program computes
+  std::string system;             // equal for processes that see each other's process ids
+  bool sends_heartbeats = false;  // sends heartbeats while its program computes
 };
 
 class Job {
@@ -39,7 +39,7 @@ class Job {
       WatchNeighbours watch);
 
   // Seconds; 0: no limit. patience: for ranks that are stopped or silent; in a bounded exchange for all ranks. silence: for the
-  // next sign of life of another host.
+  // next heartbeat of another host.
   struct Limits {
     double patience = 0;
     double silence = 0;
@@ -55,8 +55,8 @@ class Job {
 
   // The part of pass() without the exchange. Call it now and then between exchanges.
   void look();
-  // gives_signs: do other ranks rely on such looks? look_interval: how often?
-  bool gives_signs() const { return failures_.keeps_in_touch(); }
+  // sends_heartbeats: do other ranks rely on such looks? look_interval: how often?
+  bool sends_heartbeats() const { return failures_.keeps_in_touch(); }
   base::microseconds look_interval() const;
 
   // Tells the waiting ranks why this process fails. Returns the text as they read it.
@@ -96,7 +96,7 @@ class Job {
   base::TimeSource time_;
   WatchNeighbours watch_;
   std::unique_ptr<Neighbours> neighbours_;  // null until the ranks know each other
-  bool all_give_signs_ = false;
+  bool all_send_heartbeats_ = false;
   engine::FailureDetector failures_;
   std::vector<Time> ended_at_;  // when each rank was first seen to have ended
   Exchange exchange_;

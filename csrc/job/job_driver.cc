@@ -28,10 +28,10 @@ std::string system_of_this_process(const std::string& host) {
   return boot + " " + std::to_string(namespace_of_pids.st_ino);
 }
 
-Card card_of_this_process(bool gives_signs) {
+Card card_of_this_process(bool sends_heartbeats) {
   char host[64] = {};
   gethostname(host, sizeof(host) - 1);
-  return {host, getpid(), system_of_this_process(host), gives_signs};
+  return {host, getpid(), system_of_this_process(host), sends_heartbeats};
 }
 
 }  // namespace
@@ -65,10 +65,11 @@ bool JobDriver::wait(microseconds limit) {
 
 void JobDriver::set_limits(Job::Limits limits) {
   with([&](Job& job) { job.set_limits(limits); });
-  if (job_->gives_signs() && !thread_.joinable()) thread_ = std::thread([this] { give_signs(); });
+  if (job_->sends_heartbeats() && !thread_.joinable())
+    thread_ = std::thread([this] { send_heartbeats(); });
 }
 
-void JobDriver::give_signs() {
+void JobDriver::send_heartbeats() {
   base::name_this_thread("hvdlite-hosts");
   std::unique_lock lock(mutex_);
   while (!ending_.wait_for(lock, job_->look_interval(), [this] { return ended_; })) job_->look();

@@ -1,5 +1,5 @@
 // Drives a Job while there is no engine. A waiting thread looks again and again. Between waits, a thread of the driver looks at
-// intervals, if ranks of other hosts rely on signs of life.
+// intervals, if ranks of other hosts rely on heartbeats.
 // Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); close(), until a running look has ended.
 // Throws: what Job::pass throws.
 #pragma once
@@ -41,7 +41,7 @@ class JobDriver {
 
  private:
   bool pass();
-  void give_signs();
+  void send_heartbeats();
 
   std::mutex mutex_;  // guards the two members below, one of which is null
   std::unique_ptr<transport::MpiEntrance> entrance_;

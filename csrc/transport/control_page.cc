@@ -86,7 +86,7 @@ std::string ControlPage::why_lost(int local_rank) const {
   const std::uint32_t last = theirs.state.load(std::memory_order_acquire);
   if (last == kFailed) return std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes));
   if (last == kLeft) return "";
-  return kEndedWithoutWord;
+  return kEndedUntold;
 }
 
 base::CpuSet ControlPage::union_of_cpus() const {

@@ -30,7 +30,7 @@ class ControlPage {
 
   void announce_failure(const std::string& cause);
   void announce_leaving();
-  // Why the rank is lost; "" if it lives or has left in good order.
+  // Why the rank is lost; "" if it lives or has left without a failure.
   std::string why_lost(int local_rank) const;
 
   // The processors that any rank of this host may run on. Valid after all ranks have made their pages.

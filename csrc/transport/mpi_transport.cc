@@ -306,8 +306,8 @@ bool MpiTransport::find_failed_by_mpi(int* rank, std::string* how) {
   lost_[static_cast<std::size_t>(failed)] = true;
   *rank = failed;
   *how =
-      "ended without a word, MPI says: it was killed by a signal, called os._exit, or its host is "
-      "down";
+      "ended without telling the other ranks, as MPI reports: it was killed by a signal, called "
+      "os._exit, or its host is down";
   return true;
 }
 

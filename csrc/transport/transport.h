@@ -14,8 +14,8 @@ namespace hvdlite::transport {
 class HostWindow;  // host_window.h
 
 // The cause of a rank's end, if only the end is known.
-inline constexpr const char* kEndedWithoutWord =
-    "ended without a word: it was killed by a signal or called os._exit";
+inline constexpr const char* kEndedUntold =
+    "ended without telling the other ranks: it was killed by a signal or called os._exit";
 
 // Names one posted send or receive; id 0 means "none". It is valid until test() returns true.
 struct Ticket {
@@ -80,7 +80,7 @@ class Transport {
     static_cast<void>(how);
     return false;
   }
-  // A number that changes when a message, or a part of a message, from this rank arrives: a sign of life. It never changes if
+  // A number that changes when a message from this rank, or a part of one, arrives: the rank lives. It never changes if
   // the transport does not count.
   virtual std::uint64_t received_from(int peer) const {
     static_cast<void>(peer);

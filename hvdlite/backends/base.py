@@ -77,7 +77,7 @@ class Exported(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """Describes a type whose values native code can read by itself (`_engine.Engine.allreduce_now`). Subclasses do not count.
+    """Describes a type whose values native code can read by itself (`_engine.Engine.allreduce`). Subclasses do not count.
 
     Attributes:
         new_like: a function that makes a tensor like the given one in memory of the framework, for less than `RECYCLED_FROM`

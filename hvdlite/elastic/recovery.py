@@ -35,8 +35,8 @@ def why_not(loss: BaseException | None) -> str:
     """The reason why the job cannot continue after this error; "" if it can."""
     if not isinstance(loss, PeerLostError):
         return (
-            "hvdlite goes on without ranks that were lost, and with spares, but neither with other hosts nor without a rank "
-            "that has left in good order"
+            "hvdlite continues without ranks that were lost, and with spares, but neither with other hosts nor without a rank "
+            "that has left on its own"
         )
     if RAISED in str(loss):
         return "the program of that rank has raised an exception, which would come again on other ranks"
@@ -152,7 +152,7 @@ class Call:
         return awaits_spare() and bool(broadcast_object(spare_has_news(), name="hvdlite.elastic.spare"))
 
     def admit(self, point: int | None = 0) -> list[int | None]:
-        """Leaves the job in good order, and enters one with the ready spares. Collective. Returns and raises as `recover`."""
+        """Leaves the job, and enters one with the ready spares. Collective. Returns and raises as `recover`."""
         return self._points_of(_enter_next(None, point))
 
     def _wait_for_spare(self, until: float, loss: PeerLostError) -> None:
@@ -219,7 +219,7 @@ def _enter_next(loss: PeerLostError | None, point: int | None, reports: list[Any
             ranks = pool.ranks.size
             reports = pool.regroup(Role.RANK, (_passed, point), _shrink)
             if loss is not None and not pool.lost:
-                raise loss  # no process has ended (a host is silent, say), so the next job would have the same processes
+                raise loss  # no process has ended, so the next job would have the same processes; perhaps a host is silent
             if loss is not None and pool.ranks.rank == 0:
                 logging.getLogger("hvdlite").warning("%d of %d ranks go on after this: %s", ranks - pool.lost, ranks, loss)
         basics.shutdown()

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.errors import InternalError
+from hvdlite.partition import part_of
 
 __all__ = ["CopyPlan", "is_commit_due", "plan_copy", "share_of_batch"]
 
@@ -91,7 +92,6 @@ def share_of_batch(order: Sequence[int], number: int, batch_size: int, rank: int
     ([9], 0)
     """
     batch = order[number * batch_size : (number + 1) * batch_size]
-    each, more = divmod(len(batch), size)
-    begin = rank * each + min(rank, more)
-    mine = list(batch[begin : begin + each + (rank < more)])
+    part = part_of(len(batch), size, rank)
+    mine = list(batch[part.start : part.stop])
     return (mine, len(mine)) if mine else ([batch[0]], 0)

@@ -32,7 +32,7 @@ def check_consistency(
         MismatchError, InvalidArgumentError, HorovodInternalError: as for `hvdlite.check_consistency`.
 
     """
-    remedy = "hvdlite.broadcast_object(tree, root_rank=0) returns on all ranks what one has"
+    remedy = "hvdlite.broadcast_object(tree, root_rank=0) returns the tree of rank 0 on all ranks"
     return check_objects(trees, every, RankComparison(_leaves, process_set, remedy))
 
 

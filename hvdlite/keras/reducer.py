@@ -6,7 +6,6 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from hvdlite.agreement import compare, name_of
@@ -18,6 +17,7 @@ from hvdlite.keras.loss_weights import weight_of_last_loss
 from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
 from hvdlite.keras.variables import facts_of
+from hvdlite.partition import part_of
 from hvdlite.requests import OP_NAMES
 from hvdlite.runtime import RUNTIME
 
@@ -254,8 +254,7 @@ class Reducer:
             return None
         if isinstance(groups, int):
             count = min(groups, len(variables))
-            bounds = [len(variables) * part // count for part in range(count + 1)]
-            return [list(range(first, last)) for first, last in pairwise(bounds)]
+            return [list(part_of(len(variables), count, group)) for group in range(count)]
         places = {id(variable): place for place, variable in enumerate(variables)}
         found = [[places[id(variable)] for variable in group if id(variable) in places] for group in groups]
         return [members for members in found if members]

@@ -41,32 +41,8 @@ class Subcommand:
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hvdlite run [-n N] [flags] program [arguments]"
     add = parser.add_argument
-    add(
-        "-n",
-        "-np",
-        "--np",
-        "--num-proc",
-        dest="np",
-        type=plan.positive,
-        metavar="N",
-        help="the number of ranks [the number of slots of the hosts]",
-    )
-    add("-H", "--hosts", default="", metavar="HOSTS", help="the hosts: host:ranks,host:ranks [this host, or the allocation]")
-    add(
-        "-hostfile",
-        "--hostfile",
-        default="",
-        metavar="FILE",
-        help="a file that names the hosts: a line for each host, `a slots=2` or `a:2`",
-    )
-    plan.add_flags(parser)
+    plan.add_job_flags(parser)
     add("--binding-args", default="", metavar="WORDS", help="arguments for mpirun or srun that bind ranks to cores, in quotes")
-    add(
-        "--bind",
-        choices=("auto", "none"),
-        default="auto",
-        help="auto divides the cores of each host among its ranks if every rank gets two",
-    )
     add(
         "--elastic",
         action="store_true",
@@ -92,7 +68,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="does the same as --elastic, and starts N more processes than -n names, which replace lost ranks",
     )
-    add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
         "-x",
         "--env",
@@ -100,27 +75,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME[=VALUE]",
         help="a variable to pass to all ranks, in addition to those that are always passed",
-    )
-
-    add(
-        "--network-interface",
-        "--network-interfaces",
-        dest="interfaces",
-        default="",
-        metavar="NAMES",
-        help="the network interfaces to use",
-    )
-    add(
-        "--tcp-streams",
-        type=plan.positive,
-        metavar="N",
-        help="the number of TCP connections between two ranks on different hosts (Open MPI) [1]",
-    )
-    add(
-        "--tcp-buffer-bytes",
-        type=plan.positive,
-        metavar="N",
-        help="the size of each connection's send buffer and of its receive buffer (Open MPI) [the kernel chooses it]",
     )
     add("--tcp", action="store_true", help="forbids NCCL to use InfiniBand (NCCL_IB_DISABLE=1)")
     add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if a rank has not started after this time")
@@ -134,8 +88,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--output-filename", metavar="FOLDER", help="also writes each rank's output to FOLDER/rank.N/stdout and stderr")
     add("--no-tag-output", action="store_true", help="prints no [rank]<stream> in front of lines")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="puts the time in front of each line")
-    add("--dry-run", action="store_true", help="prints the command line and starts nothing")
-    add("--verbose", action="store_true", help="prints the chosen launcher, the reason, and the command line")
     add("--mpi", action="store_true", help=argparse.SUPPRESS)  # hvdlite does the same as horovodrun here
     add("-cb", "--check-build", action="store_true", help="the same as `hvdlite doctor`")
     flags.add_to(parser)

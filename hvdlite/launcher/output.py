@@ -167,7 +167,9 @@ def last_output(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
 
 
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Failure|Exception)\b")  # starts the traceback's line with the exception
-_BLAMED = re.compile(r"\brank (\d+) \(host ([^,()]*), pid (\d+)\) (raised|ended without a word|has left|failed)")
+_BLAMED = re.compile(
+    r"\brank (\d+) \(host ([^,()]*), pid (\d+)\) (raised|ended without telling the other ranks|has left|failed)"
+)
 
 
 def first_failure(

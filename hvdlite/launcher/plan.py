@@ -14,7 +14,18 @@ from hvdlite.launcher.command import LauncherCommand, Wishes, mpirun_line, names
 from hvdlite.launcher.hosts import Host, parse_hosts, read_hostfile, total_slots
 from hvdlite.launcher.slurm import Allocation, choose_plugin, read_allocation
 
-__all__ = ["LAUNCHERS", "LaunchPlan", "add_flags", "allocated_hosts", "environment", "make", "positive", "refuse_nested"]
+__all__ = [
+    "LAUNCHERS",
+    "LaunchPlan",
+    "add_flags",
+    "add_job_flags",
+    "allocated_hosts",
+    "environment",
+    "job_words",
+    "make",
+    "positive",
+    "refuse_nested",
+]
 
 LAUNCHERS = ("auto", "mpirun", "srun")
 
@@ -46,6 +57,71 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
     add("--mpi-args", default="", metavar="WORDS", help="further arguments for mpirun or srun, in quotes")
     add("-p", "--ssh-port", type=positive, metavar="PORT", help="the port that ssh uses")
     add("-i", "--ssh-identity-file", default="", metavar="FILE", help="the file with the key that ssh uses")
+
+
+def add_job_flags(parser: argparse._ActionsContainer) -> None:
+    """Adds the flags that every command has that starts the ranks of a job: how many, where and how."""
+    add = parser.add_argument
+    add(
+        "-n",
+        "-np",
+        "--np",
+        "--num-proc",
+        dest="np",
+        type=positive,
+        metavar="N",
+        help="the number of ranks [the number of slots of the hosts]",
+    )
+    add("-H", "--hosts", default="", metavar="HOSTS", help="the hosts: host:ranks,host:ranks [this host, or the allocation]")
+    add(
+        "-hostfile",
+        "--hostfile",
+        default="",
+        metavar="FILE",
+        help="a file that names the hosts: a line for each host, `a slots=2` or `a:2`",
+    )
+    add_flags(parser)
+    add(
+        "--bind",
+        choices=("auto", "none"),
+        default="auto",
+        help="auto divides the cores of each host among its ranks if every rank gets two",
+    )
+    add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        dest="interfaces",
+        default="",
+        metavar="NAMES",
+        help="the network interfaces to use",
+    )
+    add(
+        "--tcp-streams",
+        type=positive,
+        metavar="N",
+        help="the number of TCP connections between two ranks on different hosts (Open MPI) [1]",
+    )
+    add(
+        "--tcp-buffer-bytes",
+        type=positive,
+        metavar="N",
+        help="the size of each connection's send buffer and of its receive buffer (Open MPI) [the kernel chooses it]",
+    )
+    add("--dry-run", action="store_true", help="prints the command line and starts nothing")
+    add("--verbose", action="store_true", help="prints the chosen launcher, the reason, and the command line")
+
+
+def job_words(arguments: argparse.Namespace) -> list[str]:
+    """The command-line arguments for those flags of `add_job_flags` whose values are not the defaults."""
+    flags = argparse.ArgumentParser(add_help=False)
+    add_job_flags(flags)
+    words = []
+    for flag in flags._actions:
+        name, value = flag.option_strings[-1], getattr(arguments, flag.dest)
+        if value != flag.default:
+            words.append(name if value is True else f"{name}={value}")  # "=", because the value may begin with a dash
+    return words
 
 
 def positive(text: str) -> int:

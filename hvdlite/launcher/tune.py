@@ -8,13 +8,15 @@ import re
 from collections.abc import Callable, Sequence
 
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.launcher import plan
 
 __all__ = ["EPILOG", "add_flags", "command", "run"]
 
 EPILOG = """\
 hvdlite tune compares two settings at a time: it measures them alternately, in one job. It takes a setting only if the
 difference is larger than the noise, and if the setting is faster than the defaults in a final comparison; otherwise the
-defaults stay. Run it on a machine that does nothing else, with the same ranks and hosts as the jobs that will use the result:
+defaults stay. Run it on a machine that does nothing else, with the same ranks, hosts and --bind as the jobs that will use
+the result:
 
   hvdlite tune -n 4
   HVDLITE_TUNING_FILE=auto hvdlite run -n 4 python train.py
@@ -27,27 +29,6 @@ and names the compression that pays:
 
 docs/slow_links.md explains the figures.
 """
-
-# The flags of `hvdlite run` that say how ranks are started, each with its metavar and help.
-_STARTING = (
-    (("-n", "--num-proc"), "N", "the number of ranks [the number of slots of the hosts]"),
-    (("-H", "--hosts"), "HOSTS", "the hosts: host:ranks,host:ranks [this host, or the allocation]"),
-    (("--hostfile",), "FILE", "a file that names the hosts"),
-    (("--launcher",), "NAME", "auto, mpirun or srun [auto]"),
-    (("--mpirun",), "PATH", "the mpirun to start [that of the MPI that mpi4py loads]"),
-    (("--mpi-args",), "WORDS", "further arguments for mpirun or srun, in quotes"),
-    (("--bind",), "HOW", "auto or none, the same as for the jobs that will use the result [auto]"),
-    (("-p", "--ssh-port"), "PORT", "the port that ssh uses"),
-    (("-i", "--ssh-identity-file"), "FILE", "the file with the key that ssh uses"),
-    (("--network-interfaces",), "NAMES", "the network interfaces to use"),
-    (("--tcp-streams",), "N", "the number of TCP connections between two ranks on different hosts"),
-    (("--tcp-buffer-bytes",), "N", "the size of each connection's buffers"),
-)
-_SWITCHES = (
-    (("--oversubscribe",), "allows more ranks than the hosts have slots"),
-    (("--dry-run",), "prints the command line and starts nothing"),
-    (("--verbose",), "prints the chosen launcher, the reason, and the command line"),
-)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +47,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--step-time", type=_duration, metavar="T", help="the time of a step without communication, such as 30ms or 0.5s"
     )
     group = parser.add_argument_group("starting ranks", "these flags mean the same as for `hvdlite run`")
-    for names, metavar, text in _STARTING:
-        group.add_argument(*names, metavar=metavar, dest=_dest(names), help=text)
-    for names, text in _SWITCHES:
-        group.add_argument(*names, action="store_true", dest=_dest(names), help=text)
+    plan.add_job_flags(group)
 
 
 def _positive(text: str) -> float:
@@ -94,24 +72,15 @@ def _duration(text: str) -> float:
     return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
 
 
-def _dest(names: Sequence[str]) -> str:
-    return names[-1].lstrip("-").replace("-", "_")
-
-
 def command(arguments: argparse.Namespace) -> list[str]:
     """The arguments of ``hvdlite`` that start the ranks.
 
     Raises:
         InvalidArgumentError: a flag is missing that another flag needs, or two flags exclude each other.
     """
-    words = ["run", "--no-tag-output"]
-    for names, _, _ in _STARTING:
-        value = getattr(arguments, _dest(names))
-        words += [f"{names[-1]}={value}"] if value is not None else []  # "=", because the value may begin with a dash
-    for names, _ in _SWITCHES:
-        words += [names[-1]] if getattr(arguments, _dest(names)) else []
     program, *others = _link_program(arguments) if arguments.link else _knobs_program(arguments)
-    return [*words, "python", "-m", program, "--seconds", str(arguments.seconds), *others]
+    start = ["run", "--no-tag-output", *plan.job_words(arguments)]
+    return [*start, "python", "-m", program, "--seconds", str(arguments.seconds), *others]
 
 
 def _knobs_program(arguments: argparse.Namespace) -> list[str]:

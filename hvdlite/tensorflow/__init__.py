@@ -54,7 +54,7 @@ __all__ += process_sets.__all__
 __all__ += usage.__all__
 
 
-# Names of Horovod that are not public, but that programs can import. hvdlite does not have them: by name, the replacement.
+# By name: what replaces a name of Horovod that is not public, but that programs can import, and that hvdlite does not have.
 _REMEDIES = {
     "LocalGradientAggregationHelper": "pass backward_passes_per_step to DistributedOptimizer",
     "_allreduce_cond": "call allreduce, on the ranks of the process set only",

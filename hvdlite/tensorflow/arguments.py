@@ -1,6 +1,5 @@
 """The arguments that the tape and the optimizers share. They are checked before a tape or an optimizer is changed."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from hvdlite.checks import check_predivide
 from hvdlite.compression import Compression, check_compression
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.partition import part_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average, Sum, resolve_op
 from hvdlite.tensorflow.gradients import Gradient, allreduce_gradients
@@ -75,9 +75,7 @@ class Reduction:
         if not self.groups:
             return None
         if isinstance(self.groups, int):
-            each, longer = divmod(len(variables), self.groups)
-            starts = [each * group + min(group, longer) for group in range(self.groups + 1)]
-            return [list(range(start, end)) for start, end in itertools.pairwise(starts)]
+            return [list(part_of(len(variables), self.groups, group)) for group in range(self.groups)]
         group_of = {identity_of(member): index for index, members in enumerate(self.groups) for member in members}
         chosen: list[list[int]] = [[] for _ in self.groups]
         for place, variable in enumerate(variables):

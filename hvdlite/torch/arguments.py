@@ -86,8 +86,8 @@ def require_initialized(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     lazy = [repr(name) for name, tensor in named if is_lazy(tensor)]
     if lazy:
         raise InvalidArgumentError(
-            f"{', '.join(lazy)}: of a lazy layer that has seen no batch yet, so it has no shape. First call the model with a "
-            "batch, on all ranks (in evaluation mode, so that no statistics change)"
+            f"{', '.join(lazy)}: each belongs to a lazy layer that has seen no batch yet, so it has no shape. First call the "
+            "model with a batch, on all ranks (in evaluation mode, so that no statistics change)"
         )
 
 

@@ -5,10 +5,9 @@ layout, and the order of every addition, never depends on which gradient was rea
 not import torch.
 """
 
-import itertools
 from collections.abc import Hashable, Sequence
 
-__all__ = ["cut_buckets", "split_evenly"]
+__all__ = ["cut_buckets"]
 
 
 def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, first_limit: int) -> list[list[int]]:
@@ -35,10 +34,3 @@ def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, fir
         bucket.append(index)
         room[kind] -= size
     return buckets
-
-
-def split_evenly(count: int, parts: int) -> list[list[int]]:
-    """Cuts the indices 0 to count - 1 into `parts` runs whose lengths differ by at most one; leaves out empty runs."""
-    short, longer = divmod(count, parts)
-    bounds = [part * short + min(part, longer) for part in range(parts + 1)]
-    return [list(range(low, high)) for low, high in itertools.pairwise(bounds) if high > low]

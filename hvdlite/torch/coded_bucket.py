@@ -63,7 +63,7 @@ class CodedGradient:
 
 
 def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Has none of these tensors an inf or a nan?"""
+    """Are all elements of these tensors finite?"""
     return all(
         not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
         for tensor in tensors

@@ -59,7 +59,7 @@ def check_state(compression: Any, groups: Any) -> None:
     text = describe_compression(compression)
     codec = bucket_codec_of(compression)
     if codec is not None and codec.one_bucket and groups is not None:
-        raise InvalidArgumentError(f"groups do not go with {text}, which reduces all gradients in one bucket: leave groups out")
+        raise InvalidArgumentError(f"{text} reduces all gradients in one bucket, so it cannot have groups: leave groups out")
     if isinstance(compression, Codec) and compression.between == "hosts" and RUNTIME.require_topology().local_size > 1:
         raise UnsupportedError(
             f'compression is {text}: with between="hosts" the engine codes the sum of the ranks of a host, and no rank knows '

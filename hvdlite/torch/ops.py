@@ -3,7 +3,7 @@
 The functions that return a new tensor at once take part in autograd; those in place and the ``_async`` ones do not (they
 are `hvdlite.ops`' own). Their gradients follow Horovod's convention:
 
-- allreduce (but for Adasum) and alltoall: the gradient of the sum of all ranks' losses;
+- allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: that gradient divided by the number of ranks;
 - reducescatter: that gradient times the number of ranks.
 
@@ -76,7 +76,7 @@ def _apply(function: type[torch.autograd.Function], call: _CallArguments, tensor
 
 
 class _Allreduce(torch.autograd.Function):
-    """Average, Sum and Adasum: backward is the same operation, but for a weighted Average."""
+    """Average, Sum and Adasum: backward is the same operation, except for a weighted Average."""
 
     @staticmethod
     def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

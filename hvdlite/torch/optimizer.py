@@ -99,12 +99,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             it. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
             by this number: divide the loss, or pass `average_aggregated_gradients`.
-        op: `Average`, `Sum`, or `Adasum` of the steps (any power of two of ranks; `groups` and `sparse_as_dense` have no
-            effect then, and a step must not be skipped on some ranks only).
+        op: `Average`, `Sum`, or `Adasum` of the steps. For Adasum the number of ranks must be a power of two, `groups` and
+            `sparse_as_dense` have no effect, and a step must not be skipped on some ranks only.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of parameters to be reduced together, or the number of groups to cut them into. Default: by size
-            (the knobs bucket_bytes and first_bucket_bytes). Fixed either way, so that equal runs give equal bits.
+            (the knobs bucket_bytes and first_bucket_bytes). The choice never depends on timing, so equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. On a rank that is not a member, the optimizer is returned unchanged.
         average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
@@ -188,8 +188,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 _STEP_AFTER_SYNCHRONIZE = (
-    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). Here nothing is "
-    "reduced twice, as by Horovod; write `with optimizer.skip_synchronize():` around step(), or leave synchronize() out"
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). Horovod would reduce "
+    "the gradients twice, hvdlite does not; write `with optimizer.skip_synchronize():` around step(), or remove synchronize()"
 )
 
 
@@ -360,8 +360,8 @@ class _DistributedOptimizer(_Optimizer):
         Raises:
             InvalidArgumentError: it is set to something else than a number of 0 or more, or op is not Average.
 
-        Where ranks disagree on whether there is a weight, ``backward()`` raises MismatchError; where a gradient is sparse, or
-        on a GPU, UnsupportedError.
+        ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse or on
+        a GPU.
         """
         return self._hvdlite.weight
 

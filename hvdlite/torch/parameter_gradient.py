@@ -46,7 +46,7 @@ class WireForm:
 
     A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are
     copied to dense memory on the same device, and so are compressed gradients, and complex ones (as pairs of reals). On a GPU
-    the engine converts to 16-bit floats and back while it packs, which needs no copy. The engine codes, too. Gradients
+    the engine converts to 16-bit floats and back while it packs, which needs no copy. The engine also applies codecs. Gradients
     on other devices travel through host memory.
 
     Attributes:
@@ -177,7 +177,7 @@ class ParameterGradient(GradientState):
     The native class has all members but name, coding, dtype and implementation, and its hooks read them. `forget`: the user has
     reset the gradient, so ``param.grad`` is None or all zeros. Zeros in place of an unreduced gradient are reduced like it:
     other ranks may have none, and all ranks must end alike, with zeros or None. `is_zero`: is ``param.grad`` unchanged since
-    the reset? `move_in`: offers a fresh gradient its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
+    the reset? `move_in`: moves a fresh gradient to its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
     for any origin.
     """
 
@@ -271,7 +271,7 @@ def is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> b
 def store_dense(
     gradient: ParameterGradient, grad: torch.Tensor | None, form: WireForm, wire: torch.Tensor, context: Any, strict: bool
 ) -> torch.Tensor | None:
-    """Stores a reduced dense gradient; arguments and result as of `hvdlite.torch.in_flight.Bucket.store`.
+    """Stores a reduced dense gradient; arguments and result are those of `hvdlite.torch.in_flight.Bucket.store`.
 
     Args:
         gradient: the state of the parameter's gradient.
@@ -308,7 +308,7 @@ def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:
     swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
     if swapped:
         raise InvalidArgumentError(
-            f"parameters of {label} were swapped with other tensors, which took their hooks along, so that their gradients are "
-            f"not reduced: {', '.join(swapped)}. Wrap the optimizer again after torch.utils.swap_tensors, on all ranks alike "
-            "(module.to() calls it if torch.__future__.set_swap_module_params_on_conversion says so)"
+            f"parameters of {label} were swapped with other tensors, which now have their hooks, so that the parameters' "
+            f"gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after torch.utils.swap_tensors, on all "
+            "ranks (module.to() calls it if torch.__future__.set_swap_module_params_on_conversion says so)"
         )

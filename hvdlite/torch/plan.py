@@ -7,10 +7,11 @@ from typing import Any
 from hvdlite.auto_compression import settle
 from hvdlite.compression import BucketCodec, Compression, describe_compression, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.partition import part_of
 from hvdlite.requests import Average, Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.buckets import cut_buckets, split_evenly
+from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.coded_bucket import CodedBucket
 from hvdlite.torch.in_flight import Bucket, DenseBucket, SparseBucket
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
@@ -92,8 +93,8 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
     kinds = {gradient: (form.dtype, form.device, form.flags, gradient.param.requires_grad) for gradient, form in forms.items()}
     if isinstance(groups, int):
-        runs = split_evenly(len(gradients), groups)
-        wanted = {gradients[place].name: number for number, run in enumerate(runs) for place in run}
+        count = len(gradients)
+        wanted = {gradients[place].name: number for number in range(groups) for place in part_of(count, groups, number)}
     else:
         wanted = {name: number for number, names in enumerate(groups or ()) for name in names}
     chosen: dict[tuple[object, ...], list[ParameterGradient]] = {}

@@ -40,8 +40,8 @@ def _sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def orthonormalize(matrices: Sequence[torch.Tensor]) -> None:
     """Makes the columns of each matrix orthonormal, in place, by the modified Gram-Schmidt process in float64.
 
-    The same input gives the same bits on all machines. A column without a part of its own becomes zeros. A matrix with an inf
-    or a nan keeps one.
+    The same input gives the same bits on all machines. A column that depends linearly on earlier columns becomes zeros. A
+    matrix with an inf or a nan keeps one.
 
     Args:
         matrices: float32 or float64, of any shapes [n, k].

@@ -8,7 +8,7 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
    did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
    optimizer's step.
 
-This file has the steps that it calls: the plan, the engine, the buckets, and all that needs torch.
+This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch.
 """
 
 import logging
@@ -183,7 +183,7 @@ class Reducer(PassDriver):
         elif any(has_moved(bucket) for bucket in self.buckets) or any(
             gradient.param.requires_grad for gradient in self._left_out
         ):
-            self._drop_plan()  # the model was moved to another device or dtype, or frozen parts of it thawed, as on all ranks
+            self._drop_plan()  # all ranks have moved the model to another device or dtype, or unfrozen parameters
 
     def _has_lost_engine(self) -> bool:
         """Is this another job than that of the pass? Then nothing of the pass can be reduced any more: leaves its buckets."""

@@ -111,8 +111,8 @@ class ShardedMethods(_Optimizer):
         sharded: ShardedState = self._hvdlite.sharded
         if state_dict["orders"] != sharded.orders() or len(state_dict["param_groups"]) != len(self.param_groups):
             raise InvalidArgumentError(
-                "load_sharded_state_dict: the state was saved of parameters that lie otherwise in memory (of a channels-last "
-                "model, say), or of other groups: make model and optimizer as they were, or save state_dict()"
+                "load_sharded_state_dict: the state was saved for parameters with another layout in memory (for example of a "
+                "channels-last model), or with other groups: make model and optimizer as they were, or save state_dict()"
             )
         self.state.clear()
         for each, _ in sharded.own_state(self):

@@ -10,15 +10,15 @@ from hvdlite.ownership import owners_of
 
 __all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "is_dense", "order_of"]
 
-# Parameters are cut at multiples of so many elements. torch's kernels treat whole vectors, and then the rest of a tensor, which
-# they may round otherwise: so each element stays what it is in the whole parameter.
+# Parameters are cut at multiples of this number of elements. torch's kernels compute whole vectors first, and then the rest of
+# a tensor, which they may round in another way. With these cuts each element is rounded as in the whole parameter.
 _ALIGNMENT = 64
 
 Bounds = tuple[int, ...]  # rank r owns the elements from bounds[r] to bounds[r + 1], in the order of memory
 
 
 def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Cuts parameters, laid end to end, into about equal parts, one a rank. For optimizers whose steps are elementwise."""
+    """Cuts the sequence of all parameters into about equal parts, one for each rank. For optimizers with elementwise steps."""
     total = sum(sizes)
     cuts = [total * rank // ranks for rank in range(ranks + 1)]
     bounds, begin = [], 0
@@ -57,7 +57,7 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(eq=False)
 class Sharded:
-    """A parameter, and which rank owns what of it.
+    """A parameter, and the part of it that each rank owns.
 
     Attributes:
         name: the name of the parameter in texts.
@@ -87,11 +87,11 @@ class Sharded:
         return _turned(tensor, self.param).reshape(-1)
 
     def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
-        """A tensor of the parameter's shape, in memory like it, of such elements."""
+        """A tensor with these elements, in the order of memory, that has the parameter's shape and layout."""
         whole = torch.empty_like(self.param, dtype=flat.dtype, requires_grad=False)
         flat_view(whole).copy_(flat)
         return whole
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor of the parameter's shape; a copy if the tensor lies otherwise in memory."""
+        """This rank's part of a tensor of the parameter's shape; a copy if the tensor has another layout in memory."""
         return self.flat(tensor)[self.start : self.stop]

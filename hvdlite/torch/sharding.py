@@ -33,8 +33,8 @@ _REFUSED = {
     "LBFGS": "its step combines all parameters into one direction",
     "SparseAdam": "its gradients are sparse, and so is what it updates",
 }
-PACKED_BYTES = 1 << 20  # of smaller parts of parameters, which one rank sends together
-LEAST_BYTES = 64 << 10  # of a part that is sent by itself, from where it is to where it belongs
+PACKED_BYTES = 1 << 20  # the most bytes of small parts of parameters that one rank sends together
+LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, without a copy
 
 
 def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
@@ -50,11 +50,11 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
     if not shard:
         return
     if op == Adasum:
-        raise UnsupportedError("shard=True does not go with op=Adasum, with which each rank has a state of its own")
+        raise UnsupportedError("shard=True does not work with op=Adasum, with which each rank has a state of its own")
     for name, reason in _REFUSED.items():
         refused = getattr(torch.optim, name, None)
         if refused is not None and issubclass(kind, refused):
-            raise UnsupportedError(f"shard=True does not go with {name}: {reason}. Leave shard out, or take another optimizer")
+            raise UnsupportedError(f"shard=True does not work with {name}: {reason}. Leave shard out, or use another optimizer")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Transfer:
 
     @property
     def name(self) -> str:
-        """The same on all ranks."""
+        """The name of the transfer, the same on all ranks."""
         return f"{self.parts[0].name}.of{self.owner}"
 
     def memory(self) -> list[torch.Tensor]:
@@ -113,8 +113,8 @@ class ShardedState:
         for name, param in new:
             if not is_dense(param):
                 raise InvalidArgumentError(
-                    f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap or lie apart "
-                    "in memory; make it contiguous first"
+                    f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap, or have gaps "
+                    "between them, in memory; make it contiguous first"
                 )
         self._added.append(new)
         self._sharded += self._cut_between_ranks(new)
@@ -135,7 +135,7 @@ class ShardedState:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Swaps parameters for this rank's parts. The last hook in front of the step, since others look at whole gradients.
+        """Swaps parameters for this rank's parts. It is the last hook before the step, because others look at whole gradients.
 
         Raises:
             UnsupportedError: a gradient is sparse.
@@ -170,7 +170,7 @@ class ShardedState:
         param.grad = own_grad
 
     def restore(self) -> None:
-        """Gives parameters back what they had before the step; it also comes after a step that has raised."""
+        """Gives parameters back what they had before the step. It is also called after a step that has raised."""
         while self._swapped:
             sharded, data, grad = self._swapped.pop()
             sharded.param.grad = None
@@ -181,7 +181,7 @@ class ShardedState:
             group["params"] = params
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Gives all ranks the updated parts of the others. Collective over the process set. The first hook after the step.
+        """Gives all ranks the updated parts of the others. Collective over the process set. Runs first after the step.
 
         Raises:
             MismatchError: a rank that owns parameters has joined.
@@ -216,7 +216,7 @@ class ShardedState:
                     part.copy_(received)
 
     def _plan_transfers(self, active: Sequence[Sharded]) -> list[_Transfer]:
-        """Larger parts by themselves, and the smaller ones of an owner together."""
+        """Makes a transfer for each larger part, and transfers that have several small parts of one owner."""
         parts = [(sharded, owner) for sharded in active for owner in sharded.owners]
         sizes = [sharded.bytes_of(owner) for sharded, owner in parts]
         small = [place for place, size in enumerate(sizes) if size < LEAST_BYTES]
@@ -370,7 +370,7 @@ def _described(sharded: Sharded, value: Any) -> Any:
 
 
 def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Calls a closure while parameters are whole, and gives the step one that returns the loss: it calls it once, at first."""
+    """Calls a closure while parameters are whole. Returns a closure for the step that only returns the loss."""
     with torch.enable_grad():
         loss = closure()
     return lambda: loss

@@ -33,7 +33,7 @@ class SyncBatchNorm(_BatchNorm):
     forward and one allreduce backward for each call, in the same order on all ranks. The batches may differ in size and
     may be empty on some ranks. The input's gradient is that of the sum of all ranks' losses;
     gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated
-    again (``create_graph=True`` on all ranks, for a gradient penalty, say), which takes two allreduces more.
+    again (``create_graph=True`` on all ranks, for example for a gradient penalty), which takes two more allreduces.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format;
     statistics are float32, or float64 for float64 input. Those of an NVIDIA GPU stay there.

@@ -48,7 +48,7 @@ def kept() -> list[dict[str, Any]]:
     for path in sorted(Path(folder).glob("hvdlite/tuning-*.json")) if folder else ():
         try:
             found.append(load(path)[0])
-        except InvalidArgumentError:  # from another version, say: a job that uses the file gets the error
+        except InvalidArgumentError:  # perhaps from another version: a job that uses the file gets the error
             continue
     return found
 

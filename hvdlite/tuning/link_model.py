@@ -34,11 +34,11 @@ __all__ = [
     "table",
 ]
 
-# A method that is less accurate than another is chosen only if it makes a step shorter by this share, and by so many seconds.
+# A method that is less accurate than another is chosen only if it makes a step shorter by this share, and by these seconds.
 LEAST_GAIN, _LEAST_SAVING = 0.1, 1e-3
 FORWARD = 1 / 3  # the share of the computation before the first gradient: a backward pass takes twice as long as a forward one
 _SCALE = 4 / 256  # bytes of scales for each element, with one float32 scale for a block of 256 elements
-LOW_RANK_SIDE = 1024  # PowerSGD's bytes depend on the shapes of the matrices: the model assumes so many rows and columns
+LOW_RANK_SIDE = 1024  # PowerSGD's bytes depend on the shapes of the matrices: the model assumes this many rows and columns
 _LOW_RANK = 2  # columns of a factor
 
 # `find_link` begins with _FEWEST elements in a message, and takes more until a message takes _LONG seconds or has _MOST.
@@ -66,7 +66,7 @@ class HostLink:
     factoring: float = 0.0
 
     def sending(self, nbytes: float) -> float:
-        """The seconds in which each host sends its part of an allreduce of so many bytes."""
+        """The seconds in which each host sends its part of an allreduce of this size in bytes."""
         return 2 * (self.hosts - 1) / self.hosts * nbytes / self.rate
 
 

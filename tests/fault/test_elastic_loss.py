@@ -36,7 +36,7 @@ def test_survivors_have_their_last_commit():
     for rank in (0, 2):
         # Steps 0 to 4 are committed, step 5 went well and step 6 had no rank 1 any more.
         assert "restored 4 [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]" in result.stdout[rank], result.report()
-        assert "but neither with other hosts nor without a rank that has left in good order" in result.stdout[rank], (
+        assert "but neither with other hosts nor without a rank that has left on its own" in result.stdout[rank], (
             result.report()
         )
         assert "has left" in result.stdout[rank], result.report()

@@ -61,8 +61,8 @@ CAUSE = {
     "raise": r"rank 1 \(host \S+, pid \d+\) raised ValueError: bad batch 17",
     "exit": r"rank 1 \(host \S+, pid \d+\) has left",
     "exit0": r"rank 1 \(host \S+, pid \d+\) has left",
-    "_exit": r"rank 1 \(host \S+, pid \d+\) ended without a word",
-    "kill": r"rank 1 \(host \S+, pid \d+\) ended without a word",
+    "_exit": r"rank 1 \(host \S+, pid \d+\) ended without telling the other ranks",
+    "kill": r"rank 1 \(host \S+, pid \d+\) ended without telling the other ranks",
 }
 
 

@@ -14,7 +14,7 @@ from support.shared_memory import nothing_left_behind
 from hvdlite.knobs import KNOBS
 
 WHO = r"rank 1 \(host \S+, pid \d+\) "
-DIED = WHO + "ended without a word"
+DIED = WHO + "ended without telling the other ranks"
 CAUSES = {
     "raise": WHO + "raised ValueError: bad batch 17",
     "exit 3": WHO + "has left",

@@ -39,4 +39,4 @@ def test_the_other_names_the_dead(way):
         pytest.skip("MPICH's mpirun ends the survivors at once")
     job = run_job(SCRIPT, 2, env={"HVDTEST_WAY": way}, mpirun_args=["--runtime-options", "recoverable"])
     assert "rank 0 was told: rank 1 (host" in job.stdout[0], job.report()
-    assert "ended without a word" in job.stdout[0], job.report()
+    assert "ended without telling the other ranks" in job.stdout[0], job.report()

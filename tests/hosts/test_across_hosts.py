@@ -82,7 +82,7 @@ def test_ranks_agree_without_the_coordinator_and_small_payloads_travel_along():
 
 
 def test_a_program_may_end_mpi_itself():
-    """The signs of life between hosts (csrc/job/job_driver.h) must be over by then."""
+    """The heartbeats between hosts (csrc/job/job_driver.h) must be over by then."""
     program = """
         from pathlib import Path
         from mpi4py import MPI

@@ -268,7 +268,7 @@ def test_horovod_takes_part_where_it_is_installed(monkeypatch):
 
 
 def test_the_ranks_start_together():
-    """At a time that they agree on when all have come, which is after all have started before, and that all wait for."""
+    """When all have come, they agree on a time to start, and wait for it. The time is after the latest earlier start."""
     world = World()
     started, agreed = np.array(world.everyone([(world.gate.wait(), world.gate._last) for _ in range(200)])).transpose(2, 0, 1)
     assert (agreed == agreed[0]).all()

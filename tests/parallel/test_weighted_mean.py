@@ -55,5 +55,5 @@ def test_what_is_no_weight(hvd, weight):
 
 @pytest.mark.parametrize("op", ["Sum", "Adasum", "Min", "Max", "Product"])
 def test_other_operators_refuse_a_weight(hvd, op):
-    with pytest.raises(hvd.InvalidArgumentError, match=f"a weight goes with op=Average only, not with {op}"):
+    with pytest.raises(hvd.InvalidArgumentError, match=f"a weight needs op=Average, not {op}"):
         hvd.grouped_allreduce([np.ones(2)], op=getattr(hvd, op), weight=1)

@@ -352,7 +352,7 @@ def raising(error):
         (PeerLostError("rank 1 is gone"), "start it with `hvdlite run --elastic`, or with `mpirun --with-ft ulfm`"),
         (PeerLostError("rank 1 is gone: it raised ValueError: x"), "raised an exception, which would come again"),
         (PeerLostError("rank 1 is gone: rank 0 has heard nothing for 10 s"), "a host that is silent may still be at work"),
-        (HorovodInternalError("rank 1 is gone"), "but neither with other hosts nor without a rank that has left in good order"),
+        (HorovodInternalError("rank 1 is gone"), "but neither with other hosts nor without a rank that has left on its own"),
     ],
     ids=repr,
 )

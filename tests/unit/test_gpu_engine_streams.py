@@ -256,7 +256,7 @@ def test_results_that_are_not_finite_are_named(fake_gpus, route, capfd):  # noqa
 
     run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": route, "check_finite": True, "log_level": 3})
     lines = [line for line in capfd.readouterr().err.splitlines() if "NaN" in line]
-    assert sorted(line.split("allreduced ")[1].split(" in ")[0] for line in lines) == ["'bad1'"] * 2 + ["'single'"] * 2
+    assert sorted(line.split("tensors ")[1].split(" in ")[0] for line in lines) == ["'bad1'"] * 2 + ["'single'"] * 2
 
 
 def test_nothing_is_looked_at_without_the_knob(fake_gpus, capfd):  # noqa: F811

@@ -10,7 +10,7 @@ from support.job import job_environment
 
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import KNOBS
-from hvdlite.launcher import cli, flags
+from hvdlite.launcher import cli, flags, tune
 
 # --- flags --------------------------------------------------------------------------------------------------------------
 
@@ -162,6 +162,14 @@ def test_tune_starts_its_program_as_run_does(capsys):
     for wrong in ("0", "inf", "soon"):
         with pytest.raises(SystemExit):
             cli.main(["tune", "--seconds", wrong])
+
+
+def test_tune_passes_on_the_flags_that_differ_from_their_defaults():
+    given = ["-np", "2", "--launcher", "auto", "--mpi-args=-x A", "-p", "7", "--network-interface", "a,b", "--verbose"]
+    words = tune.command(cli.make_parser().parse_args(["tune", *given]))
+    passed = ["--num-proc=2", "--mpi-args=-x A", "--ssh-port=7", "--network-interfaces=a,b", "--verbose"]
+    assert words[: words.index("python")] == ["run", "--no-tag-output", *passed]
+    assert words[words.index("python") + 1 :] == ["-m", "hvdlite.autotune", "--seconds", "60.0"]
 
 
 def test_tune_link_starts_its_program_with_plain_numbers(capsys):

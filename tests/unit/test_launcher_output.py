@@ -77,7 +77,7 @@ def test_a_rank_that_reports_anothers_failure_is_not_the_first():
     survivor, raised = RankExit(0, "h", 10, 1, False), RankExit(1, "h", 11, 4, False)
     assert failure([survivor, raised], {0: ["Traceback (most recent call last):", LOST], 1: TRACE}) == (1, 4)
     # what the log of the first one says of the others is no accusation
-    log = "2026-11-20 hvdlite ERROR [control rank 1/2] rank 0 (host h, pid 10) ended without a word: it was killed"
+    log = "2026-11-20 hvdlite ERROR [control rank 1/2] rank 0 (host h, pid 10) ended without telling the other ranks: killed"
     assert failure([survivor, raised], {0: ["Traceback (most recent call last):", LOST], 1: [*TRACE, log]}) == (1, 4)
     # hvdlite's rank 1 may be another of the launcher's: the process id decides
     raised = RankExit(5, "h", 11, 4, False)

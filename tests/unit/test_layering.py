@@ -22,6 +22,7 @@ PURE = {
     "gpu",
     "knobs",
     "ownership",
+    "partition",
     "requests",
     "timeline",
     "topology",

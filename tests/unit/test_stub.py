@@ -54,3 +54,12 @@ def test_methods_of_the_engine_have_the_same_arguments(name):
         assert isinstance(vars(_engine.Engine)[name], property) or not callable(vars(_engine.Engine)[name])
         return
     assert native_arguments(getattr(_engine.Engine, name)) == arguments(stub)
+
+
+def test_only_the_stub_documents_the_names():
+    """A text in the native code would be a second one. Its docstrings are the signatures that nanobind writes."""
+    types = [getattr(_engine, name) for name in CLASSES]
+    documented = [_engine, *types, *(getattr(_engine, name) for name in FUNCTIONS)]
+    documented += [member for kind in types for name, member in vars(kind).items() if not name.startswith("__")]
+    texts = [text for each in documented for text in str(each.__doc__ or "").splitlines()]
+    assert [text for text in texts if not re.match(r"\w*\(", text)] == []

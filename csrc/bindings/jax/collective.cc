@@ -24,7 +24,7 @@ using xla::CollectiveCall;
 // A handler states a version of XLA's FFI. Up to jaxlib 0.8.1 it must equal XLA's own version, which is 0.1 in all these
 // releases; they do not report it. Later releases report their version, and accept an older one. The parts that hvdlite uses
 // exist since the first version.
-constexpr int kVersionOfThoseWhoDoNotSay = 1;
+constexpr int kUnreportedVersion = 1;
 constexpr int kNewestKnownVersion = 3;
 
 ffi::Error* error_of(const ffi::Api* api, const CallStatus& outcome) {
@@ -43,9 +43,8 @@ bool answered_metadata(const ffi::CallFrame* frame) {
     ffi::Metadata* metadata = reinterpret_cast<ffi::MetadataExtension*>(next)->metadata;
     const ffi::Api* api = frame->api;
     metadata->api_version.major = 0;
-    metadata->api_version.minor = api == nullptr
-                                      ? kVersionOfThoseWhoDoNotSay
-                                      : std::min(api->version.minor, kNewestKnownVersion);
+    metadata->api_version.minor =
+        api == nullptr ? kUnreportedVersion : std::min(api->version.minor, kNewestKnownVersion);
     return true;
   }
   return false;

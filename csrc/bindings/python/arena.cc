@@ -41,34 +41,26 @@ void Arena::open(nb::sequence addresses) {
 }
 
 void register_arena(nb::module_& module) {
-  nb::class_<Arena>(module, "Arena", nb::type_slots(kMemorySlots), nb::is_final(),
-                    "One rank's part of memory that all members of a process set map; a writable "
-                    "buffer of its bytes.")
-      .def_prop_ro("address", &Arena::address,
-                   "What the other members need to map this part; plain bytes.")
-      .def_prop_ro("id", &Arena::id,
-                   "The number by which requests name the arena; 0 while it is not open.")
+  nb::class_<Arena>(module, "Arena", nb::type_slots(kMemorySlots), nb::is_final())
+      .def_prop_ro("address", &Arena::address)
+      .def_prop_ro("id", &Arena::id)
       .def_prop_ro("nbytes", &Arena::nbytes)
-      .def("open", &Arena::open, "addresses"_a,
-           "Maps all parts, whose addresses come in the order of the set's ranks.")
-      .def("hide", &Arena::hide, "Called after all members have tried to open it.")
-      .def("close", &Arena::close,
-           "Lets the others' parts go; requests may not name the arena any more.");
+      .def("open", &Arena::open, "addresses"_a)
+      .def("hide", &Arena::hide)
+      .def("close", &Arena::close);
   module.def(
       "stream_copy",
       [](std::uintptr_t to, std::uintptr_t source, std::int64_t nbytes) {
         hvdlite_stream_copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(source),
                             nbytes);
       },
-      "to"_a, "source"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Copies memory, by address, past the caches.");
+      "to"_a, "source"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "digest",
       [](std::uintptr_t address, std::int64_t nbytes) {
         return hvdlite_digest(reinterpret_cast<const void*>(address), nbytes);
       },
-      "address"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "A 64-bit digest of the memory's content.");
+      "address"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace hvdlite::python

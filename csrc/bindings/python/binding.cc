@@ -45,8 +45,7 @@ void check(int code) {
 
 void register_errors(nb::module_& module) {
   module.attr(kClasses) = nb::dict();
-  module.def("set_error_classes", &set_error_classes, nb::arg("classes"),
-             "Installs the exception class for each error code (hvdlite.errors does).");
+  module.def("set_error_classes", &set_error_classes, nb::arg("classes"));
 }
 
 }  // namespace hvdlite::python

@@ -72,9 +72,8 @@ inline void check_outcome(const CallResult& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
 }
 
-// --- types made with CPython's own interface, for objects of which there are many: nanobind's take more memory, and cannot
-// have
-// members that Python's classes see as their own ---
+// --- types made with CPython's own interface, for objects of which there are many: nanobind's types take more memory, and
+// their members cannot look to Python's classes like members of their own ---
 
 // A reference that is released at the end of the scope.
 class Owned {

@@ -79,10 +79,6 @@ void Config::set(const std::string& key, nb::handle value) {
   throw nb::value_error(("'" + key + "' is no knob of the engine").c_str());
 }
 
-void register_config(nb::module_& module) {
-  module.def(
-      "config_fields", &config_fields,
-      "The engine's knobs and their native defaults (a test compares them with hvdlite.config).");
-}
+void register_config(nb::module_& module) { module.def("config_fields", &config_fields); }
 
 }  // namespace hvdlite::python

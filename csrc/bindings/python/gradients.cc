@@ -196,16 +196,12 @@ int release_hook(PyObject* self) {
   return 0;
 }
 
-PyMethodDef hook_methods[] = {{"fetch_ahead", fetch_ahead, METH_O,
-                               "Whenever the hook is called, it has the processor fetch these "
-                               "objects, which will be read soon. It keeps only addresses."},
-                              {}};
+PyMethodDef hook_methods[] = {{"fetch_ahead", fetch_ahead, METH_O, nullptr}, {}};
 
 PyMemberDef hook_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(GradientHook, call), READONLY, nullptr}, {}};
 
-PyType_Slot hook_slots[] = {{Py_tp_doc, const_cast<char*>("A hook of one parameter.")},
-                            {Py_tp_new, slot_of(new_hook)},
+PyType_Slot hook_slots[] = {{Py_tp_new, slot_of(new_hook)},
                             {Py_tp_call, slot_of(PyVectorcall_Call)},
                             {Py_tp_traverse, slot_of(visit_hook)},
                             {Py_tp_dealloc, slot_of(free_object<release_hook>)},
@@ -220,8 +216,7 @@ constexpr unsigned kHook = kFinal | Py_TPFLAGS_HAVE_VECTORCALL;
 void register_gradients(nb::module_& module) {
   gradient_names = new GradientNames;
   const auto or_none = nb::for_setter(nb::arg("value").none());
-  nb::class_<GradientState>(module, "GradientState", nb::type_slots(collected<GradientState>),
-                            "The state of one gradient.")
+  nb::class_<GradientState>(module, "GradientState", nb::type_slots(collected<GradientState>))
       .def(nb::init<>())
       .def_rw("param", &GradientState::param, or_none)
       .def_rw("reduced_part", &GradientState::reduced_part, or_none)
@@ -232,13 +227,10 @@ void register_gradients(nb::module_& module) {
       .def_rw("dirty", &GradientState::dirty)
       .def_rw("filled", &GradientState::filled)
       .def_rw("fresh", &GradientState::fresh)
-      .def("forget", &GradientState::forget, "The user has reset the gradient.")
-      .def(
-          "is_zero", [](const GradientState& self) { return self.is_as_reset(self.grad()); },
-          "Is .grad as the reset has left it?")
-      .def("move_in", &GradientState::move_in, "Offers the gradient its place, once.")
-      .def("claim", &GradientState::claim,
-           "Counts .grad as this rank's own gradient, for any origin.");
+      .def("forget", &GradientState::forget)
+      .def("is_zero", [](const GradientState& self) { return self.is_as_reset(self.grad()); })
+      .def("move_in", &GradientState::move_in)
+      .def("claim", &GradientState::claim);
   PyTypeObject* hook =
       add_type<GradientHook>(module, "hvdlite._engine.GradientHook", kHook, hook_slots);
   // Without this attribute, torch warns when it saves a tensor that has the hook.

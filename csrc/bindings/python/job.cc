@@ -56,21 +56,16 @@ void Job::close() {
 }
 
 void register_job(nb::module_& module) {
-  nb::class_<Job>(module, "Job", nb::is_final(),
-                  "The processes of a communicator while there is no engine.")
-      .def(
-          nb::init<const char*, std::uintptr_t, bool>(), "shim_path"_a, "comm_address"_a,
-          "takes_comm"_a = false,
-          "Collective over the communicator, but does not wait. Call wait() until it returns True.")
-      .def("wait", &Job::wait, "seconds"_a,
-           "Returns True when all have sent their part; raises if one of them fails meanwhile.")
-      .def("set_limits", &Job::set_limits, "patience"_a, "silence"_a, "In seconds; 0 for none.")
-      .def("gather", &Job::gather, "mine"_a, "bounded"_a,
-           "Begins an allgather of bytes, which wait() ends.")
-      .def("values", &Job::values, "size"_a, "What the last gather gave, by rank.")
-      .def("tell", &Job::tell, "cause"_a, "Tells the waiting processes why this process ends.")
-      .def("kill_stopped", &Job::kill_stopped, "Ends the processes of this host that are stopped.")
-      .def("close", &Job::close, "Called before MPI ends: stops watching.");
+  nb::class_<Job>(module, "Job", nb::is_final())
+      .def(nb::init<const char*, std::uintptr_t, bool>(), "shim_path"_a, "comm_address"_a,
+           "takes_comm"_a = false)
+      .def("wait", &Job::wait, "seconds"_a)
+      .def("set_limits", &Job::set_limits, "patience"_a, "silence"_a)
+      .def("gather", &Job::gather, "mine"_a, "bounded"_a)
+      .def("values", &Job::values, "size"_a)
+      .def("tell", &Job::tell, "cause"_a)
+      .def("kill_stopped", &Job::kill_stopped)
+      .def("close", &Job::close);
 }
 
 }  // namespace hvdlite::python

@@ -49,8 +49,7 @@ int release_step(PyObject* self) {
   return 0;
 }
 
-PyType_Slot step_slots[] = {{Py_tp_doc, const_cast<char*>("Gives an output that is there.")},
-                            {Py_tp_call, slot_of(call_step)},
+PyType_Slot step_slots[] = {{Py_tp_call, slot_of(call_step)},
                             {Py_tp_traverse, slot_of(visit_step)},
                             {Py_tp_clear, slot_of(clear_step)},
                             {Py_tp_dealloc, slot_of(free_object<release_step>)},

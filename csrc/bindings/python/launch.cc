@@ -245,27 +245,18 @@ void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group,
 
 void register_launch(nb::module_& module) {
   gather_names = new GatherNames;
-  nb::class_<Sent>(module, "Sent", nb::is_final(), nb::type_slots(collected<Sent>),
-                   "What was sent of a bucket: a sequence of in_flight.Item.")
+  nb::class_<Sent>(module, "Sent", nb::is_final(), nb::type_slots(collected<Sent>))
       .def("__len__", &Sent::size)
       .def("__getitem__", &Sent::item, "place"_a)
-      .def_prop_ro("absent", &Sent::numbers_of_absent,
-                   "The numbers of members without a gradient here.")
-      .def("to_store", &Sent::to_store, "first"_a, "outcomes"_a,
-           "The numbers of items that failed or whose results have to be put where they belong. "
-           "The others are filled.");
-  nb::class_<Gatherer>(module, "Gatherer", nb::is_final(), nb::type_slots(collected<Gatherer>),
-                       "Finds the addresses of a bucket's gradients.")
+      .def_prop_ro("absent", &Sent::numbers_of_absent)
+      .def("to_store", &Sent::to_store, "first"_a, "outcomes"_a);
+  nb::class_<Gatherer>(module, "Gatherer", nb::is_final(), nb::type_slots(collected<Gatherer>))
       .def(nb::init<const nb::list&, const nb::list&, nb::handle, nb::handle, nb::object,
                     nb::object>(),
            "gradients"_a, "forms"_a, "type"_a, "plain"_a.none(), "strided"_a, "wire_of"_a)
-      .def("gather", &Gatherer::gather, "Returns what to send.");
-  module.def(
-      "launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "wake"_a,
-      "streams"_a, "weight"_a, "works"_a,
-      "Submits a bucket's prepared group. The work is added to the list, the gradients are "
-      "dirty no longer, and the bucket is launched in the pass: all of that or, if this raises, "
-      "nothing.");
+      .def("gather", &Gatherer::gather);
+  module.def("launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "wake"_a,
+             "streams"_a, "weight"_a, "works"_a);
 }
 
 }  // namespace hvdlite::python

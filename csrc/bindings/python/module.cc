@@ -1,4 +1,4 @@
-// hvdlite._engine: one register function for each concept; hvdlite/_engine.pyi describes the module.
+// hvdlite._engine: one register function for each concept. The stub hvdlite/_engine.pyi documents all names.
 #include "binding.h"
 
 namespace python = hvdlite::python;
@@ -6,7 +6,6 @@ namespace python = hvdlite::python;
 NB_MODULE(_engine, module) {
   // Handles and engines may be alive when the interpreter ends. That is no leak worth a report on stderr.
   nanobind::set_leak_warnings(false);
-  module.doc() = "The C ABI of hvdlite.h with Python's ownership rules.";
   module.attr("__version__") = hvdlite_version();
   python::register_errors(module);
   python::register_config(module);

@@ -250,33 +250,28 @@ void PassDriver::clear() {
 }
 
 void register_pass_driver(nb::module_& module) {
-  nb::class_<Passes>(module, "Passes", "Counts backward passes, and decides what they do.")
-      .def("launched", &Passes::launched, "bucket"_a,
-           "Notes that the bucket is launched in this pass.")
-      .def("settled", &Passes::settled, "Notes that nothing is in flight any more.")
-      .def("forget_additions", &Passes::forget_additions,
-           "What was added after a launch is not reduced by itself.")
-      .def("begin_by_hand", &Passes::begin_by_hand, "A pass begins without a backward.")
-      .def("start_step", &Passes::start_step, "Begins to count passes and reductions from zero.")
-      .def("reset", &Passes::reset, "The gradients were reset, also those not reduced.")
+  nb::class_<Passes>(module, "Passes")
+      .def("launched", &Passes::launched, "bucket"_a)
+      .def("settled", &Passes::settled)
+      .def("forget_additions", &Passes::forget_additions)
+      .def("begin_by_hand", &Passes::begin_by_hand)
+      .def("start_step", &Passes::start_step)
+      .def("reset", &Passes::reset)
       .def_prop_ro("running", &Passes::running)
       .def_prop_ro("unsettled", &Passes::unsettled)
       .def_prop_ro("turn", &Passes::turn)
       .def_prop_ro("local_gradients", &Passes::local_gradients)
       .def_rw("passes_per_step", &Passes::passes_per_step)
       .def_rw("suspended", &Passes::suspended);
-  nb::class_<PassDriver, Passes>(module, "PassDriver", nb::type_slots(collected<PassDriver>),
-                                 "Carries out the hooks of one optimizer's parameters.")
+  nb::class_<PassDriver, Passes>(module, "PassDriver", nb::type_slots(collected<PassDriver>))
       .def(nb::init<nb::object, nb::object>(), "current_task"_a, "is_nested"_a)
-      .def("task_ended", &PassDriver::task_ended, "stamp"_a, "The pass is over.")
-      .def("task_left", &PassDriver::task_left, "stamp"_a, "A nested task is over.")
-      .def("task_lost", &PassDriver::task_lost, "stamp"_a, "The task never called back.")
-      .def("reduce", &PassDriver::reduce, "strict"_a,
-           "Reduces all gradients of this rank that were not, and waits for those in flight.")
-      .def("settle", &PassDriver::settle,
-           "Does what the end of the last pass has left undone. Usually nothing.")
-      .def("set_plan", &PassDriver::set_plan, "made"_a, "Counts gradients in these buckets.")
-      .def("drop_plan", &PassDriver::drop_plan, "There are no buckets any more.")
+      .def("task_ended", &PassDriver::task_ended, "stamp"_a)
+      .def("task_left", &PassDriver::task_left, "stamp"_a)
+      .def("task_lost", &PassDriver::task_lost, "stamp"_a)
+      .def("reduce", &PassDriver::reduce, "strict"_a)
+      .def("settle", &PassDriver::settle)
+      .def("set_plan", &PassDriver::set_plan, "made"_a)
+      .def("drop_plan", &PassDriver::drop_plan)
       .def_ro("buckets", &PassDriver::buckets)
       .def_rw("lock", &PassDriver::lock, nb::for_setter(nb::arg("value").none()));
 }

@@ -69,17 +69,15 @@ Result take_result(hvdlite_engine* engine, std::int64_t work, std::size_t place,
 
 void register_result(nb::module_& module) {
   nb::class_<OwnedBytes>(module, "_OwnedBytes", nb::type_slots(kBytesSlots), nb::is_final());
-  nb::class_<GpuMemory>(module, "GpuMemory", nb::is_final(),
-                        "Memory on a GPU, which is freed when nothing refers to it any more.")
+  nb::class_<GpuMemory>(module, "GpuMemory", nb::is_final())
       .def_prop_ro("address",
                    [](const GpuMemory& self) {
                      return reinterpret_cast<std::uintptr_t>(hvdlite_block_data(self.block.get()));
                    })
-      .def_prop_ro(
-          "device", [](const GpuMemory& self) { return hvdlite_block_device(self.block.get()); },
-          "The GPU's number.")
+      .def_prop_ro("device",
+                   [](const GpuMemory& self) { return hvdlite_block_device(self.block.get()); })
       .def_ro("nbytes", &GpuMemory::size);
-  nb::class_<Result>(module, "Result", nb::is_final(), "The result of an ended operation.")
+  nb::class_<Result>(module, "Result", nb::is_final())
       .def_ro("contributors", &Result::contributors)
       .def_ro("last_joined_rank", &Result::last_joined_rank)
       .def_ro("process_set", &Result::process_set)
@@ -88,13 +86,9 @@ void register_result(nb::module_& module) {
       .def_prop_ro("shape", [](const Result& self) { return as_tuple(self.shape); })
       .def_prop_ro("received_splits",
                    [](const Result& self) { return as_tuple(self.received_splits); })
-      .def_ro("device", &Result::device, "Where the engine-allocated output is; -1: host memory.")
-      .def_prop_ro("data", &data_of,
-                   "The engine-allocated output as writable bytes that free themselves "
-                   "(numpy.frombuffer makes an array of it).")
-      .def("copy_to", &copy_to, "pointer"_a, "stream"_a,
-           "Copies the engine-allocated output on a GPU to memory of another owner there, in the "
-           "order of a CUDA stream that comes after the operation.");
+      .def_ro("device", &Result::device)
+      .def_prop_ro("data", &data_of)
+      .def("copy_to", &copy_to, "pointer"_a, "stream"_a);
 }
 
 }  // namespace hvdlite::python

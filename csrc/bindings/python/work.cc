@@ -203,23 +203,15 @@ PyMemberDef work_members[] = {HVDLITE_MEMBER(Work, engine, "_engine", T_OBJECT),
                               HVDLITE_MEMBER(Work, grouped, "_grouped", T_BOOL),
                               {}};
 
-PyGetSetDef work_properties[] = {
-    {"number", get_number, nullptr, "The engine's number for it; 0 before the submission.",
-     nullptr},
-    {"size", get_size, nullptr, "How many operations it has.", nullptr},
-    {}};
+PyGetSetDef work_properties[] = {{"number", get_number, nullptr, nullptr, nullptr},
+                                 {"size", get_size, nullptr, nullptr, nullptr},
+                                 {}};
 
 PyType_Slot work_slots[] = {
-    {Py_tp_doc,
-     const_cast<char*>("The operations in flight after one submission. Keeps their memory.")},
-    {Py_tp_new, slot_of(PyType_GenericNew)},
-    {Py_tp_finalize, slot_of(finalize_work)},
-    {Py_tp_traverse, slot_of(visit_work)},
-    {Py_tp_clear, slot_of(clear_work)},
-    {Py_tp_dealloc, slot_of(free_work)},
-    {Py_tp_members, work_members},
-    {Py_tp_getset, work_properties},
-    {0, nullptr}};
+    {Py_tp_new, slot_of(PyType_GenericNew)}, {Py_tp_finalize, slot_of(finalize_work)},
+    {Py_tp_traverse, slot_of(visit_work)},   {Py_tp_clear, slot_of(clear_work)},
+    {Py_tp_dealloc, slot_of(free_work)},     {Py_tp_members, work_members},
+    {Py_tp_getset, work_properties},         {0, nullptr}};
 
 template <typename Function, typename... Extra>
 void add_method(const char* name, Function function, const Extra&... extra) {
@@ -332,18 +324,11 @@ bool take_contributors(std::span<Work* const> works, nb::list outcomes) {
 
 void register_work(nb::module_& module) {
   work_type = add_type<Work>(module, "hvdlite._engine.Work", kBase, work_slots);
-  add_method("poll", &poll, "Have all operations ended, with or without a failure?");
-  add_method("wait", &wait, "limit"_a = kNoLimit, "streams"_a = nb::tuple(),
-             "Waits until they have, driving progress, and handles signals. After limit seconds "
-             "TimeoutError leaves them in flight, as does any other exception. streams: CUDA "
-             "streams whose later work comes after them, where they are in GPU memory.");
-  add_method("results", &results,
-             "How each operation ended, once all have: a Result or the failure. Always the same.");
-  add_method("result", &result, "limit"_a = kNoLimit, "streams"_a = nb::tuple(),
-             "Waits for the only operation: its Result, or raises its failure.");
-  add_method("_outputs", &outputs, "limit"_a,
-             "Waits for operations that were described natively, and returns the output or a list "
-             "of them; NotImplemented for others, and where one failed.");
+  add_method("poll", &poll);
+  add_method("wait", &wait, "limit"_a = kNoLimit, "streams"_a = nb::tuple());
+  add_method("results", &results);
+  add_method("result", &result, "limit"_a = kNoLimit, "streams"_a = nb::tuple());
+  add_method("_outputs", &outputs, "limit"_a);
 }
 
 }  // namespace hvdlite::python

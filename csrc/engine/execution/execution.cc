@@ -19,19 +19,24 @@ namespace {
 // itself.
 constexpr std::size_t kTinyBytes = 64;
 
-// The payload of a FusedOp in bytes, as nccl-tests count it: of an allgather the whole result, of an alltoall what this rank
-// sends, of all others the input.
+// The payload of an operation in bytes, as nccl-tests count it: of an allgather the whole result, which has `gathered`
+// elements, and of all others the input.
+std::size_t payload_of(const Request& request, std::int64_t gathered) {
+  const auto elements = request.kind == OpKind::kAllgather ? gathered : request.elements();
+  return static_cast<std::size_t>(elements) * base::size_of(request.dtype);
+}
+
+// The same of all operations of a FusedOp. The input to an alltoall is what this rank sends.
 std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) {
   const Request& first = fused.first();
-  if (first.kind == OpKind::kAllgather) {
-    const auto rows = std::accumulate(fused.sizes.begin(), fused.sizes.end(), std::int64_t{0});
-    return static_cast<std::size_t>(rows * first.row_elements()) * base::size_of(first.dtype);
-  }
   if (first.kind == OpKind::kAlltoall) {
     return entries.front().request ? entries.front().request->bytes() : 0;
   }
+  const auto rows = std::accumulate(fused.sizes.begin(), fused.sizes.end(), std::int64_t{0});
   std::size_t bytes = 0;
-  for (const AgreedOperation& part : fused.parts) bytes += part.request->bytes();
+  for (const AgreedOperation& part : fused.parts) {
+    bytes += payload_of(*part.request, rows * first.row_elements());
+  }
   return bytes;
 }
 
@@ -163,9 +168,7 @@ void Execution::execute_prepared(SetId set, Entry& entry,
   if (shares) known.shared.channel->count_prepared();
   entry.completion->contributors = members;
   // An operation that moved nothing counts as one with a single member: no link had to carry it.
-  const std::size_t all =
-      request.kind == OpKind::kAllgather ? static_cast<std::size_t>(members) : 1;
-  shared_.usage.moves(request.kind, request.bytes() * all,
+  shared_.usage.moves(request.kind, payload_of(request, request.elements() * members),
                       moves ? static_cast<std::size_t>(members) : 1);
   ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;

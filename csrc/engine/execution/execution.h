@@ -40,7 +40,7 @@ class Execution {
   // Returns the port through which the set's members agree, or null if they share no memory for it.
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions);
   void share_staging(SetId set, const Regions::Grant& regions);
-  // No operation of this set follows.
+  // Call it when no operation of this set follows.
   void remove_set(SetId set);
   // Do all members share memory?
   bool share_memory(SetId set) const;

@@ -1,19 +1,12 @@
 #include "engine/execution/extents.h"
 
+#include <numeric>
+
+#include "collectives/chunking.h"
+
 namespace hvdlite::engine {
 
 using base::OpKind;
-
-namespace {
-
-// Divides rows as evenly as possible; the first ranks get one more (Horovod's rule).
-std::vector<std::int64_t> deal_rows(std::int64_t rows, int ranks) {
-  std::vector<std::int64_t> dealt(static_cast<std::size_t>(ranks), rows / ranks);
-  for (std::int64_t i = 0; i < rows % ranks; ++i) ++dealt[static_cast<std::size_t>(i)];
-  return dealt;
-}
-
-}  // namespace
 
 Extents::Extents(const FusedOp& fused, int rank, int ranks)
     : row_elements(static_cast<std::size_t>(fused.first().row_elements())),
@@ -30,10 +23,14 @@ Extents::Extents(const FusedOp& fused, int rank, int ranks)
         rows.push_back(fused.sizes[peer * size + me]);
       }
       break;
-    case OpKind::kReducescatter:
-      rows = deal_rows(fused.first().shape[0], ranks);
+    case OpKind::kReducescatter: {
+      const auto all = static_cast<std::size_t>(fused.first().shape[0]);
+      for (std::size_t peer = 0; peer < size; ++peer) {
+        rows.push_back(static_cast<std::int64_t>(collectives::part_of(all, size, peer).count));
+      }
       out_rows = rows[me];
       return;
+    }
     default:
       HVD_CHECK(false);  // the other kinds have the shape of their input
   }

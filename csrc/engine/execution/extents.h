@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "engine/model/entry.h"
@@ -49,9 +48,5 @@ struct Extents {
  private:
   static std::vector<std::size_t> scaled(const std::vector<std::int64_t>& rows, std::size_t factor);
 };
-
-inline std::size_t total_of(const std::vector<std::size_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-}
 
 }  // namespace hvdlite::engine

@@ -42,7 +42,8 @@ struct SharingSet : ProcessSet {
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// The limits to operations in flight in a lane: enough to fill the gaps of one with another, few enough to bound memory.
+// The limits to operations in flight in a lane. With so many, other operations use the time in which one waits; more would take
+// too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
@@ -78,7 +79,7 @@ class Operation {
   // Returns true when finished. The entries' completions then hold the results but are not marked done.
   virtual bool advance() = 0;
   // Has the operation begun all its collectives? Collectives take turns in shared memory in the order in which they begin, and
-  // all members need the same order. So no later operation starts before.
+  // all members need the same order. So the next operation does not start before this is true.
   virtual bool has_begun() const { return true; }
   // The operation has failed. Its owner retains it, so that late writes to its memory do no harm.
   virtual void abandon() = 0;

@@ -21,7 +21,7 @@ namespace hvdlite::engine {
 
 class ArenaDirectory {
  public:
-  // Null if there is no such arena, or no longer.
+  // Null if there is no such arena, or if it was removed.
   std::shared_ptr<const transport::Arena> find(std::int64_t id) const;
   // Throws Error(Aborted) after close().
   void add(std::shared_ptr<const transport::Arena> arena);

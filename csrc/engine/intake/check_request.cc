@@ -223,7 +223,7 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
   const bool any = !sends && request.root == kAny;
   if (!any && !std::binary_search(set.members->begin(), set.members->end(), request.root)) {
     refuse(request, "the process set has no rank " + std::to_string(request.root) + " (it has " +
-                        format_ranks(*set.members) + "); ranks count in the whole job");
+                        format_ranks(*set.members) + "); give the rank's number in the whole job");
   }
   if (request.tag < (sends ? 0 : kAny)) {
     refuse(request, "a tag is a number from 0 on");

@@ -3,15 +3,15 @@
 namespace hvdlite::engine {
 namespace {
 
-constexpr int kSlotBits = 24;
-constexpr std::int64_t kMaxSlots = std::int64_t{1} << kSlotBits;
+constexpr int kRowBits = 24;
+constexpr std::int64_t kMaxRows = std::int64_t{1} << kRowBits;
 
 }  // namespace
 
 std::int64_t HandleTable::add(CompletionArray batch) {
   const std::lock_guard lock(mutex_);
   if (first_free_ == rows_.size()) {
-    if (static_cast<std::int64_t>(rows_.size()) + 1 >= kMaxSlots) {
+    if (static_cast<std::int64_t>(rows_.size()) + 1 >= kMaxRows) {
       throw base::Error(base::ErrorCode::kSystem,
                         std::to_string(rows_.size()) +
                             " operations have been submitted and neither waited for nor released; "
@@ -24,16 +24,16 @@ std::int64_t HandleTable::add(CompletionArray batch) {
   Row& row = rows_[number];
   first_free_ = row.next_free;
   row.batch = std::move(batch);
-  return row.generation * kMaxSlots + number + 1;
+  return row.generation * kMaxRows + number + 1;
 }
 
 const HandleTable::Row* HandleTable::row_of(std::int64_t handle) const {
-  const std::int64_t number = handle % kMaxSlots - 1;
+  const std::int64_t number = handle % kMaxRows - 1;
   if (handle <= 0 || number < 0 || number >= static_cast<std::int64_t>(rows_.size())) {
     return nullptr;
   }
   const Row& row = rows_[static_cast<std::size_t>(number)];
-  return row.batch.size > 0 && row.generation == handle / kMaxSlots ? &row : nullptr;
+  return row.batch.size > 0 && row.generation == handle / kMaxRows ? &row : nullptr;
 }
 
 CompletionArray HandleTable::find(std::int64_t handle) const {

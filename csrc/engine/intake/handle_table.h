@@ -4,7 +4,8 @@
 //
 //   handle = generation of the row * 2^24 + number of the row + 1
 //
-// A row is reused with the next generation, so an old handle does not name a new operation (before 2^39 reuses).
+// When a row is used again, its generation is one higher. So an old handle does not name a new operation, unless the row was
+// used again 2^39 times.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ class HandleTable {
 
  private:
   struct Row {
-    CompletionArray batch;  // of size 0: free
+    CompletionArray batch;  // its size is 0 if the row is free
     std::int64_t generation = 0;
     std::uint32_t next_free = 0;
   };
@@ -41,7 +42,7 @@ class HandleTable {
 
   mutable std::mutex mutex_;
   std::vector<Row> rows_;
-  std::uint32_t first_free_ = 0;  // rows_.size(): none is free
+  std::uint32_t first_free_ = 0;  // equal to rows_.size() if no row is free
 };
 
 }  // namespace hvdlite::engine

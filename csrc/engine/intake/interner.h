@@ -8,8 +8,8 @@
 //   └────────┴────────┴────────┴────────┘
 //
 // So names that are used once pass through way 3 and do not evict the others. (The names of unnamed operations are not looked
-// up.) A hit must equal the new request in every field; the hash only says where to look. A set-associative cache, as in
-// processors.
+// up.) A hit must equal the new request in every field; the hash only says where to look. This is a
+// set-associative cache, as processors have.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // Names for operations that callers do not name: "allreduce.noname.7" is the eighth unnamed allreduce on its process set.
 // Thread: any. The caller holds the lock from begin() until the engine has accepted the operations: ranks must agree on the
-// numbers, so a request that one rank refuses must not use one up. Owns: the next numbers. Blocks: on the lock. Throws:
+// numbers, so a request that one rank refuses must not use up a number. Owns: the next numbers. Blocks: on the lock. Throws:
 // std::bad_alloc.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace hvdlite::engine {
 class Numbering {
  public:
   [[nodiscard]] std::unique_lock<std::mutex> begin() { return std::unique_lock(mutex_); }
-  // A name without an allocation.
+  // A name in the object itself, so that it needs no allocation.
   class Name {
    public:
     operator std::string_view() const { return {text_.data(), size_}; }
@@ -32,7 +32,8 @@ class Numbering {
   Name name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
   // With the lock held: uses up `count` names.
   void use(base::SetId set, base::OpKind kind, std::uint64_t count);
-  // All ranks of the set have joined, after different numbers of operations. They begin to count again, under other names.
+  // Call it when all ranks of the set have joined. They may have counted differently many operations, so all begin to count
+  // again, with other names.
   void joined(base::SetId set);
   void forget(base::SetId set);
 
@@ -42,7 +43,7 @@ class Numbering {
     std::array<std::uint64_t, base::kNumOpKinds> next{};
   };
   std::mutex mutex_;
-  std::map<std::uint64_t, NextNumbers> sets_;  // by epoch; no two sets share one
+  std::map<std::uint64_t, NextNumbers> sets_;  // by epoch, which belongs to one set only
 };
 
 }  // namespace hvdlite::engine

@@ -80,8 +80,8 @@ class WaitRegistry {
   // The calling thread is about to submit.
   void may_submit();
   void enter(const CompletionPtr& completion);
-  // now: the approximate time. done false: the thread only interrupts its wait (to handle signals, say), so the wait still
-  // counts for a moment.
+  // now: the approximate time. done false: the thread only interrupts its wait, for example to handle signals, so the wait
+  // still counts for a moment.
   void leave(bool done, base::Clock::time_point now);
   // The awaited operations, if all known living threads wait.
   std::optional<std::vector<CompletionPtr>> all_waiting();
@@ -93,7 +93,7 @@ class WaitRegistry {
     base::Clock::time_point until = base::Clock::time_point::max();
   };
   const base::TimeSource time_;
-  const std::uint64_t serial_;  // no two registries have the same; addresses may come again
+  const std::uint64_t serial_;  // no two registries have the same; an address may be used again
   std::mutex mutex_;
   std::map<std::thread::id, Thread> threads_;
 };

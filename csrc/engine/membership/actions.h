@@ -35,7 +35,7 @@ struct MembershipActions {
     base::Status why;
     bool told = false;
   };
-  // The rank takes part in nothing more. Operations that need it fail with this status.
+  // The rank takes part in no later operation. Operations that need it fail with this status.
   struct Left {
     int rank = 0;
     base::Status why;

@@ -61,7 +61,7 @@ void FailureDetector::hear(int source, const Failure& message, Actions& actions)
   actions.emplace_back(Send{source, FailureSeen{}});
 }
 
-void FailureDetector::hear_sign_of_life(int source, Time now) {
+void FailureDetector::hear_heartbeat(int source, Time now) {
   if (heartbeat_) heartbeat_->heard(roster_.host_of(source), now);
 }
 

@@ -8,7 +8,7 @@
 //
 //   a rank of this host has ended, or said why --> Facts::find_lost --+
 //   another rank says that it fails -------------> hear(Failure) -----+--> lose: Fail, and Warn for the other hosts
-//   a host gives no sign of life for too long ---> Heartbeat ---------+--> Announce to all, and Fail
+//   a host sends no heartbeat for too long ---> Heartbeat ---------+--> Announce to all, and Fail
 //   this rank's own error or exception ----------> fail, raise -------+
 #pragma once
 
@@ -31,7 +31,7 @@ class FailureDetector : public MembershipActions {
  public:
   using Time = base::Clock::time_point;
 
-  // The questions that the machine asks its rank. The answers are those of the moment.
+  // The questions that the machine asks its rank. An answer describes the present moment.
   class Facts {
    public:
     virtual ~Facts() = default;
@@ -41,8 +41,8 @@ class FailureDetector : public MembershipActions {
     virtual std::uint64_t received_from(int rank) = 0;
   };
 
-  // silence: another host is lost after this many seconds without a sign of life; 0: never. shortest: the shortest silence, in
-  // seconds, that silent_for() will be asked about; 0: no call follows, and this rank sends no signs of life.
+  // silence: another host is lost after this many seconds without a heartbeat; 0: never. shortest: the shortest silence, in
+  // seconds, that silent_for() will be asked about; 0: no call follows, and this rank sends no heartbeats.
   struct Limits {
     double silence = 0;
     double shortest = 0;
@@ -66,14 +66,14 @@ class FailureDetector : public MembershipActions {
 
   // --- how other ranks end ---
   void hear(int source, const Failure& message, Actions& actions);
-  void hear_sign_of_life(int source, Time now);
+  void hear_heartbeat(int source, Time now);
   // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
   void hear_late(int source, const Message& message, Actions& actions);
-  // The rank has left in good order: it counts as neither lost nor silent.
+  // The rank has left without a failure: it counts as neither lost nor silent.
   void leave(int rank);
   // Handles lost ranks that the facts report.
   void find_lost(Facts& facts, Actions& actions);
-  // Sends signs of life to the other hosts, and finds hosts that have given none. Only leaders of hosts do this.
+  // Sends heartbeats to the other hosts, and finds hosts that have sent none. Only leaders of hosts do this.
   void keep_in_touch(Time now, Facts& facts, Actions& actions);
   // Describes the ranks of hosts that have been silent for this many seconds; empty: there are none.
   std::string silent_for(double seconds) const;

@@ -11,10 +11,10 @@ using base::microseconds;
 
 namespace {
 
-// The number of signs of life that a host sends in the shortest silence. So one may be late without consequence.
-constexpr int kSignsInTimeout = 5;
+// The number of heartbeats that a host sends in the shortest silence. So one may be late without consequence.
+constexpr int kHeartbeatsInTimeout = 5;
 constexpr microseconds kLongestInterval{2'000'000};
-// A look takes milliseconds. If this rank has not looked for this part of the shortest silence, its process did not run.
+// The calls of tick() are milliseconds apart. If none came for this part of the shortest silence, this process did not run.
 constexpr int kAwayPart = 2;
 
 }  // namespace
@@ -23,7 +23,7 @@ Heartbeat::Heartbeat(const std::vector<int>& hosts, microseconds timeout, micros
                      Clock::time_point now)
     : timeout_(timeout),
       shortest_(shortest),
-      interval_(std::min(shortest / kSignsInTimeout, kLongestInterval)),
+      interval_(std::min(shortest / kHeartbeatsInTimeout, kLongestInterval)),
       looked_(now),
       sent_(now) {
   for (const int host : hosts) heard_[host] = now;

@@ -1,8 +1,8 @@
-// When to send another host a sign of life, and which other host has sent none for too long. A pure machine.
+// When to send another host a heartbeat, and which other host has sent none for too long. A pure machine.
 // Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: nothing.
 //
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, and expect no answer. An engine makes
-// passes while its program computes, so a busy rank still sends. Any other message from a host is a sign of its life, too,
+// passes while its program computes, so a busy rank still sends. Any other message from a host counts as a heartbeat, too,
 // since a small message may wait behind large data. A rank that could not look for a long time was itself stopped, or its
 // machine was asleep. It blames no host for that time.
 #pragma once
@@ -18,16 +18,16 @@ namespace hvdlite::engine {
 class Heartbeat {
  public:
   // hosts: the leaders of the other hosts. timeout: tick() names hosts that have been silent for longer; zero: none. shortest:
-  // the shortest silence that silent_for() is asked about. A host sends several signs of life in that time.
+  // the shortest silence that silent_for() is asked about. A host sends several heartbeats in that time.
   Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
             base::Clock::time_point now);
 
   void heard(int host, base::Clock::time_point now);
-  // The host has left in good order; its silence no longer counts.
+  // The host has left without a failure; its silence no longer counts.
   void forget(int host) { heard_.erase(host); }
 
   struct Actions {
-    std::vector<int> send;    // leaders to send a sign of life to
+    std::vector<int> send;    // leaders to send a heartbeat to
     std::vector<int> silent;  // hosts that have been silent for too long
   };
   Actions tick(base::Clock::time_point now);

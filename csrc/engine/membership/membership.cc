@@ -41,7 +41,7 @@ Membership::Actions Membership::hear(int source, Goodbye message, Time, Facts&) 
       Left{source,
            {ErrorCode::kAborted, roster().describe(source) +
                                      " has left: its program ended or called shutdown(), and it "
-                                     "takes part in nothing more. " +
+                                     "takes part in no later operation. " +
                                      kShutDown + " on that rank"}});
   if (message.answer) actions.emplace_back(Send{source, GoodbyeSeen{}});
   goodbye_was_seen(source, actions);
@@ -88,7 +88,7 @@ Membership::Actions Membership::hear_late(int source, const Message& message) {
 }
 
 Membership::Actions Membership::hear(int source, Alive, Time now, Facts&) {
-  failures_.hear_sign_of_life(source, now);
+  failures_.hear_heartbeat(source, now);
   return {};
 }
 

@@ -36,7 +36,7 @@ class Membership : public MembershipActions {
     double peer = 0;  // silence of another host
   };
 
-  // --- what it asks of its rank, as of now ---
+  // --- the questions that it asks its rank ---
   class Facts : public FailureDetector::Facts {
    public:
     // A number that changes when data or messages move.
@@ -73,7 +73,8 @@ class Membership : public MembershipActions {
   void remove_set(SetId id) { failures_.roster().remove_set(id); }
 
   // --- what this rank does ---
-  // This rank takes part in nothing more. undecided: coordinators that may have decided operations that it still waits for.
+  // This rank takes part in no later operation. undecided: coordinators that may have decided operations for which it still
+  // waits.
   Actions leave(std::set<int> undecided);
   bool said_goodbye() const { return said_goodbye_; }
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }

@@ -20,7 +20,7 @@ class Roster {
   struct Rank {
     int host = 0;             // the lowest rank of its host, the leader
     std::string description;  // "rank 1 (host a, pid 17)"
-    bool left = false;        // in good order or by a failure
+    bool left = false;        // with or without a failure
   };
   // me: this rank; ranks: all of the job, in order.
   Roster(int me, std::vector<Rank> ranks) : me_(me), ranks_(std::move(ranks)) {}

@@ -20,7 +20,7 @@ constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // A rank counts as silent if it has not answered for this long.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
-// A rank that looks after a stall has this much time after its next question is due. Then this rank asks itself.
+// A rank that looks after a stall has this much time after its next question is due. After that, this rank asks the question.
 constexpr double kGrace = 5.0;
 // How many operations and ranks a line names.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;

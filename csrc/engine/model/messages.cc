@@ -310,7 +310,8 @@ void get(Reader& reader, LedgerSteps& message) {
     LedgerSteps::Step& step = message.steps.emplace_back();
     const auto head = reader.get<std::uint8_t>();
     if (head / 4 > static_cast<int>(LedgerSteps::Kind::kList)) {
-      throw base::Error(base::ErrorCode::kInternal, "a control message has a step of no kind");
+      throw base::Error(base::ErrorCode::kInternal,
+                        "a control message has a step of an unknown kind");
     }
     step.kind = static_cast<LedgerSteps::Kind>(head / 4);
     step.absent = (head & 1) != 0;

@@ -55,7 +55,7 @@ struct LedgerSteps {
 
   SetId set{};
   std::uint64_t stamp = 0;
-  // So many exceptions in the log (entries that are not complete units) the sender had read.
+  // The number of exceptions in the log (entries that are not complete units) that the sender had read.
   std::uint64_t exceptions = 0;
   std::vector<Step> steps{};
   std::vector<std::byte> payload{};  // of a prepared unit, which is then the only step
@@ -67,7 +67,7 @@ struct Failure {
 };
 // The receiver of a Failure has told its user.
 struct FailureSeen {};
-// Any rank -> all: this rank takes part in nothing more.
+// Any rank -> all: this rank takes part in no later operation.
 struct Goodbye {
   // The receiver must answer, because it may still decide operations that the sender has announced.
   bool answer = false;
@@ -76,7 +76,7 @@ struct Goodbye {
 // message.
 struct GoodbyeSeen {};
 
-// A leader of a host -> the leaders of other hosts, at intervals: a sign of life.
+// A leader of a host -> the leaders of other hosts, at intervals: a heartbeat.
 struct Alive {};
 
 // An operation that a rank has submitted and that is not agreed, as deadlock detection sees it.

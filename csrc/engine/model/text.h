@@ -16,7 +16,7 @@ inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod h
 inline constexpr const char* kBeingRemoved =
     "this rank is removing the process set; call remove_process_set after everything else on it";
 
-// Possible reasons why a host gives no sign of life.
+// Possible reasons why a host sends no heartbeat.
 inline constexpr const char* kSilentHost =
     "the host is down, its link is cut, or its first rank is stopped";
 

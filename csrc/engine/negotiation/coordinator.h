@@ -45,7 +45,7 @@ class Coordinator {
   // Fails the doomed operations that have not ended meanwhile.
   void fail_doomed(const std::vector<std::string>& names, const base::Status& why);
 
-  // Must everything go through messages? So it must while members have joined or left.
+  // Must everything go through messages? This is so while members have joined or left.
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
   // Does the coordinator count this name, or does the name wait for its group?
   bool knows(const std::string& name) const;

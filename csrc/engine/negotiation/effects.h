@@ -57,7 +57,7 @@ class Effects {
   virtual void share_staging(SetId set, const Regions::Grant& regions) = 0;
   virtual void joined(SetId set) = 0;  // all members have joined
 
-  // --- for the books ---
+  // --- for records and counters ---
   virtual void reached(std::span<const Entry> entries, Stage stage) = 0;
   // The entries were announced in memory. The flight recorder does not record this step, because that would cost time in every
   // operation.

@@ -97,9 +97,9 @@ Ledger::LogEntry Ledger::front() const {
   // A writer must not overtake a reader.
   if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
   const LogEntry entry = entries_[read_ & (capacity_.entries - 1)];
-  if (entry.kind > Kind::kList) damaged("its log holds an entry of no kind");
+  if (entry.kind > Kind::kList) damaged("its log holds an entry of an unknown kind");
   if (entry.by >= kMaxMembers || ((everyone_ >> entry.by) & 1) == 0) {
-    damaged("its log holds an entry of no member");
+    damaged("its log holds an entry of an unknown member");
   }
   return entry;
 }
@@ -135,7 +135,7 @@ bool Ledger::try_lock(int tries) {
 
 void Ledger::unlock() {
   if (appended()) {
-    // Entries that one hold of the lock appends become visible together, so that all members fuse the same ones.
+    // Entries that are appended in one critical section become visible together, so that all members fuse the same ones.
     entries_[(tail_ - 1) & (capacity_.entries - 1)].last = 1;
     header_->tail.store(tail_, std::memory_order_release);
   }
@@ -278,7 +278,7 @@ void Ledger::wipe() {
   header_->used = 0;
 }
 
-// --- steps of it, each in one hold of the lock ----------------------------------------------------------------------
+// --- SharedAgreement: each step is one critical section -------------------------------------------------------------
 
 SharedAgreement::SharedAgreement(std::byte* memory,
                                  std::shared_ptr<collectives::SharedChannel> channel,

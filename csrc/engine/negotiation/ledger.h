@@ -3,8 +3,8 @@
 //
 // The ledger has a table and a log. A member announces a unit (a tensor, or a whole group) by its key (a hash of its name) and
 // content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their bit
-// to it; the last one takes the cell out and appends "complete" to the log. All members read the log, each at its own pace,
-// and execute its entries in order. So an agreement costs each member one short hold of a lock, and only members that ask need
+// to it; the last one takes the cell out and appends "complete" to the log. Each member reads the log when it can, and
+// executes its entries in order. So an agreement costs each member one short critical section, and only members that ask need
 // to be awake.
 //
 // All other operations go to the coordinator in messages. The ledger keeps the two ways apart:
@@ -24,7 +24,7 @@
 //     earlier announcement of the same key;
 //  3. the coordinator diverts the key of every request it accepts, before anything else is announced under that key: while it
 //     counts a key, no unit with this key can complete here;
-//  4. a decision of the coordinator takes the keys' cells out of the table in the same hold of the lock that puts the list
+//  4. a decision of the coordinator takes the keys' cells out of the table in the same critical section that puts the list
 //     into the log, and the coordinator forgets pending diversions of these keys: a key that it does not count has no cell;
 //  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed after
 //     that. A member that fails closes the ledger, too; it need not read the log, because it executes nothing more.
@@ -32,7 +32,7 @@
 // interleaving of small cases.
 //
 // A member that dies, or fails, while it holds the lock stops the other members' announcements, but not the members: they try
-// again later, and meanwhile detect the death. What it had appended in this hold is never visible.
+// again later, and meanwhile detect the death. What it had appended since it took the lock is never visible.
 //
 // Thread: each member's object by the holder of that rank's progress token. Owns: nothing but its place in the log.
 // Blocks: never. Throws: Error(Internal) if what it reads in the shared memory cannot be.
@@ -128,7 +128,7 @@ class Ledger {
   std::uint64_t tail_at_lock_ = 0;
 };
 
-// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one hold of its lock. Owns a share
+// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. Owns a share
 // of the channel; when the last owner ends, the next user of the region may begin. try_abandon may take some milliseconds.
 class SharedAgreement final : public Agreement {
  public:

@@ -1,6 +1,6 @@
-// Which process set uses which region of the window that the ranks of a host share (transport/host_window.h). Only bookkeeping:
-// all ranks of a host keep the same books, because they follow the same changes of sets.
-// Thread: the holder of the progress token. Owns: the books. Blocks: no. Throws: std::bad_alloc.
+// Which process set uses which region of the window that the ranks of a host share (transport/host_window.h). This is only
+// a table. All ranks of a host have equal tables, because they follow the same changes of sets.
+// Thread: the holder of the progress token. Owns: the table. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <cstdint>

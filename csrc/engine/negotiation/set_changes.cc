@@ -128,8 +128,8 @@ bool Negotiation::resume_removals() {
   return held_removals_.size() != held;
 }
 
-// Takes a removal that failed for all ranks (a deadlock, say) while this rank held it back. Returns an entry without a request if
-// there is none.
+// Takes a removal that failed for all ranks, such as by a deadlock, while this rank held it back. Returns an entry without a
+// request if there is none.
 Entry Negotiation::take_held_removal(SetId set, const std::string& name) {
   const auto held = std::ranges::find_if(held_removals_, [&](const Entry& entry) {
     return entry.request->set == set && entry.request->name == name;

@@ -57,7 +57,7 @@ class SetNegotiation {
   bool close();
   // Called when this rank fails: the same as close(), although this rank has not read the whole log.
   void abandon();
-  // Rank `rank` takes part in nothing more.
+  // Rank `rank` takes part in no later operation.
   void left(int rank, const base::Status& why);
   // This rank leaves. Entries that no other rank has heard of end with `why`, and so do all others if no coordinator decides for
   // them. Returns true if the coordinator may still decide some of them.

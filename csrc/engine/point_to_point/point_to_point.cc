@@ -78,7 +78,7 @@ void PointToPoint::send(Entry entry) {
   if (has_left(to)) {
     return fail(entry, {ErrorCode::kAborted,
                         "the receiving rank has left: its program ended or called "
-                        "shutdown(), and it takes part in nothing more"});
+                        "shutdown(), and it takes part in no later operation"});
   }
   Offer offer{request.set,    ++last_number_, request.tag,          request.dtype,
               request.layout, request.count,  display_name(request)};
@@ -126,7 +126,7 @@ void PointToPoint::receive(Entry entry, std::deque<Entry>::iterator place) {
     return fail(entry,
                 {ErrorCode::kAborted,
                  "every rank that could send this message has left: their programs ended or called "
-                 "shutdown(), and they take part in nothing more"});
+                 "shutdown(), and they take part in no later operation"});
   }
   set.posted.insert(place, std::move(entry));
   ++posted_;

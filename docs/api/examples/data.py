@@ -26,7 +26,7 @@ def AsyncDataLoaderMixin():
             return 3
 
         def _iterate(self):
-            yield from range(3)  # reads from a disk, say
+            yield from range(3)  # for example, reads from a disk
 
     class AsyncBatches(hvdlite.data.AsyncDataLoaderMixin, Batches):  # the mixin comes first
         pass

@@ -566,7 +566,7 @@ def check_consistency():
 def stall_limit():
     if hvd.rank() == 0:
         with hvd.stall_limit(600.0):  # seconds
-            pass  # evaluate a model, say, while the other ranks wait below
+            pass  # evaluate a model, for example, while the other ranks wait below
     hvd.barrier()
 
 
@@ -706,7 +706,7 @@ def OperationTimeoutError():
 def SystemFailure():
     try:
         hvd.init()
-    except hvd.SystemFailure as error:  # MPI cannot be loaded, say
+    except hvd.SystemFailure as error:  # for example, MPI cannot be loaded
         raise SystemExit(f"no training on this machine: {error}") from error
 
 

@@ -8,7 +8,7 @@ import hvdlite.keras as hvd
 hvd.init()
 
 
-def _small_model(optimizer=None):  # and two samples, which differ between the ranks
+def _small_model(optimizer=None):  # a model, and two samples that differ between the ranks
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
     model.compile(optimizer or hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
     x = np.array([[1.0], [2.0]]) + hvd.rank()

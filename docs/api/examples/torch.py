@@ -36,7 +36,7 @@ def broadcast_optimizer_state():
 def SyncBatchNorm():
     layer = hvd.SyncBatchNorm(1, affine=False)
     batch = torch.tensor([[4.0 * hvd.rank()], [4.0 * hvd.rank()]])  # 0, 0 on rank 0; 4, 4 on rank 1
-    normalised = layer(batch)  # of all four numbers the mean is 2 and the standard deviation 2
+    normalised = layer(batch)  # the mean of all four numbers is 2, and so is their standard deviation
     assert torch.allclose(normalised, torch.full((2, 1), 2.0 * hvd.rank() - 1), atol=1e-4)
 
 

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.util
-import itertools
 import re
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from hvdlite import basics
 from hvdlite.config import environment as env
+from hvdlite.partition import part_of
 from hvdlite.requests import resolve_op
 
 __all__ = [
@@ -114,9 +114,8 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 def split_list(l: Sequence[_T], n: int) -> list[Sequence[_T]]:  # noqa: E741 - Horovod's name
     """Divides a list into n consecutive parts. Their lengths differ by 1 at most, and the longer parts come first."""
-    each, longer = divmod(len(l), n)
-    ends = [each * place + min(place, longer) for place in range(n + 1)]
-    return [l[start:end] for start, end in itertools.pairwise(ends)]
+    parts = [part_of(len(l), n, number) for number in range(n)]
+    return [l[part.start : part.stop] for part in parts]
 
 
 def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:

@@ -79,7 +79,7 @@ class ElasticJob:
         save_every: the number of steps between two checkpoints. Each replaces the file at once, so a reader never sees a part
             of a checkpoint.
         commit_every: the number of steps between two commits. Only a sharded optimizer needs commits.
-        **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state: averaged models, say.
+        **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state, such as averaged models.
 
     Attributes:
         position: the number of steps that were applied.

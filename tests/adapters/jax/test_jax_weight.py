@@ -69,7 +69,7 @@ def test_dtypes_of_weights_and_all_of_them_0(hvd, dtype, x64):
 @pytest.mark.parametrize("op", ["Sum", "Adasum", "Min", "Max", "Product"])
 def test_other_operators_refuse_a_weight(hvd, op):
     for weight in (1, jnp.asarray(1)):
-        with pytest.raises(InvalidArgumentError, match=f"a weight goes with op=Average only, not with {op}"):
+        with pytest.raises(InvalidArgumentError, match=f"a weight needs op=Average, not {op}"):
             grouped_allreduce([jnp.ones(2)], name="refused", op=getattr(hvd, op), weight=weight)
 
 

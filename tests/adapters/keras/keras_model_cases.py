@@ -269,7 +269,9 @@ def test_the_working_folder_stays_clean():
 
 def test_a_model_of_which_nothing_is_shared(hvd):
     own, alone = make_model(), make_model()
-    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=own.layers, scale_local_gradients=False)
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.1), local_layers=own.layers, scale_local_gradients=False, groups=2
+    )
     for model, made in ((own, optimizer), (alone, keras.optimizers.SGD(0.1))):
         model.compile(optimizer=made, loss="mse")
         fit(model, *map(part, data()), ROWS, epochs=1)

@@ -147,9 +147,9 @@ def test_accumulation_is_refused(hvd):
 @needs_keras_3
 def test_what_does_not_go_with_a_weight(hvd):
     optimizer, _ = wrapped(hvd, op=hvd.Sum)
-    with pytest.raises(InvalidArgumentError, match="a weight goes with op=Average only, not with Sum"):
+    with pytest.raises(InvalidArgumentError, match="a weight needs op=Average, not Sum"):
         optimizer.weight = 1
-    with pytest.raises(InvalidArgumentError, match="a weight goes with op=Average only, not with Sum"):
+    with pytest.raises(InvalidArgumentError, match="a weight needs op=Average, not Sum"):
         wrapped(hvd, op=hvd.Sum, weighted=True)
     with pytest.raises(InvalidArgumentError, match="weighted must be True or False"):
         wrapped(hvd, weighted=3)

@@ -162,7 +162,7 @@ def test_unequal_numbers_of_batches_end_with_join(hvd, mode):
 
 @pytest.mark.parametrize("op", ["Sum", "Adasum", "Min", "Max", "Product"])
 def test_other_operators_refuse_a_weight(hvd, op):
-    number, said = getattr(hvd, op), f"a weight goes with op=Average only, not with {op}"
+    number, said = getattr(hvd, op), f"a weight needs op=Average, not {op}"
     for weight in (1, tf.constant(1)):
         with pytest.raises(InvalidArgumentError, match=said):
             hvd.allreduce([1.0], op=number, weight=weight)

@@ -6,7 +6,7 @@ from support.seeds import seeds
 
 from hvdlite.agreement import difference
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.buckets import cut_buckets, split_evenly
+from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.parameter_gradient import ParameterGradient, is_dense
 from hvdlite.torch.plan import make_buckets
 
@@ -42,12 +42,6 @@ def test_every_tensor_is_in_one_bucket_of_its_kind(seed):
         assert len({kinds[place] for place in bucket}) == 1
         assert len(bucket) == 1 or sum(sizes[place] for place in bucket) <= 100
     assert [bucket[0] for bucket in buckets] == sorted(bucket[0] for bucket in buckets)
-
-
-def test_split_evenly():
-    assert split_evenly(7, 3) == [[0, 1, 2], [3, 4], [5, 6]]
-    assert split_evenly(2, 5) == [[0], [1]]
-    assert split_evenly(0, 2) == []
 
 
 def test_is_dense():

@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused(hvd, folder):
     with pytest.raises(InvalidArgumentError, match="no sharded state of an optimizer under 'mine'"):
         optimizer.sharded_state_dict(checkpoint.FileSystemReader(folder), "mine")
     state = optimizer.sharded_state_dict()
-    with pytest.raises(InvalidArgumentError, match="lie otherwise in memory"):
+    with pytest.raises(InvalidArgumentError, match="another layout in memory"):
         optimizer.load_sharded_state_dict({**state, "orders": "[]"})
-    with pytest.raises(InvalidArgumentError, match="or of other groups"):
+    with pytest.raises(InvalidArgumentError, match="or with other groups"):
         optimizer.load_sharded_state_dict({**state, "param_groups": []})

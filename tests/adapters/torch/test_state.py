@@ -47,10 +47,10 @@ def test_broadcast_parameters_of_views_that_stand_for_other_values(hvd):
 
 def test_lazy_layers_are_refused_by_name(hvd):
     lazy = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2), torch.nn.LazyBatchNorm1d())
-    with pytest.raises(ValueError, match=r"'0\.bias', '0\.weight', '2.*: of a lazy layer that has seen no batch yet"):
+    with pytest.raises(ValueError, match=r"'0\.bias', '0\.weight', '2.*: each belongs to a lazy layer that has seen no batch"):
         hvd.broadcast_parameters(lazy.state_dict(), 0)
     for named in (None, lazy.named_parameters()):
-        with pytest.raises(ValueError, match=r"'0\.(weight|0)', .*: of a lazy layer that has seen no batch yet"):
+        with pytest.raises(ValueError, match=r"'0\.(weight|0)', .*: each belongs to a lazy layer that has seen no batch yet"):
             hvd.DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.1), named)
 
 

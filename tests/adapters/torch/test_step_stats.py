@@ -38,7 +38,7 @@ def test_a_wrapping_that_is_undone_counts_no_more(hvd):
 
 
 def test_a_program_that_marks_steps_is_believed(hvd):
-    """The last test: what it says holds until shutdown."""
+    """This is the last test, because its mark counts until shutdown."""
     model = network()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
     hvd.mark_step()

@@ -133,7 +133,7 @@ def test_what_does_not_go_with_a_weight(hvd):
     layer = torch.nn.Linear(1, 1)
     for op in (hvd.Sum, hvd.Adasum) if SIZE == 2 else (hvd.Sum,):
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), layer.named_parameters(), op=op)
-        with pytest.raises(InvalidArgumentError, match="a weight goes with op=Average only"):
+        with pytest.raises(InvalidArgumentError, match="a weight needs op=Average"):
             optimizer.weight = 1
     table = torch.nn.Embedding(3, 2, sparse=True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters())

@@ -62,7 +62,7 @@ ROWS = (
     ),
     Mutant(
         "data-error-lost",
-        "what a loader's thread raises ends the pass without a word",
+        "an exception in a loader's thread ends the pass, and is not raised",
         "hvdlite/data.py",
         "            raise self._error\n",
         "            return\n",

@@ -54,7 +54,7 @@ ROWS = (
     ),
     Mutant(
         "launcher-oversubscribes",
-        "more ranks than slots are started without a word",
+        "more ranks than slots are started, and no error says so",
         "hvdlite/launcher/command.py",
         "if wishes.hosts and wishes.np > slots and not wishes.oversubscribe:",
         "if wishes.hosts and wishes.np > slots and wishes.oversubscribe is None:",

@@ -214,7 +214,7 @@ ROWS = (
     ),
     Mutant(
         "shard-half-loaded",
-        "a state that some owners lack is gathered without a word",
+        "a state that some owners lack is gathered, and no error says so",
         "hvdlite/torch/sharding.py",
         "if having != sharded.owners:",
         "if not having:",

@@ -69,16 +69,16 @@ bool DeviceLane::start() {
     started = true;
     if (link_.route() == DeviceLink::Route::kRefused) {
       context_.shared.finish(
-          next.entries,
-          {ErrorCode::kUnsupported,
-           describe(next.fused.first()) + ": no way between the GPUs: " + link_.why_refused()});
+          next.entries, {ErrorCode::kUnsupported,
+                         describe(next.fused.first()) +
+                             ": the ranks cannot exchange GPU tensors: " + link_.why_refused()});
       continue;
     }
     context_.shared.reached(next.entries, FlightRecorder::Stage::kStarted);
     DeviceOperation& operation = *running_.emplace_back(make(std::move(next)));
     running_bytes_ += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
-    // Most NCCL operations are handed over at once, so that the next can follow.
+    // Most NCCL operations are handed over in this first step. Then the next one can start.
     step();
   }
   return started;
@@ -153,13 +153,14 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
     return;
   }
   if (count > kNamesInLine) names += " and " + std::to_string(count - kNamesInLine) + " more";
-  context_.shared.log.write(base::LogLevel::kWarning, "device",
-                            "infinite or NaN in the allreduced " + names + " in process set " +
-                                std::to_string(set_->id.id) + " (HVDLITE_CHECK_FINITE" +
-                                (unreported_ > 0 ? "; " + std::to_string(unreported_) +
-                                                       " FusedOps since the last such line"
-                                                 : std::string()) +
-                                ")");
+  context_.shared.log.write(
+      base::LogLevel::kWarning, "device",
+      "infinite or NaN values in the allreduced tensors " + names + " in process set " +
+          std::to_string(set_->id.id) + " (HVDLITE_CHECK_FINITE" +
+          (unreported_ > 0 ? "; " + std::to_string(unreported_) +
+                                 " FusedOps were not reported since the last such line"
+                           : std::string()) +
+          ")");
   unreported_ = 0;
 }
 

@@ -50,7 +50,7 @@ class DeviceLane {
     for (const QueuedOperation& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
     for (const auto& operation : running_) std::ranges::for_each(operation->entries(), visit);
   }
-  // Fails all unfinished operations. Kernels that wait for a lost peer end.
+  // Fails all unfinished operations. This also ends kernels that wait for a lost peer.
   void abandon(const base::Status& why);
   // Called at the end of the set or of the engine, without a failure: the lane enqueues nothing more.
   void finish() { link_.finish(); }
@@ -72,7 +72,7 @@ class DeviceLane {
   bool nccl_is_running_ = false;  // the last running operation goes through NCCL
   std::deque<HandedOver> handed_over_;
   base::Clock::time_point looked_at_;
-  // The limit to log lines: since when they are counted, how many there were, and how many FusedOps got none.
+  // For the limit to log lines: the beginning of the current interval, its lines, and the FusedOps without a line.
   base::Clock::time_point counted_since_;
   int lines_ = 0;
   std::uint64_t unreported_ = 0;

@@ -73,7 +73,7 @@ class DeviceLink {
   // Is the communicator still busy with earlier calls? Throws its asynchronous error.
   bool busy() const { return comm_ && comm_->busy(); }
 
-  // finish: in good order. abort: makes kernels that wait for a lost peer end.
+  // Both end the link; abort() also ends kernels that wait for a lost peer.
   void finish();
   void abort();
   // An event after all work in both streams. Null if there is no GPU, or if it gives no more events.

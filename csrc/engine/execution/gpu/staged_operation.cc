@@ -1,7 +1,6 @@
 #include "engine/execution/gpu/staged_operation.h"
 
-#include <numeric>
-
+#include "collectives/chunking.h"
 #include "kernels/kernels.h"
 
 namespace hvdlite::engine {
@@ -92,14 +91,13 @@ void StagedOperation::fetch() {
       extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
       output_ = host_memory(extents_->out_bytes());
       const std::vector<std::size_t> bytes = extents_->bytes(extents_->rows);
-      input_ =
-          output_ + std::accumulate(bytes.begin(), bytes.begin() + comm_.rank(), std::size_t{0});
+      input_ = output_ + collectives::offsets_of(bytes)[static_cast<std::size_t>(comm_.rank())];
       fetch_bytes(input_, own, bytes[static_cast<std::size_t>(comm_.rank())]);
       break;
     }
     case OpKind::kAlltoall: {
       extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
-      const std::size_t sent = total_of(extents_->bytes(extents_->sent));
+      const std::size_t sent = collectives::total_of(extents_->bytes(extents_->sent));
       input_ = host_memory(sent);
       output_ = host_memory(extents_->out_bytes());
       fetch_bytes(input_, own, sent);

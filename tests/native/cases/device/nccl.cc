@@ -22,7 +22,7 @@ constexpr auto kLong = 60s;
 
 NcclPtr open_nccl() { return std::make_shared<const Nccl>(device::Candidates{nccl_library()}); }
 
-// One rank with a word on its GPU.
+// One rank with 4 bytes on its GPU.
 struct Member {
   Member(const NcclPtr& nccl, const nccl::UniqueId& id, int size, int rank)
       : gpu(open_gpu(rank)),

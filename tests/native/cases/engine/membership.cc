@@ -53,10 +53,10 @@ TEST(neighbours_tell_other_hosts_of_a_death) {
   Job job(kTwoHosts);
   job.die(1);
   job.run(1);
-  EXPECT_HAS(job[0].failure->message, "rank 1 ended without a word. Horovod");
+  EXPECT_HAS(job[0].failure->message, "rank 1 ended without telling the other ranks. Horovod");
   for (const int rank : {2, 3}) {
     EXPECT_HAS(job[rank].failure->message,
-               "rank 0 has lost its neighbour: rank 1 ended without a word");
+               "rank 0 has lost its neighbour: rank 1 ended without telling the other ranks");
   }
 }
 
@@ -219,16 +219,16 @@ TEST(in_every_order_who_fails_learns_that_all_know_also_beside_a_goodbye) {
 }
 
 TEST(in_every_order_a_death_ends_all_that_are_left) {
-  const auto states =
-      explore(Job(kTwoHosts),
-              {[](Job& job) { job.die(1); }, if_alive(3, [](Job& job) { job.leave(3, {0}); })},
-              [](Job& job) {
-                for (const int rank : {0, 2}) {
-                  EXPECT(job[rank].failure);
-                  EXPECT_HAS(job[rank].failure->message, "rank 1 ended without a word");
-                }
-                EXPECT(job[3].failure || job[3].membership.goodbyes_answered());
-              });
+  const auto states = explore(
+      Job(kTwoHosts),
+      {[](Job& job) { job.die(1); }, if_alive(3, [](Job& job) { job.leave(3, {0}); })},
+      [](Job& job) {
+        for (const int rank : {0, 2}) {
+          EXPECT(job[rank].failure);
+          EXPECT_HAS(job[rank].failure->message, "rank 1 ended without telling the other ranks");
+        }
+        EXPECT(job[3].failure || job[3].membership.goodbyes_answered());
+      });
   EXPECT_OR(states > 20, std::to_string(states));
 }
 

@@ -28,7 +28,7 @@ struct PlainFacts final : Membership::Facts {
   bool find_lost(int* rank, std::string* how) override {
     if (lost.empty()) return false;
     *rank = *lost.begin();
-    *how = "ended without a word";
+    *how = "ended without telling the other ranks";
     lost.erase(lost.begin());
     return true;
   }
@@ -109,7 +109,7 @@ class Job {
   void raise(int rank, const std::string& cause) {
     carry_out(rank, (*this)[rank].membership.raise(cause));
   }
-  // Without a word. Its neighbours can see it.
+  // Ends a rank, which sends nothing. Its neighbours can see it.
   void die(int rank) {
     (*this)[rank].dead = true;
     const int host = (*this)[rank].membership.roster().host_of(rank);

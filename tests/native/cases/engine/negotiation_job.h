@@ -104,7 +104,7 @@ class Job {
   void pass(int rank);
   // Passes and messages until nothing moves any more.
   void run();
-  // It ends without a word: nothing of it comes any more.
+  // Ends a rank, which sends nothing. Nothing from it arrives any more.
   void die(int rank) { (*this)[rank].ended = true; }
   void verdict(int coordinator, const std::vector<std::string>& names);
 

@@ -1,4 +1,4 @@
-// Hosts that are lost, stopped or cut off, and signs of life: who is accused of silence, when, and who is not.
+// Hosts that are lost, stopped or cut off, and heartbeats: who is accused of silence, when, and who is not.
 #include "harness.h"
 #include "sim/job.h"
 

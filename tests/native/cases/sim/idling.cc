@@ -50,7 +50,7 @@ TEST(across_hosts_an_idle_engine_looks_twenty_times_a_second) {
   job.run_for(2);
   const auto counted = count(job, 100);
   EXPECT_OR(counted[1].passes <= 2100, std::to_string(counted[1].passes));
-  // After a sign of life from another host, every two seconds, it begins to look less often anew.
+  // After a heartbeat from another host, every two seconds, it begins to look less often anew.
   for (const std::size_t leader : {0, 2}) {
     EXPECT_OR(counted[leader].passes <= 50 * 110, std::to_string(counted[leader].passes));
   }

@@ -85,7 +85,7 @@ class Rank {
   // An exception that nobody catches: the others are told, and the process ends.
   Pause raise(const std::string& text);
   // The process ends; the program with it.
-  void die(const std::string& how = "ended without a word: it was killed");
+  void die(const std::string& how = "ended without telling the other ranks: it was killed");
   // From now on it does this instead.
   void replace(std::function<Program(Rank&)> program);
   // SIGSTOP, and SIGCONT after so long.

@@ -195,7 +195,8 @@ TEST(a_death_at_any_moment_ends_the_wait) {
         EXPECT(meeting.done(number));
         if (!rank.under_way) continue;
         EXPECT(rank.failure.code == ErrorCode::kPeerLost);
-        EXPECT_HAS(rank.failure.message, "rank 1 (host h0, pid 101) ended without a word");
+        EXPECT_HAS(rank.failure.message,
+                   "rank 1 (host h0, pid 101) ended without telling the other ranks");
         EXPECT_HAS(rank.failure.message, "Horovod has been shut down");
       }
       // It has not sent its second part, which is for rank 3.

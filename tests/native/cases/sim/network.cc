@@ -104,7 +104,8 @@ bool Endpoint::find_lost_peer(int* lost, std::string* how) {
     if (!seen && !(network_.mpi_tells && node.dead)) continue;
     told_[index] = true;
     *lost = peer;
-    *how = seen ? node.loss : "ended without a word, MPI says: it was killed";
+    *how =
+        seen ? node.loss : "ended without telling the other ranks, as MPI reports: it was killed";
     return true;
   }
   return false;

@@ -192,7 +192,7 @@ std::string damaged() {
                   address);
     text += line;
     for_margins(m, address, a, [&](std::size_t at, std::size_t bytes) {
-      std::memset(m.alias + at, kMargin, bytes);  // said once
+      std::memset(m.alias + at, kMargin, bytes);  // so that it is reported once
     });
   }
   return text;
@@ -230,7 +230,7 @@ Result allocate(Context& context, std::size_t bytes, cuda::Address* address) {
   const std::size_t first = find_room(m, pages);
   if (first == 0) return cuda::kOutOfMemory;
   m.cursor = first + pages + kPage;
-  // At the end of its pages: what lies behind is a page that nobody can touch.
+  // It ends where its pages end, because nobody can touch the page behind them.
   *address = address_of(m.open + first + pages - used);
   const Allocation& a = m.device[*address] = {&context, bytes, first, first + pages};
   context.allocated += bytes;
