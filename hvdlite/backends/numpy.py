@@ -64,8 +64,9 @@ class NumpyBackend:
         if not isinstance(value, np.ndarray):
             _refuse_device_memory(value)
             raise InvalidArgumentError(
-                f"an in-place operation needs a NumPy array (or a torch tensor), got a {type(value).__name__}; "
-                "use the function without the trailing underscore"
+                f"an in-place operation needs a NumPy array (or a torch tensor), got a {type(value).__name__}; use the "
+                "function without the trailing underscore, or, for recv of a TensorFlow or JAX tensor, that of "
+                "hvdlite.tensorflow or hvdlite.jax"
             )
         if not value.flags.writeable:
             raise InvalidArgumentError(
