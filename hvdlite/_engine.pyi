@@ -237,6 +237,17 @@ class Engine:
         self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool
     ) -> Any:
         """As allreduce."""
+    def new_shape(
+        self,
+        kind: int,
+        tensor: Any,
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> Any:
+        """The output of an allgather or a reducescatter; None as for allreduce."""
     def message(
         self,
         kind: int,

@@ -262,6 +262,10 @@ void register_engine(nb::module_& module) {
            "Submits those of a list or tuple as one group: the work in flight, or None.")
       .def("broadcast", &Engine::broadcast, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "blocking"_a, "As allreduce.")
+      .def("new_shape", &Engine::new_shape, "kind"_a, "tensor"_a.none(), "name"_a.none(),
+           "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
+           "process_set"_a.none(),
+           "The output of an allgather or a reducescatter, or None, as allreduce.")
       .def("message", &Engine::message, "kind"_a, "tensor"_a.none(), "peer"_a.none(),
            "tag"_a.none(), "name"_a.none(), "process_set"_a.none(), "blocking"_a,
            "The tensor once it has been sent or received, or the work in flight; None as "
