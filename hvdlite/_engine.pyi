@@ -281,6 +281,17 @@ class Engine:
         self, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool
     ) -> Any:
         """Broadcasts a plain tensor. Returns the same as `allreduce`."""
+    def new_shape(
+        self,
+        kind: int,
+        tensor: Any,
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> Any:
+        """Makes an allgather or a reducescatter of a plain tensor. Returns its output, or None where `allreduce` returns None."""
     def message(
         self,
         kind: int,

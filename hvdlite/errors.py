@@ -119,7 +119,7 @@ class UnsupportedError(HvdliteError, NotImplementedError):
 
 
 class UnsupportedNameError(UnsupportedError, AttributeError):
-    """A module of hvdlite lacks this name of Horovod. The text names a replacement. ``hasattr`` returns False."""
+    """A module of hvdlite lacks a name that programs may look for. The text names a replacement. ``hasattr`` returns False."""
 
 
 def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> AttributeError:
@@ -128,10 +128,10 @@ def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> Attribu
     Args:
         module: the name of the module.
         name: the name that the module lacks.
-        remedies: for names of Horovod, what to use instead.
+        remedies: for names that programs may look for, such as some of Horovod's, what to use instead.
     """
     if name in remedies:
-        return UnsupportedNameError(f"{module} does not offer Horovod's {name}: {remedies[name]}")
+        return UnsupportedNameError(f"{module} does not offer {name}: {remedies[name]}")
     return AttributeError(f"module {module!r} has no attribute {name!r}")
 
 

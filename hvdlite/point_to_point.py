@@ -18,7 +18,7 @@ later work of the current stream sees the message.
 Both tensors must have the same dtype and number of elements; their shapes may differ. Otherwise receiver and sender raise
 `MismatchError`. If the sender of a small message has already returned, its next call of a function of this module raises it.
 
-`hvdlite.torch` has `send` and `recv` with gradients.
+`hvdlite.torch`, `hvdlite.tensorflow` and `hvdlite.jax` have `send` and `recv` with gradients.
 """
 
 import math
@@ -266,6 +266,31 @@ def recv_object_list(
         )
     object_list[:] = objects
     return source
+
+
+class Envelope(NamedTuple):
+    """The properties of a message with a gradient: the last arguments of `send` and `recv`."""
+
+    peer: int
+    tag: int
+    name: str | None
+    process_set: ProcessSet
+
+    @property
+    def back(self) -> "Envelope":
+        """The envelope of the gradient, which goes the other way."""
+        return self._replace(name=None if self.name is None else f"{self.name}.grad")
+
+    @classmethod
+    def of_receive(cls, src: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> "Envelope":
+        """The envelope for the arguments of a `recv` with a gradient.
+
+        Raises:
+            UnsupportedError: `src` or `tag` is None.
+        """
+        if src is None or tag is None:
+            raise UnsupportedError("recv with a gradient needs the sender's rank and a tag: the gradient goes to that rank")
+        return cls(src, tag, name, process_set)
 
 
 # The engine's request, the last step, and the streams if the tensor is on a GPU.

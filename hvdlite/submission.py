@@ -201,6 +201,11 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
 
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool, without_joined: bool = False) -> Any:
     """Submits an allgather. without_joined: may it run without joined ranks even if the knob horovod_rules forbids that?"""
+    known = RUNTIME.engine
+    if known is not None and blocking and not without_joined:
+        output = known.new_shape(Kind.ALLGATHER, tensor, name, Sum, 1.0, 1.0, process_set)
+        if output is not None:
+            return output
     engine, set_id = enter(Kind.ALLGATHER, process_set)
     part = _new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor)
     return _submit(engine, Kind.ALLGATHER, name, part, (Sum, int(without_joined), set_id, 1.0, 1.0), blocking)
@@ -224,6 +229,11 @@ def reduce_scatter(
     tensor: Any, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet, blocking: bool
 ) -> Any:
     """Submits a reducescatter."""
+    known = RUNTIME.engine
+    if known is not None and blocking:
+        output = known.new_shape(Kind.REDUCESCATTER, tensor, name, op, prescale, postscale, process_set)
+        if output is not None:
+            return output
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
     part = _new_shape(engine, (Kind.REDUCESCATTER, name, set_id), tensor)
     return _submit(engine, Kind.REDUCESCATTER, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)

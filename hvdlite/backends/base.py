@@ -84,6 +84,7 @@ class Plain(NamedTuple):
             bytes. None if there is an `exchange`: then native code allocates the memory, and the framework wraps it, which
             takes less time.
         empty_like: `TensorBackend.empty_like`, for larger tensors.
+        wrap: `TensorBackend.wrap`. Native code calls it only if there is no `exchange`, or no element.
         recycled_from: `RECYCLED_FROM`.
         mark_written: `TensorBackend.mark_written`, which also takes a list of tensors of a group; None if it does nothing.
         unless: name of a method that returns True if a value differs from its memory; None if values never do.
@@ -96,6 +97,7 @@ class Plain(NamedTuple):
 
     new_like: Callable[[Any], Any] | None
     empty_like: Callable[[Any, Any], tuple[Any, Any]]
+    wrap: Callable[[memoryview, Sequence[int], Any], Any]
     recycled_from: int
     mark_written: Callable[[Any | list[Any]], None] | None
     unless: str | None

@@ -64,8 +64,9 @@ class NumpyBackend:
         if not isinstance(value, np.ndarray):
             _refuse_device_memory(value)
             raise InvalidArgumentError(
-                f"an in-place operation needs a NumPy array (or a torch tensor), got a {type(value).__name__}; "
-                "use the function without the trailing underscore"
+                f"an in-place operation needs a NumPy array (or a torch tensor), got a {type(value).__name__}; use the "
+                "function without the trailing underscore, or, for recv of a TensorFlow or JAX tensor, that of "
+                "hvdlite.tensorflow or hvdlite.jax"
             )
         if not value.flags.writeable:
             raise InvalidArgumentError(
@@ -78,7 +79,7 @@ class NumpyBackend:
         """The description of ``numpy.ndarray``, which has the buffer protocol; None for other types."""
         if kind is not np.ndarray:
             return None
-        return Plain(np.empty_like, self.empty_like, RECYCLED_FROM, None, None, self._codes, None, b"", None)
+        return Plain(np.empty_like, self.empty_like, self.wrap, RECYCLED_FROM, None, None, self._codes, None, b"", None)
 
     def export(self, tensor: Array, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array. `any_layout` has no effect, because the only layout is row-major."""
@@ -106,9 +107,8 @@ class NumpyBackend:
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Array) -> Array:
         """An array over memory of the engine."""
-        if 0 in shape:
-            return np.empty(shape, like.dtype)
-        return np.frombuffer(data, dtype=like.dtype.newbyteorder("=")).reshape(shape)
+        out: Array = np.ndarray(shape, like.dtype.newbyteorder("="), data)
+        return out
 
     def copy_back(self, dense: Array, tensor: Array) -> None:
         """Assigns all elements."""

@@ -119,7 +119,7 @@ class TorchBackend:
             return None
         capsule, codes = self._exchange
         written = self._increment_version
-        return Plain(None, self.empty_like, RECYCLED_FROM, written, "is_neg", None, capsule, codes, self._mode)
+        return Plain(None, self.empty_like, self.wrap, RECYCLED_FROM, written, "is_neg", None, capsule, codes, self._mode)
 
     def _is_on_nvidia(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda) and self._torch.version.hip is None

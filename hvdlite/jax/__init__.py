@@ -1,7 +1,8 @@
 """Collectives inside compiled JAX programs on CPUs, which `hvdlite.keras` uses on Keras's JAX backend.
 
 Outside of compiled programs, pass JAX arrays to `hvdlite.allreduce` and the other functions, which view them as NumPy arrays
-without a copy. `check_consistency` compares the pytrees of all ranks.
+without a copy. `send` and `recv` have gradients, and work outside of compiled programs only. `check_consistency` compares the
+pytrees of all ranks.
 """
 
 try:
@@ -12,5 +13,6 @@ except ImportError as error:
 from hvdlite.jax.consistency import check_consistency
 from hvdlite.jax.ffi import require_cpu
 from hvdlite.jax.ops import as_weight, call, grouped_allreduce, grouped_broadcast
+from hvdlite.jax.point_to_point import recv, send
 
-__all__ = ["as_weight", "call", "check_consistency", "grouped_allreduce", "grouped_broadcast", "require_cpu"]
+__all__ = ["as_weight", "call", "check_consistency", "grouped_allreduce", "grouped_broadcast", "recv", "require_cpu", "send"]

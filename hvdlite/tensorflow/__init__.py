@@ -30,14 +30,16 @@ from hvdlite import basics, process_sets, usage
 from hvdlite.basics import *
 from hvdlite.compression import Compression
 from hvdlite.errors import missing_name
+from hvdlite.point_to_point import recv_object, recv_object_list, send_object, send_object_list
 from hvdlite.process_sets import *
 from hvdlite.requests import Adasum, Average, Max, Min, Product, Sum
-from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, ops, util  # noqa: F401 - programs use hvd.mpi_ops without an import
+from hvdlite.tensorflow import compression, elastic, functions, mpi_ops, ops, point_to_point, util  # noqa: F401 - programs use hvd.mpi_ops without an import
 from hvdlite.tensorflow.consistency import check_consistency
 from hvdlite.tensorflow.functions import *
 from hvdlite.tensorflow.mpi_ops import _allreduce  # noqa: F401
 from hvdlite.tensorflow.ops import *
 from hvdlite.tensorflow.optimizer import DistributedOptimizer, _DistributedAdasumOptimizer, _DistributedOptimizer  # noqa: F401
+from hvdlite.tensorflow.point_to_point import *
 from hvdlite.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape, _DistributedGradientTape  # noqa: F401
 from hvdlite.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, gpu_available, refs_to_vars, vars_to_refs  # noqa: F401
 from hvdlite.usage import *
@@ -47,15 +49,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Adasum", "Average", "Compression", "Max", "Min", "Product", "Sum", "check_consistency", "elastic"]
 __all__ += ["DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape", "SyncBatchNormalization"]
+__all__ += ["recv_object", "recv_object_list", "send_object", "send_object_list"]
 __all__ += basics.__all__
 __all__ += functions.__all__
 __all__ += ops.__all__
+__all__ += point_to_point.__all__
 __all__ += process_sets.__all__
 __all__ += usage.__all__
 
 
-# By name: what replaces a name of Horovod that is not public, but that programs can import, and that hvdlite does not have.
+_MESSAGES = "send and recv are there; for the other forms call hvdlite.{} with NumPy arrays, which hvdlite can write to"
+
+# By name, the replacement of names that this door lacks: asynchronous messages, and names of Horovod that are not public, but
+# that programs can import.
 _REMEDIES = {
+    **{name: _MESSAGES.format(name) for name in ("P2POp", "batch", "irecv", "isend")},
     "LocalGradientAggregationHelper": "pass backward_passes_per_step to DistributedOptimizer",
     "_allreduce_cond": "call allreduce, on the ranks of the process set only",
     "_grouped_allreduce": "call grouped_allreduce with op=hvd.Sum",

@@ -3,12 +3,12 @@
 The other forms (``isend``, ``irecv``, ``batch``) are `hvdlite.point_to_point`'s own and take no part in autograd.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hvdlite import point_to_point
-from hvdlite.errors import UnsupportedError
+from hvdlite.point_to_point import Envelope
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.torch.derivatives import only_once, require_values
 
@@ -17,47 +17,34 @@ __all__ = ["recv", "send"]
 _ONCE = "a message between two ranks can be differentiated once only"
 
 
-class _Envelope(NamedTuple):
-    """The other rank, and the message's properties that the gradient's message needs."""
-
-    peer: int
-    tag: int
-    name: str | None
-    process_set: ProcessSet
-
-    @property
-    def grad_name(self) -> str | None:
-        return None if self.name is None else f"{self.name}.grad"
-
-
 class _SendFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, message: _Envelope, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, message: Envelope, tensor: torch.Tensor) -> torch.Tensor:
         ctx.message = message
         ctx.like, ctx.device = torch.empty_like(tensor, device="meta"), tensor.device
-        point_to_point.send(tensor, message.peer, message.tag, message.name, message.process_set)
+        point_to_point.send(tensor, *message)
         return tensor.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[Any, ...]:
-        message: _Envelope = ctx.message
+        message: Envelope = ctx.message
         grad = torch.empty_like(ctx.like, device=ctx.device)
-        point_to_point.recv(grad, message.peer, message.tag, message.grad_name, message.process_set)
+        point_to_point.recv(grad, *message.back)
         return (None, *only_once([grad], _ONCE))
 
 
 class _RecvFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, message: _Envelope, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, message: Envelope, tensor: torch.Tensor) -> torch.Tensor:
         ctx.message = message
         output = torch.empty_like(tensor)
-        point_to_point.recv(output, message.peer, message.tag, message.name, message.process_set)
+        point_to_point.recv(output, *message)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        message: _Envelope = ctx.message
-        point_to_point.send(grads[0], message.peer, message.tag, message.grad_name, message.process_set)
+        message: Envelope = ctx.message
+        point_to_point.send(grads[0], *message.back)
         return (None, None)
 
 
@@ -78,7 +65,7 @@ def send(
         point_to_point.send(tensor, dst, tag, name, process_set)
         return None
     require_values(tensor)
-    zero: torch.Tensor = _SendFunction.apply(_Envelope(dst, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
+    zero: torch.Tensor = _SendFunction.apply(Envelope(dst, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
     return zero
 
 
@@ -99,7 +86,6 @@ def recv(
     """
     if not _takes_part(tensor):
         return point_to_point.recv(tensor, src, tag, name, process_set)
-    if src is None or tag is None:
-        raise UnsupportedError("recv with a gradient needs the sender's rank and a tag: the gradient goes back to that rank")
+    message = Envelope.of_receive(src, tag, name, process_set)
     require_values(tensor)
-    return _RecvFunction.apply(_Envelope(src, tag, name, process_set), tensor)  # type: ignore[no-untyped-call]
+    return _RecvFunction.apply(message, tensor)  # type: ignore[no-untyped-call]

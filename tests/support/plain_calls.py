@@ -42,6 +42,12 @@ def broadcast(engine, name, tensor, root, in_place=True, process_set=WORLD_OF_TW
     return engine.broadcast(tensor, root, name, process_set, in_place, blocking)
 
 
+def new_shape(engine, kind, tensor, op=SUM):
+    """The output of an unnamed allgather or reducescatter; None as for `reduce`."""
+    engine.connect(plain_of)
+    return engine.new_shape(kind, tensor, None, op, 1.0, 1.0, WORLD_OF_TWO)
+
+
 def misaligned():
     return np.frombuffer(bytearray(4 * 3 + 1), np.uint8)[1:].view(np.float32)
 

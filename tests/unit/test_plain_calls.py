@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from support.dlpack import needs_exchange
 from support.limits import SANITIZED, eventually, interrupted
-from support.plain_calls import WORLD_OF_TWO, Started, broadcast, misaligned, read_only, reduce, started
+from support.plain_calls import WORLD_OF_TWO, Started, broadcast, misaligned, new_shape, read_only, reduce, started
 from support.thread_ranks import AVERAGE, SUM, engines, in_threads, run_ranks
 
 from hvdlite.backends import plain_of
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes, numpy_dtype
 from hvdlite.errors import InvalidArgumentError, MismatchError, PeerLostError
+from hvdlite.requests import Kind
 
 torch = pytest.importorskip("torch")
 
@@ -208,6 +209,46 @@ def test_without_an_op_it_is_an_average():
         return reduce(rank.engine, None, np.array([rank.rank + 1.0]), op=None)
 
     assert [float(result[0]) for result in run_ranks(2, body)] == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("make", [np.full, pytest.param(torch.full, marks=needs_exchange)], ids=["numpy", "torch"])
+@pytest.mark.parametrize("rows", [0, 2, 50_000])
+def test_results_of_the_engine_are_arrays_like_others(make, rows):
+    def body(rank):
+        source = make((2 * rows, 3), rank.rank + 1.0)
+        gathered = new_shape(rank.engine, Kind.ALLGATHER, source)
+        scattered = new_shape(rank.engine, Kind.REDUCESCATTER, source)
+        assert type(gathered) is type(scattered) is type(source)
+        assert gathered.dtype == scattered.dtype == source.dtype
+        gathered[:1] += 0  # its memory can be written to
+        return gathered, scattered
+
+    for gathered, scattered in run_ranks(2, body):  # they outlive the engines
+        assert tuple(gathered.shape) == (4 * rows, 3)
+        assert (gathered[: 2 * rows] == 1).all()
+        assert (gathered[2 * rows :] == 2).all()
+        assert tuple(scattered.shape) == (rows, 3)
+        assert (scattered == 3).all()
+
+
+@pytest.mark.parametrize("make", [np.ones, pytest.param(torch.ones, marks=needs_exchange)], ids=["numpy", "torch"])
+def test_the_memory_of_results_of_the_engine_is_given_back(make):
+    source = make(50_000)
+    with engines(1) as (rank,), ThreadPoolExecutor(1) as other_thread:
+        for count in (2000 if SANITIZED else 20, 1000):  # the address sanitizer keeps what is freed for a while
+            before = resident_bytes()
+            for _ in range(count):
+                results = [new_shape(rank.engine, Kind.ALLGATHER, source)]
+                other_thread.submit(results.clear).result()
+        assert resident_bytes() - before < 60 << 20  # of two or four hundred megabytes
+
+
+@pytest.mark.parametrize("unusual", [np.ones(()), np.ones((2, 3)).T, [1.0]], ids=["scalar", "transposed", "list"])
+def test_unusual_inputs_of_allgathers_are_left_to_the_general_way(unusual):
+    with engines(1) as (rank,):
+        assert new_shape(rank.engine, Kind.ALLGATHER, unusual) is None
+        assert new_shape(rank.engine, Kind.REDUCESCATTER, np.ones(2), op=np.int64(SUM)) is None
+        assert rank.engine.counters()["submitted"] == 0
 
 
 def test_an_engine_that_was_told_of_no_types_leaves_all_to_the_general_way():

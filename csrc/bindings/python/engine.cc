@@ -178,8 +178,9 @@ bool Engine::wait_many(nb::handle works, nb::list outcomes, nb::handle streams) 
 }
 
 // Submits an operation and waits for it. `output` and `input` hold its memory. Only if something goes wrong does the operation
-// become a Python object: a Work, which keeps the memory while it is in flight or for ever.
-void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output) {
+// become a Python object: a Work, which keeps the memory while it is in flight or for ever. Returns its number, which the
+// caller releases.
+std::int64_t Engine::run(const hvdlite_submission& what, nb::handle input, nb::handle output) {
   const std::int64_t number = start(what);
   const auto as_work = [&] {
     nb::object work = new_work({}, nb::make_tuple(input, output), false);
@@ -198,7 +199,11 @@ void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb
     if (outcome.ended) set_ended(work_of(work));
     raise_error(outcome.code, outcome.message);
   }
-  hvdlite_release(engine_, number);
+  return number;
+}
+
+void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output) {
+  hvdlite_release(engine_, run(what, input, output));
 }
 
 // --- works that were dropped in flight -------------------------------------------------------------------------------------

@@ -71,6 +71,9 @@ class Engine {
                              bool in_place, bool wake);
   nb::object broadcast(nb::handle tensor, nb::handle root, nb::handle name, nb::handle process_set,
                        bool in_place, bool blocking);
+  // An allgather or a reducescatter, whose output the engine makes. Blocks.
+  nb::object new_shape(int kind, nb::handle tensor, nb::handle name, nb::handle op,
+                       nb::handle prescale, nb::handle postscale, nb::handle process_set);
   nb::object message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag, nb::handle name,
                      nb::handle process_set, bool blocking);
   // Posts several together. operations: tuples of five, as hvdlite.point_to_point.P2POp.
@@ -112,6 +115,7 @@ class Engine {
   std::int64_t start(const hvdlite_submission& what);
   void sweep();
   nb::object start_work(const hvdlite_submission& what, nb::object work, nb::object streams);
+  std::int64_t run(const hvdlite_submission& what, nb::handle input, nb::handle output);
   void run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output);
   nb::object run_plain(hvdlite_request& request, const char* kind, nb::handle name,
                        nb::handle input, bool in_place, bool blocking);
@@ -121,6 +125,7 @@ class Engine {
     nb::object output;
     std::optional<PlainMemory> from, to;
   };
+  bool read_input(hvdlite_request& request, Operands& operands, nb::handle input, bool writable);
   bool read_memory(hvdlite_request& request, Operands& operands, nb::handle input, bool in_place);
   // The same for a message's request, which has its kind.
   struct MessageOperands {

@@ -241,6 +241,9 @@ void register_engine(nb::module_& module) {
            "process_set"_a.none(), "in_place"_a, "wake"_a)
       .def("broadcast", &Engine::broadcast, "tensor"_a.none(), "root_rank"_a.none(),
            "name"_a.none(), "process_set"_a.none(), "in_place"_a, "blocking"_a)
+      .def("new_shape", &Engine::new_shape, "kind"_a, "tensor"_a.none(), "name"_a.none(),
+           "op"_a.none(), "prescale_factor"_a.none(), "postscale_factor"_a.none(),
+           "process_set"_a.none())
       .def("message", &Engine::message, "kind"_a, "tensor"_a.none(), "peer"_a.none(),
            "tag"_a.none(), "name"_a.none(), "process_set"_a.none(), "blocking"_a)
       .def("messages", &Engine::messages, "kinds"_a, "operations"_a, "process_set"_a.none())

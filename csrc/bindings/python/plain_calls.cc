@@ -1,10 +1,11 @@
-// Allreduces, broadcasts and messages of plain tensors, whose memory the engine can use as it is. Native code reads the user's
-// arguments and describes the tensors, in place of hvdlite/submission.py. Submission and wait are the usual ones. For unusual
-// arguments a call returns None, and submission.py handles it. Reason: in a tiny allreduce Python takes much of the time, and
-// if processes share a core, all of them wait for it.
+// Allreduces, broadcasts, allgathers, reducescatters and messages of plain tensors, whose memory the engine can use as it is. Native
+// code reads the user's arguments and describes the tensors, in place of hvdlite/submission.py. Submission and wait are the usual
+// ones. For unusual arguments a call returns None, and submission.py handles it. Reason: in a tiny allreduce Python takes much of
+// the time, and if processes share a core, all of them wait for it.
 
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine.h"
@@ -105,14 +106,29 @@ const PlainType* Engine::plain_type_of(nb::handle array) {
   return &plain_types_.emplace_back(type, plain);
 }
 
-// Adds the memory of one tensor and of its output.
-bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handle input,
-                         bool in_place) {
+// Adds the memory of one tensor.
+bool Engine::read_input(hvdlite_request& request, Operands& operands, nb::handle input,
+                        bool writable) {
   const PlainType* type = plain_type_of(input);
   if (type == nullptr || type->in_special_mode() || type->excludes(input)) return false;
   operands.type = type;
-  const PlainMemory& from = operands.from.emplace(*type, input, in_place);
+  const PlainMemory& from = operands.from.emplace(*type, input, writable);
   if (!from.usable()) return false;
+  request.dtype = from.dtype();
+  request.ndim = from.ndim();
+  request.shape = from.shape();
+  request.input = from.data();
+  request.group = "";
+  request.device = HVDLITE_DEVICE_CPU;
+  return true;
+}
+
+// The same, and the memory of its output.
+bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handle input,
+                         bool in_place) {
+  if (!read_input(request, operands, input, in_place)) return false;
+  const PlainType* type = operands.type;
+  const PlainMemory& from = *operands.from;
   operands.output = nb::borrow(input);
   if (!in_place) {
     operands.output = type->recycles(from.bytes())
@@ -122,13 +138,7 @@ bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handl
   }
   const PlainMemory& to = operands.to ? *operands.to : from;
   if (!to.usable() || to.bytes() != from.bytes() || to.dtype() != from.dtype()) return false;
-  request.dtype = from.dtype();
-  request.ndim = from.ndim();
-  request.shape = from.shape();
-  request.input = from.data();
   request.output = to.data();
-  request.group = "";
-  request.device = HVDLITE_DEVICE_CPU;
   return true;
 }
 
@@ -172,6 +182,32 @@ nb::object Engine::broadcast(nb::handle tensor, nb::handle root, nb::handle name
   const bool usual = read_int(root, request.root) && read_set(process_set, request.process_set) &&
                      has_rank(process_set, root);
   return usual ? run_plain(request, "broadcast.", name, tensor, in_place, blocking) : nb::none();
+}
+
+nb::object Engine::new_shape(int kind, nb::handle tensor, nb::handle name, nb::handle op,
+                             nb::handle prescale, nb::handle postscale, nb::handle process_set) {
+  hvdlite_request request{};
+  request.kind = kind;
+  std::string full_name;
+  Operands operands;
+  const char* const kind_name = kind == HVDLITE_ALLGATHER ? "allgather." : "reducescatter.";
+  if (!read_int(op, request.op) || !read_factor(prescale, request.prescale) ||
+      !read_factor(postscale, request.postscale) || !read_set(process_set, request.process_set) ||
+      !read_name(name, kind_name, full_name) || !read_input(request, operands, tensor, false) ||
+      request.ndim == 0) {
+    return nb::none();
+  }
+  request.name = full_name.c_str();
+  hvdlite_submission what{};
+  what.requests = &request;
+  what.count = 1;
+  const std::int64_t number = run(what, tensor, tensor);
+  hvdlite_result native{};
+  std::size_t count = 0;
+  check(hvdlite_results(engine_, number, &native, 1, &count));
+  Result result = take_result(engine_, number, 0, native);
+  hvdlite_release(engine_, number);
+  return operands.type->wrap(std::move(result.output), result.shape, tensor, *operands.from);
 }
 
 bool Engine::read_message(hvdlite_request& request, MessageOperands& message, nb::handle tensor,

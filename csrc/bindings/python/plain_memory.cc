@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 namespace hvdlite::python {
 
@@ -41,8 +42,8 @@ constexpr std::uint8_t kNoDtype = 255;
 // The alignment of tensors made here; torch uses the same for its own.
 constexpr std::size_t kAlignment = 64;
 
-constexpr std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+std::byte* aligned(std::byte* address) {
+  return address + (~reinterpret_cast<std::uintptr_t>(address) + 1) % kAlignment;
 }
 
 bool is_dense(const nb::dlpack::dltensor& tensor) {
@@ -77,10 +78,12 @@ bool is_aligned(const void* data, std::size_t item_bytes) {
 // --- the type ---------------------------------------------------------------------------------------------------------
 
 PlainType::PlainType(nb::handle type, nb::handle plain) : type_(nb::borrow(type)) {
-  PyObject *new_like = nullptr, *empty_like = nullptr, *mark_written = nullptr, *unless = nullptr;
+  PyObject *new_like = nullptr, *empty_like = nullptr, *wrap = nullptr;
+  PyObject *mark_written = nullptr, *unless = nullptr;
   PyObject *dtypes = nullptr, *exchange = nullptr, *codes = nullptr, *mode = nullptr;
-  if (PyArg_ParseTuple(plain.ptr(), "OOLOOOOSO:plain", &new_like, &empty_like, &recycled_from_,
-                       &mark_written, &unless, &dtypes, &exchange, &codes, &mode) == 0) {
+  if (PyArg_ParseTuple(plain.ptr(), "OOOLOOOOSO:plain", &new_like, &empty_like, &wrap,
+                       &recycled_from_, &mark_written, &unless, &dtypes, &exchange, &codes,
+                       &mode) == 0) {
     throw nb::python_error();
   }
   if (mode != Py_None && (PyTuple_Check(mode) == 0 || PyTuple_GET_SIZE(mode) != 3 ||
@@ -90,6 +93,7 @@ PlainType::PlainType(nb::handle type, nb::handle plain) : type_(nb::borrow(type)
   mode_ = nb::borrow(mode);
   new_like_ = nb::borrow(new_like);
   empty_like_ = nb::borrow(empty_like);
+  wrap_ = nb::borrow(wrap);
   mark_written_ = nb::borrow(mark_written);
   unless_ = nb::borrow(unless);
   dtypes_ = nb::borrow(dtypes);
@@ -121,31 +125,47 @@ bool PlainType::in_special_mode() const {
 }
 
 // A framework adopts a tensor faster than it makes one; for the result of a tiny allreduce that was the most expensive step.
-// DLPack's description, the shape and the memory are one block.
-nb::object PlainType::new_like(nb::handle array, const PlainMemory& of) const {
-  if (api_ == nullptr) return new_like_(array);
-  const auto ndim = static_cast<std::size_t>(of.ndim_);
-  const std::size_t header = aligned(sizeof(ManagedTensor) + ndim * sizeof(std::int64_t));
-  void* const block =
-      std::aligned_alloc(kAlignment, header + aligned(static_cast<std::size_t>(of.bytes_)));
-  if (block == nullptr) throw std::bad_alloc();
-  auto* const made =
-      new (block) ManagedTensor{.major = kMajor,
-                                .minor = 0,
-                                .context = nullptr,
-                                .deleter = [](ManagedTensor* self) { std::free(self); },
-                                .flags = 0,
-                                .tensor = {}};
-  auto* const shape = reinterpret_cast<std::int64_t*>(made + 1);
-  std::copy_n(of.shape_, ndim, shape);
-  made->tensor.data = static_cast<std::byte*>(block) + header;
+// DLPack's description, the shape and the memory are one block. memory: the elements, if they are elsewhere.
+nb::object PlainType::adopted(std::span<const std::int64_t> shape, nb::dlpack::dtype dtype,
+                              std::size_t bytes, hvdlite_block* memory) const {
+  const std::size_t header = sizeof(ManagedTensor) + shape.size_bytes();
+  // Aligned by hand, because glibc before 2.38 often does not reuse what aligned_alloc has given.
+  auto* const block =
+      static_cast<std::byte*>(std::malloc(header + (memory == nullptr ? kAlignment + bytes : 0)));
+  if (block == nullptr) {
+    hvdlite_block_free(memory);
+    throw std::bad_alloc();
+  }
+  const auto end = [](ManagedTensor* self) {
+    hvdlite_block_free(static_cast<hvdlite_block*>(self->context));
+    std::free(self);
+  };
+  auto* const made = new (block) ManagedTensor{
+      .major = kMajor, .minor = 0, .context = memory, .deleter = end, .flags = 0, .tensor = {}};
+  auto* const extents = reinterpret_cast<std::int64_t*>(made + 1);
+  std::ranges::copy(shape, extents);
+  made->tensor.data = memory == nullptr ? aligned(block + header) : hvdlite_block_data(memory);
   made->tensor.device = {kHost, 0};
-  made->tensor.ndim = of.ndim_;
-  made->tensor.dtype = of.dlpack_dtype_;
-  made->tensor.shape = shape;  // strides: null, dense in row-major order
+  made->tensor.ndim = static_cast<std::int32_t>(shape.size());
+  made->tensor.dtype = dtype;
+  made->tensor.shape = extents;  // strides: null, dense in row-major order
   void* object = nullptr;
   if (api_->adopt(made, &object) != 0) throw nb::python_error();
   return nb::steal(static_cast<PyObject*>(object));
+}
+
+nb::object PlainType::new_like(nb::handle array, const PlainMemory& of) const {
+  if (api_ == nullptr) return new_like_(array);
+  const std::span shape(of.shape_, static_cast<std::size_t>(of.ndim_));
+  return adopted(shape, of.dlpack_dtype_, static_cast<std::size_t>(of.bytes_), nullptr);
+}
+
+nb::object PlainType::wrap(OwnedBytes bytes, const std::vector<std::int64_t>& shape,
+                           nb::handle array, const PlainMemory& of) const {
+  if (api_ != nullptr && bytes.size > 0) {
+    return adopted(shape, of.dlpack_dtype_, bytes.size, bytes.block.release());
+  }
+  return wrap_(as_memoryview(std::move(bytes)), as_tuple(shape), array);
 }
 
 nb::object PlainType::empty_like(nb::handle array, nb::handle new_memory) const {

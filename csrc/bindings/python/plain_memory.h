@@ -5,9 +5,13 @@
 
 #include <nanobind/ndarray.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "binding.h"
+#include "result.h"
 
 namespace hvdlite::python {
 
@@ -31,6 +35,9 @@ class PlainType {
   nb::object new_like(nb::handle array, const PlainMemory& of) const;
   // The same in memory from new_memory(bytes). Throws what the framework raises.
   nb::object empty_like(nb::handle array, nb::handle new_memory) const;
+  // An array over memory of the engine, with this one's dtype. `of` is this one's memory. Throws as new_like().
+  nb::object wrap(OwnedBytes bytes, const std::vector<std::int64_t>& shape, nb::handle array,
+                  const PlainMemory& of) const;
   // Tells the framework that the engine has written to this array. Throws what it raises.
   void tell_written(nb::handle array) const;
   // The callable that tell_written() calls, or None.
@@ -39,8 +46,12 @@ class PlainType {
  private:
   friend class PlainMemory;
 
+  nb::object adopted(std::span<const std::int64_t> shape, nb::dlpack::dtype dtype,
+                     std::size_t bytes, hvdlite_block* memory) const;
+
   nb::object type_;
-  nb::object new_like_, empty_like_;  // the first may be None for types with an exchange table
+  nb::object new_like_, empty_like_,
+      wrap_;  // the first may be None for types with an exchange table
   long long recycled_from_ = 0;
   nb::object mark_written_, unless_;  // may be None
   nb::object mode_;                   // None, or a dict, a key and its usual value

@@ -8,12 +8,6 @@ using namespace nb::literals;
 
 namespace {
 
-nb::tuple as_tuple(const std::vector<std::int64_t>& values) {
-  nb::list list;
-  for (std::int64_t value : values) list.append(value);
-  return nb::tuple(list);
-}
-
 int export_bytes(PyObject* self, Py_buffer* view, int flags) noexcept {
   static char nothing;  // a buffer needs an address, even for zero bytes
   OwnedBytes* bytes = nb::inst_ptr<OwnedBytes>(self);
@@ -40,6 +34,12 @@ void copy_to(const Result& result, std::uintptr_t pointer, std::uintptr_t stream
 }
 
 }  // namespace
+
+nb::tuple as_tuple(const std::vector<std::int64_t>& values) {
+  nb::list list;
+  for (std::int64_t value : values) list.append(value);
+  return nb::tuple(list);
+}
 
 nb::object as_memoryview(OwnedBytes bytes) {
   nb::object owner = nb::cast(std::move(bytes));

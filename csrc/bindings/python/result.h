@@ -22,6 +22,9 @@ struct OwnedBytes {
 // A writable memoryview over the bytes; it keeps them alive.
 nb::object as_memoryview(OwnedBytes bytes);
 
+// A tuple of Python's integers.
+nb::tuple as_tuple(const std::vector<std::int64_t>& values);
+
 // Memory on a GPU for a result. It returns itself at its end.
 struct GpuMemory {
   std::unique_ptr<hvdlite_block, OwnedBytes::Free> block;

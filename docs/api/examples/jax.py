@@ -27,6 +27,21 @@ def grouped_broadcast():
     assert params["bias"].tolist() == [1.0, 1.0]
 
 
+def send():
+    if hvd.rank() == 0:
+        gradient = jax.grad(lambda x: hvdlite.jax.send(x * x, dst=1))(2.0)
+        assert float(gradient) == 12.0  # 2 x, times the gradient that rank 1 sends
+    if hvd.rank() == 1:
+        jax.grad(lambda like: 3 * hvdlite.jax.recv(like, src=0))(0.0)  # sends 3 to rank 0
+
+
+def recv():
+    if hvd.rank() == 0:
+        hvdlite.jax.send(jnp.ones(3), dst=1)
+    if hvd.rank() == 1:
+        assert hvdlite.jax.recv(jnp.zeros(3), src=0).tolist() == [1.0, 1.0, 1.0]
+
+
 def check_consistency():
     params = {"weights": jnp.ones((2, 3)), "bias": jnp.zeros(2)}
     hvdlite.jax.check_consistency(params)  # now

@@ -129,6 +129,27 @@ def grouped_reducescatter():
     assert second.numpy().tolist() == [[2.0], [4.0]][hvd.rank()]
 
 
+def send():
+    if hvd.rank() == 0:
+        x = tf.Variable([2.0])
+        with tf.GradientTape() as tape:
+            loss = hvd.send(x * x, dst=1)
+        assert tape.gradient(loss, x).numpy().tolist() == [12.0]  # 2 x, times the gradient that rank 1 sends
+    if hvd.rank() == 1:
+        like = tf.zeros([1])
+        with tf.GradientTape() as tape:
+            tape.watch(like)
+            loss = 3 * hvd.recv(like, src=0)
+        tape.gradient(loss, like)  # sends 3 to rank 0
+
+
+def recv():
+    if hvd.rank() == 0:
+        hvd.send(tf.constant([2.0]), dst=1)
+    if hvd.rank() == 1:
+        assert hvd.recv(tf.zeros([1]), src=0).numpy().tolist() == [2.0]
+
+
 def join():
     for _ in range(3 + hvd.rank()):  # rank 0 has 3 batches, rank 1 has 4
         hvd.allreduce(tf.ones([2]), name="gradient")

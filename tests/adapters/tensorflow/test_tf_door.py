@@ -32,6 +32,7 @@ NAMES = """
 """
 # What Horovod has not.
 OURS = {"Stats", "check_consistency", "child_environment", "gather_stats", "mark_step", "stall_limit", "stats"}
+OURS |= {"recv", "recv_object", "recv_object_list", "send", "send_object", "send_object_list"}
 SUBMODULES = (
     "compression",
     "elastic",

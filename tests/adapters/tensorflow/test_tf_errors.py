@@ -113,8 +113,13 @@ def test_names_that_programs_borrow(hvd):
 
 
 def test_names_that_are_refused_say_what_to_use(hvd):
-    for name, remedy in {"split_list": "horovod.common.util", "_make_allreduce_grads_fn": "grouped_allreduce"}.items():
+    remedies = {
+        "split_list": "horovod.common.util",
+        "_make_allreduce_grads_fn": "grouped_allreduce",
+        "isend": "hvdlite.isend with NumPy arrays",
+    }
+    for name, remedy in remedies.items():
         assert not hasattr(hvd, name)
-        with pytest.raises(AttributeError, match=f"hvdlite.tensorflow does not offer Horovod's {name}: .*{remedy}") as caught:
+        with pytest.raises(AttributeError, match=f"hvdlite.tensorflow does not offer {name}: .*{remedy}") as caught:
             getattr(hvd, name)
         assert isinstance(caught.value, errors.UnsupportedError)
