@@ -58,7 +58,7 @@ def test_where_the_arena_lies():
     knobs = ("auto", "shm", "memfd")
     cases = [(True, "HVDLITE_SHARED_MEMORY", knob) for knob in knobs]
     with nothing_left_behind():
-        result = run_job(TRAIN + ONE_AFTER_THE_OTHER.format(cases=cases), 2, frameworks={"torch"})
+        result = run_job(TRAIN + ONE_AFTER_THE_OTHER.format(cases=cases), 2)
     for rank in result.stdout:
         assert arenas(result, rank) == [f"{'shm' if knob == 'shm' else 'memfd'} 2 3" for knob in knobs], result.report()
     assert warnings(result) == [], result.report()
@@ -70,7 +70,7 @@ def test_whoever_asked_for_it_is_told_why_there_is_none():
         ("HVDLITE_ALLREDUCE_ALGORITHM", "ring"): "HVDLITE_ALLREDUCE_ALGORITHM=ring cannot use an arena",
     }
     cases = [(wanted, *setting) for setting in reasons for wanted in (True, None)]
-    result = run_job(TRAIN + ONE_AFTER_THE_OTHER.format(cases=cases), 2, frameworks={"torch"})
+    result = run_job(TRAIN + ONE_AFTER_THE_OTHER.format(cases=cases), 2)
     for rank in result.stdout:
         assert arenas(result, rank) == ["none 0 0"] * len(cases), result.report()
         for case, text in zip(cases, result.stderr[rank].split("case ")[1:], strict=True):
@@ -83,7 +83,7 @@ def test_whoever_asked_for_it_is_told_why_there_is_none():
 def test_a_rank_that_cannot_open_the_others_parts():
     """The second kind of memory serves where the first does not."""
     with nothing_left_behind():
-        result = run_job(NO_PROC + TRAIN + "train(True)", 3, frameworks={"torch"})
+        result = run_job(NO_PROC + TRAIN + "train(True)", 3)
     assert [arenas(result, rank) for rank in range(3)] == [["shm 3 3"]] * 3, result.report()
 
 
@@ -92,7 +92,7 @@ def test_too_little_memory_for_an_arena():
     """Enough for the ranks' window, but not for their gradients: noticed when the arena is made, not by a signal later."""
     with nothing_left_behind():
         program = SMALL_SHM % (64 * 1024) + TRAIN + "train(True, 4096, 4096)"
-        result = run_job(program, 2, env={"HVDLITE_SHARED_MEMORY": "shm"}, frameworks={"torch"})
+        result = run_job(program, 2, env={"HVDLITE_SHARED_MEMORY": "shm"})
     assert [arenas(result, rank) for rank in range(2)] == [["none 0 0"]] * 2, result.report()
     assert len(warnings(result)) == 1, result.report()
     assert "No space left on device" in warnings(result)[0], result.report()

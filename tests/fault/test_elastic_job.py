@@ -113,7 +113,7 @@ def check(result: JobResult) -> None:
 
 
 def test_a_training_that_loses_ranks_is_that_of_one_process():
-    check(run_job(SCRIPT, 5, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",)))
+    check(run_job(SCRIPT, 5, mpirun_args=("--with-ft", "ulfm")))
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"
 @pytest.mark.slow
 def test_the_example():
     arguments = ["--epochs", "5", "--step-seconds", "0", "--kill", "1:30", "0:60"]
-    result = run_job(EXAMPLE, 3, args=arguments, mpirun_args=("--with-ft", "ulfm"), frameworks=("torch",))
+    result = run_job(EXAMPLE, 3, args=arguments, mpirun_args=("--with-ft", "ulfm"))
     assert result.returncode == 0, result.report()
     assert "step 31 is repeated with 2 ranks" in result.stdout[0], result.report()
     assert "rank 2 is now rank 0 of 1, after step 60" in result.stdout[2], result.report()

@@ -6,7 +6,9 @@ from support.job import launcher_has_ulfm, run_job
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 
 PROGRAM = """
-    import os, signal
+    import os, signal, sys
+    if os.environ["KERAS_BACKEND"] != "tensorflow":  # Keras seeds it all the same, where it finds it; importing it takes seconds
+        sys.modules["tensorflow"] = None
     import keras
     import numpy as np
     import hvdlite.keras as hvd
@@ -32,7 +34,7 @@ PROGRAM = """
         state.model.fit(
             inputs[rank::size],
             targets[rank::size],
-            batch_size=8,
+            batch_size=12,
             epochs=3 - state.epoch,
             shuffle=False,
             verbose=0,
@@ -55,13 +57,11 @@ PROGRAM = """
     "backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.slow), pytest.param("jax", marks=pytest.mark.slow)]
 )
 def test_a_spare_goes_on_in_the_place_of_a_rank_that_died_in_fit(backend):
-    env = {"HVDLITE_ELASTIC_SPARES": "1", "HVDLITE_ELASTIC_MIN_RANKS": "3", "KERAS_BACKEND": backend}
+    env = {"HVDLITE_ELASTIC_SPARES": "1", "HVDLITE_ELASTIC_MIN_RANKS": "2", "KERAS_BACKEND": backend}
     if backend == "jax":
         env["JAX_PLATFORMS"] = "cpu"
-    frameworks = {"keras", backend}
-    result = run_job(PROGRAM, 4, mpirun_args=("--with-ft", "ulfm"), env=env, frameworks=frameworks)
+    result = run_job(PROGRAM, 3, mpirun_args=("--with-ft", "ulfm"), env=env)
     assert result.returncode == 0, result.report()
     # Four steps in the first epoch and two of the second were committed; fit begins an epoch anew.
-    for world, rank in ((0, 0), (2, 1)):
-        assert result.stdout[world] == f"reset at 1 1 {rank} 3\ndone 3 {rank} 3 14\n", result.report()
-    assert result.stdout[3] == "done 3 2 3 14\n", result.report()
+    assert result.stdout[0] == "reset at 1 1 0 2\ndone 3 0 2 14\n", result.report()
+    assert result.stdout[2] == "done 3 1 2 14\n", result.report()

@@ -138,7 +138,7 @@ def check_that_ranks_0_and_3_go_on(result: JobResult) -> None:
 
 
 def test_an_optimizer_goes_on_after_a_death_in_backward():
-    check_that_ranks_0_and_3_go_on(run_job(BEGINNING + IN_BACKWARD, 4, mpirun_args=ULFM, frameworks=("torch",)))
+    check_that_ranks_0_and_3_go_on(run_job(BEGINNING + IN_BACKWARD, 4, mpirun_args=ULFM))
 
 
 @pytest.mark.slow

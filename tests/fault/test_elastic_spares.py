@@ -208,7 +208,7 @@ IN_STEPS = """
 def test_a_training_that_a_spare_joins_is_that_of_one_process(optimizer, step):
     """With a sharded optimizer the ranks go back to the commit of step 2, and commit step 3 when the spare joins."""
     env = {"HVDLITE_ELASTIC_SPARES": "1"}
-    result = run_job(BEGINNING + IN_STEPS, 4, args=[optimizer], mpirun_args=ULFM, env=env, frameworks=("torch",))
+    result = run_job(BEGINNING + IN_STEPS, 4, args=[optimizer], mpirun_args=ULFM, env=env)
     assert result.returncode == 0, result.report()
     for rank in (0, 2):
         number = rank // 2
@@ -262,7 +262,7 @@ def test_ranks_hear_of_a_loss_in_a_step_and_while_they_look_for_a_spare(tmp_path
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     env = {"HVDLITE_ELASTIC_SPARES": "1"}
-    result = run_job(BEGINNING + HEARD_AT_TWO_PLACES, 5, args=[str(pipe)], mpirun_args=ULFM, env=env, frameworks=("torch",))
+    result = run_job(BEGINNING + HEARD_AT_TWO_PLACES, 5, args=[str(pipe)], mpirun_args=ULFM, env=env)
     assert result.returncode == 0, result.report()
     for rank in (0, 1):
         assert said(result, rank)[1:] == [f"done 12 [1, 4, 5] {rank} 3 {rank}"], result.report()

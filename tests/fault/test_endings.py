@@ -66,11 +66,11 @@ CAUSE = {
 }
 
 
-def run(script: str, n: int, *args: str) -> JobResult:
+def run(script: str, n: int, *args: str, fresh: bool = False) -> JobResult:
     """Runs a job whose launcher does not end the survivors of a rank's end, as Open MPI's otherwise does after 0.25 s."""
     if launcher_is_hydra():
         pytest.skip("MPICH's mpirun ends the survivors at once")
-    return run_job(script, n, args=args, env=ENVIRONMENT, mpirun_args=["--runtime-options", "recoverable"])
+    return run_job(script, n, args=args, env=ENVIRONMENT, mpirun_args=["--runtime-options", "recoverable"], fresh=fresh)
 
 
 def check_survivors(result: JobResult, cause: str) -> None:
@@ -85,7 +85,7 @@ def check_survivors(result: JobResult, cause: str) -> None:
 @pytest.mark.parametrize("where", ["late", "early"])
 @pytest.mark.parametrize("ending", ["raise", "exit", "exit0", "_exit", "kill"])
 def test_survivors_name_the_cause(ending, where):
-    result = run(SCRIPT, 3, ending, where)
+    result = run(SCRIPT, 3, ending, where, fresh=where == "late")
     check_survivors(result, CAUSE[ending])
     if where == "late" and ending == "raise":
         for rank in (0, 2):
@@ -176,6 +176,7 @@ def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
             RUNTIME.stop = leave
         """,
         3,
+        fresh=True,
     )
     assert result.returncode == 0, result.report()
     assert all(text == "" for text in result.stderr.values()), result.report()

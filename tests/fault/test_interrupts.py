@@ -180,7 +180,6 @@ for count in itertools.count():
 print(f"interrupted at {count} places", flush=True)
 """,
         2,
-        frameworks={"torch"},
     )
     assert result.returncode == 0, result.report()
     assert int(result.stdout[0].split()[2]) > 50, result.report()

@@ -35,7 +35,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_rank_that_leaves_ends_the_wait_of_the_other(alone):
-    job = run_job(SCRIPT.format(alone=alone), 2, env=XLA, frameworks={"jax"})
+    job = run_job(SCRIPT.format(alone=alone), 2, env=XLA)
     assert job.returncode == 0, job.report()
     assert "failed with AbortedError" in job.stdout[0], job.report()
     assert "rank 1" in job.stdout[0]
@@ -72,6 +72,6 @@ ELASTIC = """
 @pytest.mark.slow  # it imports JAX and Keras twice
 def test_elastic_training_with_keras_knows_a_lost_rank():
     environment = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", **XLA}
-    job = run_job(ELASTIC, 2, env=environment)  # fresh, for the doors of JAX and Keras (support/warm.py)
+    job = run_job(ELASTIC, 2, env=environment, fresh=True)  # for the doors of JAX and Keras (support/warm.py)
     assert job.returncode == 0, job.report()
     assert "failed with UnsupportedError because of AbortedError in epoch 1" in job.stdout[0], job.report()

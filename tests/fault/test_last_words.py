@@ -27,8 +27,9 @@ hvd.allreduce(np.ones(2), name="after")
 
 
 def job_that_ends(end, tmp_path, beside=PLAIN):
+    """In fresh processes, except beside torch."""
     text = PROGRAM.format(beside=beside, end=end)
-    return run_job(text, 2, args=[str(tmp_path / "store")], frameworks={"torch"} if beside else None)
+    return run_job(text, 2, args=[str(tmp_path / "store")], fresh=not beside)
 
 
 def without_prefix(text):

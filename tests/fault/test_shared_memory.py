@@ -7,7 +7,6 @@ import pytest
 from support.job import find_mpirun, run_job
 from support.shared_memory import NO_PROC, SMALL_SHM, needs_mount, nothing_left_behind
 
-WARM: set[str] = set()  # ranks that only look at what they share need no fresh processes
 # Sums a few sizes, then says where this rank's window is mapped.
 SUM_AND_TELL = """
 import os
@@ -65,7 +64,7 @@ def warnings(result) -> list[str]:
 @pytest.mark.parametrize(("knob", "window"), [("auto", "memfd 1"), ("memfd", "memfd 1"), ("shm", "shm 1"), ("off", "none 0")])
 def test_the_ranks_of_a_host_share_a_window(knob, window):
     with nothing_left_behind():
-        result = run_job(SUM_AND_TELL, 3, env={"HVDLITE_SHARED_MEMORY": knob}, frameworks=WARM)
+        result = run_job(SUM_AND_TELL, 3, env={"HVDLITE_SHARED_MEMORY": knob})
     assert windows(result) == [window] * 3, result.report()
     assert warnings(result) == [], result.report()
 
@@ -99,7 +98,7 @@ def test_one_rank_needs_no_window():
     ids=["room", "none", "room for one rank", "auto"],
 )
 def test_a_small_dev_shm(knob, kib, window):
-    result = run_job(SMALL_SHM % kib + SUM_AND_TELL, 2, env={"HVDLITE_SHARED_MEMORY": knob}, frameworks=WARM)
+    result = run_job(SMALL_SHM % kib + SUM_AND_TELL, 2, env={"HVDLITE_SHARED_MEMORY": knob})
     assert windows(result) == [window] * 2, result.report()
     said = warnings(result)
     if window != "none 0":
@@ -113,7 +112,7 @@ def test_a_small_dev_shm(knob, kib, window):
 @needs_mount
 @pytest.mark.parametrize(("knob", "window"), [("auto", "shm 1"), ("memfd", "none 0")])
 def test_a_rank_that_cannot_open_the_memfd(knob, window):
-    result = run_job(NO_PROC + SUM_AND_TELL, 3, env={"HVDLITE_SHARED_MEMORY": knob}, frameworks=WARM)
+    result = run_job(NO_PROC + SUM_AND_TELL, 3, env={"HVDLITE_SHARED_MEMORY": knob})
     assert windows(result) == [window] * 3, result.report()
     said = warnings(result)
     if knob == "auto":
@@ -127,6 +126,6 @@ def test_a_rank_that_cannot_open_the_memfd(knob, window):
 @pytest.mark.parametrize("knob", ["memfd", "shm"])
 def test_a_crash_leaves_nothing_behind(knob):
     with nothing_left_behind():
-        result = run_job(CRASH, 3, env={"HVDLITE_SHARED_MEMORY": knob})
+        result = run_job(CRASH, 3, env={"HVDLITE_SHARED_MEMORY": knob}, fresh=knob == "shm")
     assert result.returncode != 0, result.report()
     assert not result.timed_out, result.report()

@@ -51,15 +51,15 @@ SCRIPT = """
 
 @pytest.mark.parametrize("first", ["", "1"])
 def test_a_script_needs_nothing_but_mpirun(tmp_path, first):
-    frameworks = {"torch"} if first else None  # fresh processes once: they import what a user's do
-    job = run_job(SCRIPT, 2, env={"HVDTEST_INIT_FIRST": first, "HVDTEST_FOLDER": str(tmp_path)}, frameworks=frameworks)
+    env = {"HVDTEST_INIT_FIRST": first, "HVDTEST_FOLDER": str(tmp_path)}
+    job = run_job(SCRIPT, 2, env=env, fresh=not first)  # fresh processes import what a user's do
     assert job.returncode == 0, job.report()
     assert [job.stdout[rank].split("\n")[0] for rank in (0, 1)] == [f"rank {rank} of 2: 3.0" for rank in (0, 1)], job.report()
     assert not list(tmp_path.glob("**/hvdlite-store-*")), "the store's file was left behind"
 
 
 def test_one_process_without_mpirun_is_a_group_of_one(tmp_path):
-    job = run_job(SCRIPT, 1, env={"HVDTEST_FOLDER": str(tmp_path)}, frameworks={"torch"})
+    job = run_job(SCRIPT, 1, env={"HVDTEST_FOLDER": str(tmp_path)})
     assert job.returncode == 0, job.report()
     assert "rank 0 of 1: 1.0" in job.stdout[0]
 
@@ -85,7 +85,7 @@ def test_variables_that_are_set_are_followed():
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = str(free.getsockname()[1])
-        job = run_job(script, 2, env={"HVDTEST_SHIFT": shift, "HVDTEST_PORT": port}, frameworks={"torch"})
+        job = run_job(script, 2, env={"HVDTEST_SHIFT": shift, "HVDTEST_PORT": port})
         if shift == "0":
             assert job.returncode == 0, job.report()
             assert all(f"sum 2.0, rank {rank}" in job.stdout[rank] for rank in (0, 1)), job.report()
@@ -142,7 +142,7 @@ def test_a_rank_that_raises_is_named_by_the_others():
             raise ValueError("no such file: data.bin")
         model(torch.ones(2, 4)).sum().backward()
     """
-    job = run_job(script, 2, frameworks={"torch"})
+    job = run_job(script, 2)
     assert job.returncode != 0
     assert not job.timed_out
     assert "raised ValueError: no such file: data.bin" in job.stderr[0], job.report()

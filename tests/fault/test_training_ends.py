@@ -49,7 +49,7 @@ SCRIPT = """
 def test_backward_names_the_cause(ending, expected):
     if launcher_is_hydra() and ending == "raise":
         pytest.skip("MPICH's mpirun ends the survivors at once")
-    result = run_job(SCRIPT, 3, args=[ending], frameworks={"torch"})
+    result = run_job(SCRIPT, 3, args=[ending])
     assert not result.timed_out, result.report()
     for rank in (0, 2):
         assert "Horovod has been shut down" in result.stdout[rank], result.report()

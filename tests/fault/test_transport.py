@@ -31,7 +31,7 @@ BODY = """
 @pytest.mark.parametrize("limit", [1_000, 65_537])
 def test_messages_larger_than_the_split_limit_arrive_whole(limit):
     # Ranks that share memory would send none of them.
-    result = run_job(BODY, 3, env={"HVDLITE_MESSAGE_SPLIT_BYTES": str(limit), "HVDLITE_SHARED_MEMORY": "off"}, frameworks=set())
+    result = run_job(BODY, 3, env={"HVDLITE_MESSAGE_SPLIT_BYTES": str(limit), "HVDLITE_SHARED_MEMORY": "off"})
     assert result.returncode == 0, result.report()
     assert all("ok" in text for text in result.stdout.values()), result.report()
 
@@ -39,7 +39,7 @@ def test_messages_larger_than_the_split_limit_arrive_whole(limit):
 @pytest.mark.parametrize("kind", ["memfd", "shm", "off"])
 @pytest.mark.parametrize("binding", ["core", "none"])
 def test_every_kind_of_shared_page_and_none(kind, binding):
-    result = run_job(BODY, 2, env={"HVDLITE_SHARED_MEMORY": kind}, mpirun_args=["--bind-to", binding], frameworks=set())
+    result = run_job(BODY, 2, env={"HVDLITE_SHARED_MEMORY": kind}, mpirun_args=["--bind-to", binding])
     assert result.returncode == 0, result.report()
     assert all("ok" in text for text in result.stdout.values()), result.report()
     assert all(text == "" for text in result.stderr.values()), result.report()

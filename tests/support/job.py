@@ -1,5 +1,6 @@
 """Starts programs under mpirun, with a deadline and two output files for each rank."""
 
+import ast
 import functools
 import importlib.util
 import os
@@ -238,9 +239,12 @@ def run_job(
     env: Mapping[str, str] | None = None,
     mpirun_args: Sequence[str] = (),
     hosts: "EmulatedHosts | None" = None,
-    frameworks: Collection[str] | None = None,
+    fresh: bool = False,
 ) -> JobResult:
     """Runs a script as n ranks of one job and waits for its end, at most `timeout` seconds.
+
+    The ranks are forked from warm interpreters that have imported the script's frameworks, but not on emulated hosts, and not
+    in programs other than pytest.
 
     Args:
         script: the path of a file, or (as a str) the program's text, which may be indented.
@@ -250,13 +254,16 @@ def run_job(
         env: changes to the environment.
         mpirun_args: arguments of mpirun, after ``-n``.
         hosts: the emulated hosts of the job; None for this machine.
-        frameworks: the frameworks of the warm interpreters that fork the ranks; None for fresh processes.
+        fresh: are the ranks fresh processes, because the test is about how processes start or end?
     """
+    text = textwrap.dedent(script) if isinstance(script, str) else script.read_text()
+    imports = warm.imports_of(ast.parse(text))
+    frameworks = warm.frameworks_of(imports, env or {}) if warm.NURSERY in os.environ and not fresh else None
     with tempfile.TemporaryDirectory(prefix="hvdlite-job-") as name:
         folder = Path(name)
         if isinstance(script, str):
             program = folder / "script.py"
-            program.write_text(textwrap.dedent(script))
+            program.write_text(text)
         else:
             program = script
         return run_python([str(program), *args], n, timeout, folder, env, mpirun_args, hosts, frameworks)

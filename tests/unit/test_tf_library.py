@@ -25,9 +25,9 @@ STATUS = {
 }
 
 
-def run(program, frameworks=None):
-    """What a process of its own that runs this program prints; it is a fresh one where no frameworks are named."""
-    job = run_job(program, 1, frameworks=frameworks)
+def run(program):
+    """What a process of its own that runs this program prints."""
+    job = run_job(program, 1)
     assert job.returncode == 0, job.report()
     return job.stdout[0]
 
@@ -103,7 +103,7 @@ print([str(each.message) for each in caught if "hvdlite" in str(each.message)])
 )
 def test_kernels_work_asynchronously_or_else_one_after_the_other(before, in_order, said):
     pytest.importorskip("tensorflow")
-    assert re.search(said, run(OPERATIONS.format(before=before, in_order=in_order), {"tensorflow"}))
+    assert re.search(said, run(OPERATIONS.format(before=before, in_order=in_order)))
 
 
 STREAMS = """
@@ -143,7 +143,7 @@ def run_on_fake_gpus(monkeypatch, before, after=""):
         pytest.skip(fake_gpu.missing())
     for name, value in {**fake_gpu.environment(gpus=2), "HVDLITE_TENSORFLOW_GPU_STREAMS": "1"}.items():
         monkeypatch.setenv(name, value)
-    return run(STREAMS.format(tests=str(Path(__file__).parents[1]), before=before) + after, {"tensorflow"})
+    return run(STREAMS.format(tests=str(Path(__file__).parents[1]), before=before) + after)
 
 
 def test_the_stream_of_a_gpu_is_tried(monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import warm
-from support.job import CHILD, Job, JobResult, job_environment, launcher_is_hydra, run_job
+from support.job import CHILD, Job, job_environment, launcher_is_hydra, run_job
 from support.limits import eventually
 
 pytestmark = pytest.mark.skipif(launcher_is_hydra(), reason="MPICH's ranks are never forked from warm interpreters")
@@ -47,15 +47,11 @@ STATE = """
 """
 
 
-def ranks(text: str, frameworks: set[str] | None, n: int = 2, **options) -> JobResult:
-    return run_job(text, n, frameworks=frameworks, **options)
-
-
 def test_a_warm_rank_sees_what_a_fresh_one_sees(tmp_path):
     limited = {"mpirun_args": ["--bind-to", "core"], "args": ["an argument"], "env": {"HVDLITE_LOG_LEVEL": "warning"}}
     before = os.umask(0o027)
     try:
-        fresh, again, forked = (ranks(STATE, kind, **limited) for kind in (None, None, set()))
+        fresh, again, forked = (run_job(STATE, 2, fresh=fresh, **limited) for fresh in (True, True, False))
     finally:
         os.umask(before)
     for rank in (0, 1):
@@ -68,12 +64,12 @@ def test_a_warm_rank_sees_what_a_fresh_one_sees(tmp_path):
 
 
 def test_each_rank_draws_random_numbers_of_its_own():
-    job = ranks(
+    job = run_job(
         """
         import random, numpy, torch
         print(random.random(), numpy.random.random(), float(torch.rand(1)), [hash(text) for text in ("a", "b")])
         """,
-        {"torch"},
+        2,
     )
     drawn = [job.stdout[rank].split() for rank in (0, 1)]
     assert all(len(each) == 5 for each in drawn), job.report()
@@ -81,7 +77,7 @@ def test_each_rank_draws_random_numbers_of_its_own():
 
 
 def test_a_missing_broadcast_shows_in_a_forked_rank():
-    job = ranks(
+    job = run_job(
         """
         import numpy as np, torch
         import hvdlite.torch as hvd
@@ -93,16 +89,16 @@ def test_a_missing_broadcast_shows_in_a_forked_rank():
         mean = hvd.allreduce(layer.weight.detach(), op=hvd.Average)
         print(bool(torch.allclose(mean, layer.weight)))
         """,
-        {"torch"},
+        2,
     )
     for rank in (0, 1):
         assert job.stdout[rank].split() == ["False", "True"], job.report()
 
 
-@pytest.mark.parametrize("frameworks", [None, set()], ids=["fresh", "warm"])
-def test_ends_are_those_of_the_process(frameworks):
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "warm"])
+def test_ends_are_those_of_the_process(fresh):
     """Its code, what atexit and finalizers write, and a traceback without a frame of ours at its end."""
-    job = ranks(
+    job = run_job(
         """
         import atexit, os
         atexit.register(print, "at exit")
@@ -111,19 +107,20 @@ def test_ends_are_those_of_the_process(frameworks):
         if rank == 1:
             raise SystemExit(7)
         """,
-        frameworks,
+        2,
+        fresh=fresh,
     )
     assert job.returncode == 7, job.report()
     assert [job.stdout[rank].splitlines() for rank in (0, 1)] == [[f"rank {rank}", "at exit"] for rank in (0, 1)]
-    job = ranks("def named():\n    raise ValueError('the reason')\nnamed()\n", frameworks, n=1)
+    job = run_job("def named():\n    raise ValueError('the reason')\nnamed()\n", 1, fresh=fresh)
     assert job.returncode == 1, job.report()
     assert job.stderr[0].endswith("in named\n    raise ValueError('the reason')\nValueError: the reason\n"), job.report()
 
 
-@pytest.mark.parametrize("frameworks", [None, set()], ids=["fresh", "warm"])
+@pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "warm"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-def test_a_signal_that_ends_a_rank_is_the_stubs_end(frameworks, number):
-    job = ranks(f"import os\nos.kill(os.getpid(), {int(number)})\n", frameworks, n=1)
+def test_a_signal_that_ends_a_rank_is_the_stubs_end(fresh, number):
+    job = run_job(f"import os\nos.kill(os.getpid(), {int(number)})\n", 1, fresh=fresh)
     assert job.returncode == 128 + number, job.report()
 
 
@@ -224,7 +221,7 @@ def test_ranks_are_fresh_where_imports_leave_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(warm, "ALWAYS", ("threaded",))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for _ in range(2):
-        job = ranks("import sys\nprint('threaded' in sys.modules)\n", set(), n=1)
+        job = run_job("import sys\nprint('threaded' in sys.modules)\n", 1)
         assert (job.stdout[0], job.returncode) == ("False\n", 0), job.report()
     (reason,) = warm.refusals()
     assert reason.startswith("importing threaded leaves 2 threads ("), reason
