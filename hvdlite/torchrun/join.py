@@ -158,15 +158,18 @@ def _lead(place: TorchrunPlace, library: str, wait: _Wait) -> tuple[socket.socke
             stack.enter_context(each)
         # In a session of its own: torchrun kills the process groups of its workers, and the server removes their files.
         server = subprocess.Popen(
-            [sys.executable, "-m", "hvdlite.torchrun.server", arguments.to_text()],
+            [sys.executable, "-m", "hvdlite.torchrun.server"],
             pass_fds=[each.fileno() for each in inherited],
             env=knobs.server_environment(str(Path(_native.__file__).parents[1])),
             cwd="/",
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
     _kept.append(server)  # Python warns of a running child that it forgets
+    assert server.stdin is not None
+    with contextlib.suppress(BrokenPipeError), server.stdin:
+        server.stdin.write(arguments.to_text().encode())
     answer = _greet(ours, place, wait)
     return ours, answer or {"error": "the PMIx server of this node has ended; its error is above"}
 
