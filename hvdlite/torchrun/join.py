@@ -111,13 +111,13 @@ class _Wait:
         where = f"rank {self._place.rank} (local rank {self._place.local_rank} of node {self._place.node})"
         if self._patience and waited > self._patience:
             raise OperationTimeoutError(
-                f"{where} has waited {waited:.3g} s for other processes of torchrun: each must call hvdlite.init() or "
-                f"init_process_group; the limit is HVDLITE_STALL_SHUTDOWN_TIME_SECONDS={self._patience:.3g}"
+                f"{where} has waited {waited:.0f} s for other processes of torchrun: each must call hvdlite.init() or "
+                f"init_process_group; the limit is HVDLITE_STALL_SHUTDOWN_TIME_SECONDS={self._patience:g}"
             )
         if not self._warned and waited > _WARN_AFTER:
             self._warned = True
             logging.getLogger("hvdlite").warning(
-                "%s has waited %.3g s for other processes of torchrun: all must call init(), and all nodes must reach %s",
+                "%s has waited %.0f s for other processes of torchrun: all must call init(), and all nodes must reach %s",
                 *(where, waited, self._place.master_address),
             )
 
