@@ -111,13 +111,13 @@ class _Wait:
         where = f"rank {self._place.rank} (local rank {self._place.local_rank} of node {self._place.node})"
         if self._patience and waited > self._patience:
             raise OperationTimeoutError(
-                f"{where} has waited {waited:.3g} s for other processes of torchrun: each must call hvdlite.init() or "
-                f"init_process_group; the limit is HVDLITE_STALL_SHUTDOWN_TIME_SECONDS={self._patience:.3g}"
+                f"{where} has waited {waited:.0f} s for other processes of torchrun: each must call hvdlite.init() or "
+                f"init_process_group; the limit is HVDLITE_STALL_SHUTDOWN_TIME_SECONDS={self._patience:g}"
             )
         if not self._warned and waited > _WARN_AFTER:
             self._warned = True
             logging.getLogger("hvdlite").warning(
-                "%s has waited %.3g s for other processes of torchrun: all must call init(), and all nodes must reach %s",
+                "%s has waited %.0f s for other processes of torchrun: all must call init(), and all nodes must reach %s",
                 *(where, waited, self._place.master_address),
             )
 
@@ -158,15 +158,18 @@ def _lead(place: TorchrunPlace, library: str, wait: _Wait) -> tuple[socket.socke
             stack.enter_context(each)
         # In a session of its own: torchrun kills the process groups of its workers, and the server removes their files.
         server = subprocess.Popen(
-            [sys.executable, "-m", "hvdlite.torchrun.server", arguments.to_text()],
+            [sys.executable, "-m", "hvdlite.torchrun.server"],
             pass_fds=[each.fileno() for each in inherited],
             env=knobs.server_environment(str(Path(_native.__file__).parents[1])),
             cwd="/",
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
     _kept.append(server)  # Python warns of a running child that it forgets
+    assert server.stdin is not None
+    with contextlib.suppress(BrokenPipeError), server.stdin:
+        server.stdin.write(arguments.to_text().encode())
     answer = _greet(ours, place, wait)
     return ours, answer or {"error": "the PMIx server of this node has ended; its error is above"}
 

@@ -1,4 +1,4 @@
-"""The PMIx server of the ranks of one node: ``python -m hvdlite.torchrun.server ARGUMENTS``.
+"""The PMIx server of the ranks of one node: ``python -m hvdlite.torchrun.server``.
 
 `hvdlite.torchrun.join` starts it in the process with local rank 0. Each rank keeps a connection to it for its whole life. The
 kernel closes the connection when the rank ends, in whatever way. The server ends when all its ranks have ended, or, before the
@@ -55,7 +55,7 @@ class ServerArguments:
     key: str
 
     def to_text(self) -> str:
-        """The arguments as a word of a command line."""
+        """The arguments as JSON, for the server's standard input: any user can read a command line, and the key is a secret."""
         return json.dumps(asdict(self))
 
 
@@ -275,4 +275,4 @@ async def _main(arguments: ServerArguments) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    asyncio.run(_main(ServerArguments(**json.loads(sys.argv[1]))))
+    asyncio.run(_main(ServerArguments(**json.load(sys.stdin))))
