@@ -8,7 +8,7 @@
 //
 //   a rank of this host has ended, or said why --> Facts::find_lost --+
 //   another rank says that it fails -------------> hear(Failure) -----+--> lose: Fail, and Warn for the other hosts
-//   a host sends no heartbeat for too long ---> Heartbeat ---------+--> Announce to all, and Fail
+//   a host sends no heartbeat for too long ------> Heartbeat ---------+--> Announce to all, and Fail
 //   this rank's own error or exception ----------> fail, raise -------+
 #pragma once
 

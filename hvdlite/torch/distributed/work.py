@@ -2,8 +2,8 @@
 
 A caller of `Work.wait` waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's reducer) and
 callbacks need a future instead, and a new thread completes each future. One thread for all futures is not possible, because
-a future's callbacks run in that thread and may wait for other futures. Besides, the engine's deadlock detection would take an
-idle thread for a caller that may still submit operations.
+a future's callbacks run in that thread and may wait for other futures. Besides, the engine's deadlock detection would treat
+an idle thread as a caller that may still submit operations.
 
 Each thread has its own current streams. So the thread that ends an operation on GPUs records events, and orders the streams of
 all later callers of `wait` after these events. A future does the same for its callbacks if it knows the devices.
