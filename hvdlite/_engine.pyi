@@ -291,7 +291,7 @@ class Engine:
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Any:
-        """Makes an allgather or a reducescatter of a plain tensor. Returns its output, or None where `allreduce` returns None."""
+        """The output of an allgather or a reducescatter of a plain tensor; None where `allreduce` returns None."""
     def message(
         self,
         kind: int,

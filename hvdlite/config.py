@@ -297,7 +297,7 @@ class TorchrunPlace:
     has_store: bool
 
 
-TORCHRUN_JOB = "hvdlite-torchrun-"  # the name of an MPI job of torchrun's processes begins so
+TORCHRUN_JOB = "hvdlite-torchrun-"  # the name of an MPI job of torchrun's processes begins with this
 _RANK_AND_SIZE = tuple((f"{prefix}RANK", f"{prefix}SIZE") for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_"))
 _BY_SLURM = ("PMIX_RANK", "SLURM_STEP_NUM_TASKS")  # for ranks that `srun --mpi=pmix` has started
 
@@ -306,8 +306,8 @@ def torchrun_place(environ: Mapping[str, str] | None = None) -> TorchrunPlace | 
     """This process's place, or None if torchrun has not started it.
 
     It is also None if the launcher of an MPI has given this process the same rank and the same number of ranks: mpirun has then
-    started a torchrun for each rank. If the two differ, torchrun's are those of this process, because a torchrun passes the
-    variables of its own launcher on.
+    started a torchrun for each rank. If the two differ, torchrun's are those of this process, because a torchrun passes on
+    the variables of its own launcher.
 
     Raises:
         InvalidArgumentError: a variable of torchrun is missing, or is no number.

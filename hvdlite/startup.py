@@ -112,7 +112,7 @@ def give_claim_back() -> None:
 
 
 def import_mpi() -> Any:
-    """The module ``mpi4py.MPI``. If this is its first import, MPI is not initialised by it.
+    """The module ``mpi4py.MPI``. If this is the first import of it, the import does not initialise MPI.
 
     Raises:
         SystemFailure: no MPI library can be loaded.

@@ -35,13 +35,13 @@
 // memory; (p-1) S of an input that all need; (p-1)/p S of parts. The allreduce of parts waits for one more message, and sends
 // 2(p-1)/p S bytes, as allreduce_direct.
 //
-// In place: a rank's input is copied before any result is made. No other rank touches the output, but to gather parts.
+// In place: a rank's input is copied before any result is made. No other rank writes to the output, except to gather parts.
 //
 // All ranks get the same bits, because an element is reduced from the same inputs in the order of the ranks, wherever it lies. So
 // the reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct.
 //
 // Source: it is common practice to write a small message next to its flag in shared memory; Open MPI's shared-memory
-// collectives do so. To write it before the ranks have agreed is hvdlite's own idea. The allreduce of parts is that of
+// collectives do so. That ranks write it before they have agreed is hvdlite's own idea. The allreduce of parts is that of
 // allreduce_direct, whose first exchange the announcements make.
 #include "collectives/prepared.h"
 

@@ -29,7 +29,7 @@ class PreparedInputs {
       : payloads_(&payloads) {}
 
   int members() const;
-  // The part that this member needs of a member's input: so many bytes from this offset on.
+  // The part that this member needs of a member's input: the offset of its first byte, and its number of bytes.
   const std::byte* part(int member, std::size_t offset, std::size_t bytes) const;
 
  private:
@@ -45,7 +45,7 @@ std::vector<std::size_t> allreduce_parts(std::size_t count, int members, std::si
 void allreduce_prepared(const PreparedInputs& inputs, const AllreducePart& part,
                         const Reduction& reduction, kernels::Isa isa);
 // An allreduce of which each member got only its part (allreduce_parts) of the others' inputs. Reduces that part at once; the
-// collective then gathers the parts of all members. It ignores part.input, and uses `inputs` no more.
+// collective then gathers the parts of all members. It ignores part.input, and no longer uses `inputs`.
 std::unique_ptr<Collective> allreduce_of_parts(Comm comm, const PreparedInputs& inputs,
                                                const AllreducePart& part,
                                                const Reduction& reduction, const Tuning& tuning);

@@ -21,8 +21,8 @@ struct Selection {
   // layout-independent algorithms, and from 3 ranks on the same one for every size, since fusion
   // changes sizes (the orders of direct and recursive_doubling differ).
   bool deterministic = false;
-  // Up to here latency counts, above bandwidth. Bytes of the buffer (allreduce), of all parts together (reducescatter, allgather,
-  // alltoall).
+  // Up to this size latency counts, and above it bandwidth. Bytes of the buffer (allreduce), of all parts together
+  // (reducescatter, allgather, alltoall).
   std::size_t recursive_doubling_max_bytes = 64 * 1024;
   Tuning tuning;
 };

@@ -145,7 +145,7 @@ class Inventory:
         return [*(handler.value for handler in self._handlers), *self._stateful]
 
     def save(self) -> None:
-        """Copies the attributes and the states of the objects that are kept in place, of all or of none: see `_all_or_none`."""
+        """Copies the attributes, and the states of objects that are kept in place; all of them or none, see `_all_or_none`."""
         with self._all_or_none():
             for handler in self._handlers:
                 handler.save()

@@ -9,7 +9,7 @@ newest one. What a point is depends on the optimizer:
   every rank. All ranks contribute to a commit, and no rank can apply another step before all have ended the commit.
 
 So when a rank is lost, the newest points of the others differ by one at most. All go on from the newest point that a living
-rank has; a rank that has not got it copies it. A spare that has become a rank has no point, and copies it as well. This file
+rank has; a rank without this point copies it. A spare that has become a rank has no point, and copies it as well. This file
 has pure functions, without a framework or the engine. Tests simulate small jobs with deaths and leaves at any moment.
 """
 

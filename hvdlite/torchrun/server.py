@@ -1,8 +1,8 @@
 """The PMIx server of the ranks of one node: ``python -m hvdlite.torchrun.server``.
 
 `hvdlite.torchrun.join` starts it in the process with local rank 0. Each rank keeps a connection to it for its whole life. The
-kernel closes the connection when the rank ends, in whatever way. The server ends when all its ranks have ended, or, before the
-job has started, when one of them has ended. Signals do not end it.
+kernel closes the connection when the rank ends, even if it is killed. The server ends when all its ranks have ended, or, before
+the job has started, when one of them has ended. Signals do not end it.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class _LocalRank:
 
 
 class NodeServer:
-    """The server of one node. All methods run in the thread of its event loop, but for `_on_fence` and `_on_modex`."""
+    """The server of one node. All methods run in the thread of its event loop, except `_on_fence` and `_on_modex`."""
 
     def __init__(self, arguments: ServerArguments, folder: str) -> None:
         self._given, self._folder = arguments, folder

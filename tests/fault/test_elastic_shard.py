@@ -115,7 +115,7 @@ JOB = """
 def test_a_training_with_a_sharded_optimizer_that_loses_ranks_is_that_of_one_process(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    result = run_job(BEGINNING + JOB, 5, args=[str(pipe), str(tmp_path / "state")], mpirun_args=ULFM, frameworks=("torch",))
+    result = run_job(BEGINNING + JOB, 5, args=[str(pipe), str(tmp_path / "state")], mpirun_args=ULFM)
     assert result.returncode == 0, result.report()
     # Rank 3 left after step 2, which was committed. Rank 2 was lost in step 8: all went back to step 6, a checkpoint's commit.
     # Rank 4 was lost in the commit of step 8, which rank 0 had.
@@ -158,7 +158,7 @@ RUN = """
 
 def test_a_function_with_a_sharded_optimizer_goes_on_from_its_commit():
     env = {"HVDLITE_ELASTIC_SPARES": "1"}
-    result = run_job(BEGINNING + RUN, 4, mpirun_args=ULFM, env=env, frameworks=("torch",))
+    result = run_job(BEGINNING + RUN, 4, mpirun_args=ULFM, env=env)
     assert result.returncode == 0, result.report()
     assert result.stdout[0].startswith("[(4, 2), (6, 3)]"), result.report()
     assert "as one process" in result.stdout[0], result.report()
@@ -207,7 +207,7 @@ CODED = """
 
 @pytest.mark.parametrize("compression", ["powersgd", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_step_that_is_not_applied_leaves_the_state_of_a_compression(compression):
-    result = run_job(BEGINNING + CODED, 3, args=[compression], mpirun_args=ULFM, frameworks=("torch",))
+    result = run_job(BEGINNING + CODED, 3, args=[compression], mpirun_args=ULFM)
     assert result.returncode == 0, result.report()
     for rank in (0, 2):
         assert result.stdout[rank].splitlines() == ["as before True 3", "done 8 2"], result.report()

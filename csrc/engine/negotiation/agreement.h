@@ -26,7 +26,7 @@ namespace hvdlite::engine {
 struct InlinePayload {
   std::span<const std::byte> input{};
   std::vector<std::size_t>
-      parts{};  // bytes for each member, back to back in the input; empty: all members need all of it
+      parts{};  // bytes for each member, one after the other in the input; empty: all members need all of it
 
   std::span<const std::byte> part(int member) const {
     if (parts.empty()) return input;
@@ -106,8 +106,8 @@ class Agreement {
   virtual Step try_keep(Upkeep& upkeep) = 0;
 
   // --- only for copies ---
-  // Of each member, by index, what this member needs of its input of the prepared unit that pop() has just taken; nothing if members
-  // share memory.
+  // What this member needs of each member's input (by the member's index) of the prepared unit that pop() has just taken. Empty if
+  // the members share memory.
   virtual std::vector<std::vector<std::byte>> take_payloads() { return {}; }
   // Another member's steps have arrived.
   virtual void hear(int member, LedgerSteps steps) = 0;

@@ -37,8 +37,8 @@ class Effects {
   // save time after the agreement, and returns this rank's input as far as other members need it; or nothing, if the operation
   // cannot be prepared. If all members have prepared it, execute_prepared() follows, otherwise execute().
   virtual std::optional<InlinePayload> prepare(SetId set, const Entry& entry) = 0;
-  // payloads: of each member, by index, this member's part of what prepare() returned there; empty if the members share memory and
-  // prepare() has put the inputs there.
+  // payloads: by the member's index, this member's part of what prepare() returned on that member; empty if the members share
+  // memory and prepare() has put the inputs there.
   // Takes the entry, or ends it before it returns.
   virtual void execute_prepared(SetId set, Entry& entry,
                                 std::vector<std::vector<std::byte>> payloads) = 0;

@@ -22,8 +22,8 @@
 //     concerns its key. The sender takes the unit back when it reads that exception.
 //   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
 //     executed the operations in which it took part. So members report at once what they read while the ledger is closed.
-//   - A small payload travels with its announcement (inline payload): to every member, or to each its part. When the unit becomes
-//     complete, every member has what it needs of all payloads, and most operations need no more messages.
+//   - A small payload travels with its announcement (inline payload): every member gets all of it, or its
+//     part. When the unit becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
 // Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978). Copies that
 // make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). That members acknowledge only

@@ -12,7 +12,7 @@ from hvdlite.objects import allgather_object, broadcast_object
 
 __all__ = ["CheckpointFile"]
 
-_HOSTS = 2  # that have the file; if one of them is lost, the other one has it
+_HOSTS = 2  # the number of hosts that have the file; if one of them is lost, the other one has it
 
 
 class CheckpointFile:
