@@ -25,7 +25,7 @@ from hvdlite.torch.gpu import reachable
 from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view, is_dense, order_of
 from hvdlite.torch.steps import change_closure, is_inner_step
 
-__all__ = ["ShardedState", "check_shard"]
+__all__ = ["ShardedState", "check_shard", "sharded_state_of"]
 
 # These optimizers update each element by itself, so the update of a slice has the same bits as that of the whole parameter.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
@@ -353,6 +353,12 @@ class ShardedState:
         gathered: torch.Tensor = allgather(reachable(mine), f"{name}.part", self._settings.process_set).to(param.device)
         whole = gathered.reshape(split.shape) if split.shape != tuple(param.shape) else sharded.unflattened(gathered)
         return whole if device is None else whole.to(device)
+
+
+def sharded_state_of(optimizer: torch.optim.Optimizer) -> ShardedState | None:
+    """The sharded state of an optimizer, wrapped or not; None if every rank has the whole state."""
+    sharded: ShardedState | None = getattr(getattr(optimizer, "_hvdlite", None), "sharded", None)
+    return sharded
 
 
 def _grad_of(sharded: Sharded) -> torch.Tensor:

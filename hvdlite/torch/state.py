@@ -14,14 +14,9 @@ from hvdlite.runtime import RUNTIME
 from hvdlite.torch.arguments import require_initialized
 from hvdlite.torch.coded_methods import KEY, load_coding
 from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
+from hvdlite.torch.sharding import sharded_state_of
 
-__all__ = [
-    "allgather_object",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "sharded_state_of",
-]
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -120,11 +115,6 @@ def broadcast_optimizer_state(
         _load(optimizer, structure, tensors)
         if (sharded := sharded_state_of(optimizer)) is not None:
             sharded.unsliced = True
-
-
-def sharded_state_of(optimizer: torch.optim.Optimizer) -> Any:
-    """See `hvdlite.torch.sharding`; None if every rank has the whole state."""
-    return getattr(getattr(optimizer, "_hvdlite", None), "sharded", None)
 
 
 def _state_of(

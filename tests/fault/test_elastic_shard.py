@@ -50,6 +50,7 @@ JOB = """
     model, optimizer = build()
     alone = build() if FIRST == 0 else None
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), shard=True)
+    model.register_buffer("steps", torch.zeros(1), persistent=False)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     job = hvd.elastic.Job(
         model=model, optimizer=optimizer, scheduler=scheduler, batch_size=BATCH, seed=4, commit_every=4,
@@ -82,12 +83,14 @@ JOB = """
         with job.step() as step:
             drawn = random_numbers.setdefault(job.position, torch.rand(1))
             assert hvd.size() == 5 or torch.equal(drawn, random_numbers[job.position])
+            model.steps += 1
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
             if job.ends_epoch:
                 scheduler.step()
         outcomes += [job.position] if step.applied else []
+    assert model.steps.item() == 12
     print(resets, scheduler.last_epoch, job.committed, flush=True)
     print(outcomes, flush=True)
     if FIRST == 0:

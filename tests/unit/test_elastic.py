@@ -7,7 +7,6 @@ import pytest
 
 from hvdlite import elastic, runtime
 from hvdlite.elastic import HostUpdateResult, ObjectState, State, run, run_fn
-from hvdlite.elastic.kept import StateHandler
 from hvdlite.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -52,39 +51,6 @@ def test_what_changes_before_the_first_commit_is_restored_too():
     assert history == ["a"]
     state.restore()
     assert state.history == []
-
-
-def test_a_loss_while_objects_save_leaves_all_of_them_as_they_were_saved():
-    class Cell:
-        number = 1
-
-    class InCell(StateHandler):
-        def save(self):
-            if lost and self.value is lost[0]:
-                raise PeerLostError("rank 1 is gone")  # its save is collective
-            self.saved = self.value.number
-
-        def restore(self):
-            self.value.number = self.saved
-
-        sync = save
-
-    class Cells(ObjectState):
-        def _handler_of(self, value):
-            return InCell(value) if isinstance(value, Cell) else None
-
-    lost = []
-    cells = [Cell(), Cell()]
-    state = Cells(lambda obj: obj, lambda: 0, first=cells[0], second=cells[1])
-    for save in (state.save, state.sync):
-        for cell in cells:
-            cell.number = 2
-        lost[:] = [cells[1]]
-        with pytest.raises(PeerLostError):
-            save()
-        state.restore()
-        assert [cell.number for cell in cells] == [1, 1]
-        lost.clear()
 
 
 def two_ranks(of_rank):

@@ -192,6 +192,20 @@ def Job():
     assert (job.position, job.epoch) == (4, 2)
 
 
+def Job_committed():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), shard=True)
+    job = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=4, commit_every=2)
+    for batch in job.batches(torch.arange(12.0).reshape(12, 1), epochs=1):
+        with job.step():
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        # After step 1 a loss would take the ranks back to the beginning, and after the others it would take back no step.
+        assert job.committed == (0 if job.position == 1 else job.position)
+
+
 def ElasticSampler():
     sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
     loader = torch.utils.data.DataLoader(range(8), batch_size=2, sampler=sampler)

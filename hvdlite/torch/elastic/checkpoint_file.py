@@ -64,7 +64,8 @@ class CheckpointFile:
         if not os.path.exists(self.path):
             return None, ""
         try:
-            content: dict[str, Any] = torch.load(self.path, weights_only=False)
+            # Each host opens its file, and only the rank whose state counts reads the tensors.
+            content: dict[str, Any] = torch.load(self.path, "cpu", mmap=True, weights_only=False)
             for name, value in self._header.items():
                 if content[name] != value:
                     return None, (

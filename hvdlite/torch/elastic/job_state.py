@@ -13,7 +13,7 @@ from hvdlite.basics import rank
 from hvdlite.errors import PeerLostError
 from hvdlite.torch.coded_methods import codings_of
 from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler
-from hvdlite.torch.state import sharded_state_of
+from hvdlite.torch.sharding import sharded_state_of
 
 __all__ = ["JobState", "Snapshot"]
 
@@ -24,7 +24,7 @@ class Snapshot:
 
     Attributes:
         states: copies of the results of ``state_dict()``, by name.
-        buffers: copies of the model's buffers; empty if `states` has that of the model.
+        buffers: copies of the model's buffers.
         random_numbers: the states of this rank's generators: of torch, of its GPUs, of Python and of NumPy.
         codings: the compression's state of each parameter, on this rank.
     """
@@ -58,8 +58,7 @@ class JobState:
 
     def before_step(self) -> Snapshot:
         """A copy of what a step changes before ``optimizer.step()``."""
-        states = {name: handler.copied() for name, handler in self._others.items()}
-        return self._snapshot(states, [buffer.clone() for buffer in self._model.buffers()])
+        return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
         """A copy of the whole state, in host memory as far as it belongs to model and optimizer. Collective over all ranks if
@@ -70,9 +69,10 @@ class JobState:
             for name, value in self._model.state_dict().items()
         }
         others = {name: handler.copied() for name, handler in self._others.items()}
-        return self._snapshot({"model": model, "optimizer": self._in_optimizer.copied(loaded), **others}, [])
+        return self._snapshot({"model": model, "optimizer": self._in_optimizer.copied(loaded), **others})
 
-    def _snapshot(self, states: dict[str, Any], buffers: list[torch.Tensor]) -> Snapshot:
+    def _snapshot(self, states: dict[str, Any]) -> Snapshot:
+        buffers = [buffer.clone() for buffer in self._model.buffers()]  # some may not be in a state_dict()
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         numbers = torch.get_rng_state(), gpus, random.getstate(), np.random.get_state()
         # A compression replaces the tensors of its state, so references are enough.
@@ -82,7 +82,7 @@ class JobState:
         """Gives all objects the state of the snapshot, as far as it contains them."""
         self.load(snapshot.states)
         with torch.no_grad():
-            for buffer, before in zip(self._model.buffers(), snapshot.buffers, strict=False):
+            for buffer, before in zip(self._model.buffers(), snapshot.buffers, strict=True):
                 buffer.copy_(before)
         for coding, kept in zip(codings_of(self._optimizer), snapshot.codings, strict=True):
             coding.clear()

@@ -11,13 +11,8 @@ from hvdlite.elastic.kept import StateHandler
 from hvdlite.errors import HostsUpdatedInterrupt
 from hvdlite.ops import barrier
 from hvdlite.torch.elastic.sampler import ElasticSampler
-from hvdlite.torch.state import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    sharded_state_of,
-)
+from hvdlite.torch.sharding import sharded_state_of
+from hvdlite.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [
     "GeneratorStateHandler",
