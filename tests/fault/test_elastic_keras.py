@@ -7,7 +7,7 @@ pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun end
 
 PROGRAM = """
     import os, signal, sys
-    if os.environ["KERAS_BACKEND"] != "tensorflow":  # Keras seeds it all the same, where it finds it; importing it takes seconds
+    if os.environ["KERAS_BACKEND"] != "tensorflow":  # Keras imports it where it finds it, which takes seconds
         sys.modules["tensorflow"] = None
     import keras
     import numpy as np
