@@ -91,7 +91,7 @@ def test_a_rank_that_cannot_open_the_others_parts():
 def test_too_little_memory_for_an_arena():
     """Enough for the ranks' window, but not for their gradients: noticed when the arena is made, not by a signal later."""
     with nothing_left_behind():
-        program = SMALL_SHM % (64 * 1024) + TRAIN + "train(True, 4096, 4096)"
+        program = SMALL_SHM % (32 * 1024) + TRAIN + "train(True, 4096, 2048)"
         result = run_job(program, 2, env={"HVDLITE_SHARED_MEMORY": "shm"})
     assert [arenas(result, rank) for rank in range(2)] == [["none 0 0"]] * 2, result.report()
     assert len(warnings(result)) == 1, result.report()

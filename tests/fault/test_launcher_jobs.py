@@ -276,11 +276,13 @@ import horovod
 
 def train():
     import os
-    import horovod.torch as hvd
-    hvd.init()
-    return hvd.rank(), hvd.__name__, os.environ["HVDLITE_CACHE_CAPACITY"]
+    import hvdlite
+    from horovod.common import basics
+    hvdlite.init()
+    return hvdlite.rank(), basics.__name__, os.environ["HVDLITE_CACHE_CAPACITY"]
 
 print(horovod.run(train, num_proc=2, disable_cache=True))
 """,
     )
-    assert done.stdout == "[(0, 'hvdlite.torch', '0'), (1, 'hvdlite.torch', '0')]\n", done.stderr
+    results = [(rank, "hvdlite.horovod.common.basics", "0") for rank in (0, 1)]
+    assert done.stdout == f"{results}\n", done.stderr

@@ -99,7 +99,7 @@ def lines(text, word):
 def test_what_a_job_has_open(knob, live_view):
     with nothing_left_behind():
         environ = {"HVDLITE_SHARED_MEMORY": knob, "HVDLITE_LIVE_VIEW": live_view, "HVDTEST_PROBE": "1"}
-        result = run_job(LOOK_AROUND, 2, env=environ, fresh=knob == "memfd")  # all is opened by the job itself
+        result = run_job(LOOK_AROUND, 2, env=environ)
     assert result.returncode == 0, result.report()
     for text in result.stdout.values():
         # For hvdlite top; a name without a file. Another user gets nothing from it (tests/fault/test_top.py).

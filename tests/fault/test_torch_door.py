@@ -51,8 +51,7 @@ SCRIPT = """
 
 @pytest.mark.parametrize("first", ["", "1"])
 def test_a_script_needs_nothing_but_mpirun(tmp_path, first):
-    env = {"HVDTEST_INIT_FIRST": first, "HVDTEST_FOLDER": str(tmp_path)}
-    job = run_job(SCRIPT, 2, env=env, fresh=not first)  # fresh processes import what a user's do
+    job = run_job(SCRIPT, 2, env={"HVDTEST_INIT_FIRST": first, "HVDTEST_FOLDER": str(tmp_path)})
     assert job.returncode == 0, job.report()
     assert [job.stdout[rank].split("\n")[0] for rank in (0, 1)] == [f"rank {rank} of 2: 3.0" for rank in (0, 1)], job.report()
     assert not list(tmp_path.glob("**/hvdlite-store-*")), "the store's file was left behind"

@@ -4,7 +4,7 @@ import torch
 from support.world import WORLD
 
 ROWS = 4  # of the batch, for each rank
-STEPS = 20  # of a training; rounding errors and stale state have grown visible by then
+STEPS = 10  # of a training; rounding errors and stale state have grown visible by then
 FEATURES = 6
 CLASSES = 3
 DEVICE = torch.device("cpu")  # of networks and batches; tests/gpu sets another
