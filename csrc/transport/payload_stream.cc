@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <string>
 
@@ -17,9 +18,9 @@ namespace {
 
 // From this size on, one copy by the kernel is faster than two copies by the ranks.
 constexpr std::size_t kOfferedBytes = 32 * 1024;
-// The largest read in one step. It is limited because other operations also have to advance.
-constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;
-// The number of pieces in which the writer fills the ring, so that both sides copy at the same time.
+// The most that one step copies. It is limited because other operations also have to advance.
+constexpr std::size_t kAtOnce = std::size_t{1} << 20;
+// The number of pieces in which both sides go through the ring, so that they copy at the same time.
 constexpr std::size_t kPiecesInRing = 4;
 
 // The proof: no other process has this value at this address, except a parent or a child after fork().
@@ -81,16 +82,14 @@ bool PayloadWriter::put_header(std::span<const std::byte> payload) {
 }
 
 bool PayloadWriter::stream(std::span<const std::byte> payload) {
-  bool any = false;
-  while (done_ < payload.size()) {
-    const std::size_t bytes =
-        std::min({payload.size() - done_, room(), ring_.capacity / kPiecesInRing});
+  const std::size_t begin = done_, end = std::min(payload.size(), done_ + kAtOnce);
+  while (done_ < end) {
+    const std::size_t bytes = std::min({end - done_, room(), ring_.capacity / kPiecesInRing});
     if (bytes == 0) break;
     put(payload.subspan(done_, bytes));
     done_ += bytes;
-    any = true;
   }
-  return any;
+  return done_ > begin;
 }
 
 Progress PayloadWriter::advance(std::span<const std::byte> payload) {
@@ -146,27 +145,34 @@ void PayloadReader::take_header(std::size_t bytes) {
 
 // Returns false if the kernel refuses, or if the number belongs to another process.
 bool PayloadReader::read_memory(std::span<std::byte> payload) {
-  const std::size_t bytes = std::min(payload.size() - done_, kReadAtOnce);
+  const std::size_t bytes = std::min(payload.size() - done_, kAtOnce);
   std::uint64_t proof = 0;
   const std::array<iovec, 2> to = {iovec{&proof, sizeof(proof)},
                                    iovec{payload.data() + done_, bytes}};
   const std::array<iovec, 2> from = {at(header_.proof_address, sizeof(proof)),
                                      at(header_.address + done_, bytes)};
+  errno = ESRCH;
   const ssize_t got =
       writer_ > 0 ? process_vm_readv(writer_, to.data(), to.size(), from.data(), from.size(), 0)
                   : -1;
-  if (got <= static_cast<ssize_t>(sizeof(proof)) || proof != header_.proof) return false;
+  if (got <= static_cast<ssize_t>(sizeof(proof)) || proof != header_.proof) {
+    refused_with_ = got < 0 ? errno : ESRCH;
+    return false;
+  }
   done_ += static_cast<std::size_t>(got) - sizeof(proof);
   return true;
 }
 
 bool PayloadReader::stream(std::span<std::byte> payload) {
-  const std::size_t bytes = std::min(payload.size() - done_, there());
-  if (bytes == 0) return false;
-  take(payload.subspan(done_, bytes));
-  publish();
-  done_ += bytes;
-  return true;
+  const std::size_t begin = done_, end = std::min(payload.size(), done_ + kAtOnce);
+  while (done_ < end) {
+    const std::size_t bytes = std::min({end - done_, there(), ring_.capacity / kPiecesInRing});
+    if (bytes == 0) break;
+    take(payload.subspan(done_, bytes));
+    publish();
+    done_ += bytes;
+  }
+  return done_ > begin;
 }
 
 Progress PayloadReader::advance(std::span<std::byte> payload) {

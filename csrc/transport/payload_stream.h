@@ -82,6 +82,8 @@ class PayloadReader {
   // writer: the process of the sender.
   PayloadReader(const PayloadRing& ring, pid_t writer);
   Progress advance(std::span<std::byte> payload);
+  // Why this process cannot read the sender's memory, as an errno; 0: it can, or has not tried.
+  int refused_with() const { return refused_with_; }
 
  private:
   enum class Stage { kNew, kOffered, kStreamed };
@@ -98,6 +100,7 @@ class PayloadReader {
   PayloadHeader header_;
   Stage stage_ = Stage::kNew;
   std::size_t done_ = 0;
+  int refused_with_ = 0;
 };
 
 }  // namespace hvdlite::transport

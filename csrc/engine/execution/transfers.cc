@@ -1,6 +1,8 @@
 #include "engine/execution/transfers.h"
 
 #include <cstring>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "engine/execution/operation.h"
@@ -167,6 +169,17 @@ bool Transfers::advance_own() {
   return any;
 }
 
+void Transfers::tell_refusal(int peer, int error) {
+  if (error == 0 || told_refusal_) return;
+  told_refusal_ = true;
+  shared_.log.write(base::LogLevel::kWarning, "transport",
+                    "this process may not read the memory of rank " + std::to_string(peer) +
+                        " (process_vm_readv: " + std::generic_category().message(error) +
+                        "), so both ranks copy large messages, through shared memory; the setting "
+                        "kernel.yama.ptrace_scope=0 permits the call, and so does a seccomp "
+                        "profile that allows it");
+}
+
 bool Transfers::advance() {
   bool any = staging_.look_after();
   for (std::size_t place = 0; place < moving_.size();) {
@@ -202,6 +215,7 @@ bool Transfers::advance() {
                         {static_cast<std::byte*>(target_of(each)), each.entry.request->bytes()});
                   }) ||
           any;
+    tell_refusal(peer, queues.streams->in.refused_with());
   }
   return any;
 }

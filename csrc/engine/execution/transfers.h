@@ -80,6 +80,8 @@ class Transfers {
   template <typename Post>
   void start(Moving transfer, Post post);
   bool post_sends(Queues& queues, int to);
+  // Logs, once, that this process may not read the memory of another rank.
+  void tell_refusal(int peer, int error);
   // Is the payload of this send in host memory?
   bool is_here(Moving& send);
   static const void* source_of(const Moving& send);
@@ -98,6 +100,7 @@ class Transfers {
   std::deque<std::pair<Entry, Moving>> own_;  // receive and send of messages to itself
   std::map<int, Queues> queues_;              // by peer
   std::size_t queued_ = 0;                    // the number of transfers in queues_
+  bool told_refusal_ = false;
   std::vector<StagedMemory> retained_;
 };
 

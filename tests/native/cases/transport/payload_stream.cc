@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -120,6 +121,7 @@ TEST(another_process_is_not_read) {
   std::memcpy(pair.ring.ring().data, &header, sizeof(header));
   pair.receive();
   EXPECT(pair.reader.done == 0 && pair.ring.ring().head->refused == 1);
+  EXPECT(pair.in.refused_with() == ESRCH);
   pair.finish();
 }
 
