@@ -19,7 +19,7 @@ def value(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int32", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_values(hvd, dtype):
     shape = (3, 2)
     if RANK == 0:
@@ -33,11 +33,10 @@ def test_values(hvd, dtype):
     hvd.barrier()
 
 
-@pytest.mark.parametrize("rows", [2, 3000])
-def test_gradients_of_two_halves_of_a_model(hvd, rows):
+def test_gradients_of_two_halves_of_a_model(hvd):
     """Rank 0 has the first and the last layer, rank 1 the middle: every rank sends and receives, in both directions."""
     first, middle, last = (value(10 + place, 4, 4) for place in range(3))
-    data, like = value(3, rows, 4), jnp.zeros((rows, 4))
+    data, like = value(3, 3000, 4), jnp.zeros((3000, 4))
 
     def layer(hidden, weights):
         return jnp.tanh(hidden @ weights)

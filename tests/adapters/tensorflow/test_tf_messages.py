@@ -17,7 +17,7 @@ def value(seed, *shape):
     return tf.constant(np.random.default_rng(seed).standard_normal(shape))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "int32", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_values(hvd, dtype):
     shape = (3, 2)
     sent = tf.cast(value(1, *shape) * 10, dtype)
@@ -31,11 +31,10 @@ def test_values(hvd, dtype):
         assert np.array_equal(received.tensor, sent)
 
 
-@pytest.mark.parametrize("rows", [2, 3000])
-def test_gradients_of_two_halves_of_a_model(hvd, rows):
+def test_gradients_of_two_halves_of_a_model(hvd):
     """Rank 0 has the first and the last layer, rank 1 the middle: every rank sends and receives, in both directions."""
     weights = [tf.Variable(value(10 + place, 4, 4)) for place in range(3)]
-    data, like = value(3, rows, 4), tf.zeros((rows, 4), tf.float64)
+    data, like = value(3, 3000, 4), tf.zeros((3000, 4), tf.float64)
 
     @tf.function
     def layer(hidden, weights):
