@@ -56,8 +56,8 @@ ROWS = (
         "payloads-of-others",
         "the memory of whatever process has the sender's number is received",
         "csrc/transport/payload_stream.cc",
-        " || proof != header_.proof) return false;",
-        ") return false;",
+        " || proof != header_.proof) {",
+        ") {",
         guards.MESSAGES,
     ),
     Mutant(
