@@ -93,6 +93,7 @@ JOBS = {
         from hvdlite.runtime import RUNTIME
 
         large = [np.ones(1 << 22) for _ in range(4)]
+        hvd.barrier()  # on a busy machine a rank may take a second to make them
 
         def stop_in_the_middle():
             while "moving data" not in RUNTIME.engine.flight_record():
@@ -117,11 +118,11 @@ JOBS = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, JobResult]:
-    """All jobs at once: they mostly sleep."""
+    """All jobs at once: they mostly sleep. Their processes are stopped, so they are fresh ones."""
 
     def run(item):
         name, (body, env) = item
-        return name, run_job(textwrap.dedent(HEAD) + textwrap.dedent(body), 2, env=env, timeout=240)
+        return name, run_job(textwrap.dedent(HEAD) + textwrap.dedent(body), 2, env=env, timeout=240, fresh=True)
 
     with ThreadPoolExecutor(len(JOBS)) as pool:
         return dict(pool.map(run, JOBS.items()))
