@@ -29,6 +29,10 @@ _TERM_SECONDS = 8.0  # the time in which mpirun has to end the job
 # Open MPI's mpirun prints this text if it fails before it has started any rank, which happens on busy machines.
 NOT_LAUNCHED = "listener thread failed to start"
 _LAUNCHES = 3  # the largest number of starts of mpirun
+_START_AGAIN = (
+    "The other ranks could not continue without the lost one. Start the program again, on the hosts that are left: "
+    "elastic.Job continues from its checkpoint with any other -n, and other programs from what they have saved"
+)
 _REST_SECONDS = 5.0  # the time in which ranks have to pass on their last output after mpirun has ended
 
 
@@ -333,7 +337,8 @@ class LaunchedJob:
             return JobOutcome(status or 1, interrupted=True, problem=self._problem)
         if failure is not None:
             words = last_output(self._output.tail(failure.rank, "e"), self._output.tail(failure.rank, "o"))
-            return JobOutcome(failure.status, failure, tuple(words), interrupted)
+            problem = _START_AGAIN if self._line.elastic and failure.code < 0 and not interrupted else ""
+            return JobOutcome(failure.status, failure, tuple(words), interrupted, problem)
         if status and not self._started:
             problem = f"{self._line.words[0]} ended with exit code {status} before it had started a rank"
             remedy = f": {self._line.remedy}" if self._line.remedy else ""
@@ -341,7 +346,8 @@ class LaunchedJob:
         silent = [rank for rank in self._started if rank not in self._endings]
         if silent and not interrupted:
             place = ", ".join(f"{rank} (host {self._started[rank][0]})" for rank in sorted(silent))
-            return JobOutcome(status or 1, problem=f"no message reported the end of rank {place}: the host may be lost")
+            problem = f"no message reported the end of rank {place}: the host may be lost"
+            return JobOutcome(status or 1, problem=f"{problem}. {_START_AGAIN}" if self._line.elastic else problem)
         return JobOutcome(status, interrupted=interrupted)
 
 

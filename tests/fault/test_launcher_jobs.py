@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from support.job import find_mpirun
+from support.job import find_mpirun, launcher_has_ulfm
 from support.launched import OURS, TIMEOUT, command, environment, in_a_program
 
 import hvdlite
@@ -93,6 +93,25 @@ if hvd.rank() == 1:
     raise ValueError("the data is bad")
 hvd.allreduce(numpy.ones(2))
 """
+
+
+KILLED = """
+import os, signal, numpy, hvdlite as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+hvd.allreduce(numpy.ones(2))
+"""
+
+
+@pytest.mark.skipif(not launcher_has_ulfm(), reason="the launcher cannot let a job continue without a rank")
+@pytest.mark.parametrize("elastic", [True, False])
+def test_an_elastic_job_that_cannot_continue_can_be_started_again(tmp_path, elastic):
+    done = run(tmp_path, KILLED, *["--elastic"][: int(elastic)], n=2)
+    assert done.returncode == 137, done.stderr
+    assert "hvdlite run: rank 1 (host " in done.stderr
+    assert ("Start the program again, on the hosts that are left" in done.stderr) == elastic, done.stderr
 
 
 def test_the_traceback_of_the_first_failure_comes_last(tmp_path):
