@@ -209,7 +209,7 @@ def grouped_allreduce(
     *,
     weight: float | None = None,
 ) -> list[Any]:
-    """`allreduce` of a list of tensors, which the ranks agree on and send together, also backward.
+    """`allreduce` of a list of tensors that are agreed on and sent together, also backward.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allreduce`.
@@ -306,7 +306,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors, which the ranks agree on and send together, also backward.
+    """`allgather` of a list of tensors that are agreed on and sent together, also backward.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allgather`.
@@ -444,7 +444,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors, which the ranks agree on and send together, also backward.
+    """`reducescatter` of a list of tensors that are agreed on and sent together, also backward.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.reducescatter`.
