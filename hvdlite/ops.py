@@ -198,8 +198,8 @@ def grouped_allreduce(
 ) -> list[Any]:
     """`allreduce` of a list of tensors that are agreed on and sent together.
 
-    All ranks pass the same number of `tensors` in the same order. `name` is the group's; the other arguments and
-    the errors are those of `allreduce`. Returns the results in order.
+    All ranks pass the same number of `tensors` in the same order. `name` is the name of the group; the other
+    arguments and the errors are those of `allreduce`. Returns the results in order.
     """
     op = resolve_op(op, average)
     compression = settle_for_tensors(compression, process_set, op, tensors)
@@ -301,7 +301,7 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSe
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors that are agreed on and sent together; `name` is the group's.
+    """`allgather` of a list of tensors that are agreed on and sent together. `name` is the name of the group.
 
     All ranks pass the same number of `tensors` in the same order. Returns a list of the results in that order. The other
     arguments and the errors are those of `allgather`.
@@ -463,7 +463,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together; `name` is the group's.
+    """`reducescatter` of a list of tensors that are agreed on and sent together. `name` is the name of the group.
 
     All ranks pass the same number of `tensors` in the same order. Returns a list of the results in that order. The other
     arguments and the errors are those of `reducescatter`.

@@ -5,7 +5,9 @@ for each missing rank. A called spare runs the program up to the elastic functio
 spare is ready. At the ranks' next commit or step all processes regroup once more, and the spare becomes a rank.
 
 MPI agrees on the living processes and keeps their order (ULFM's MPIX_Comm_shrink). A spare regroups in a thread of its own, so
-that the ranks do not wait for its program. The ranks have another communicator for their operations.
+that the ranks do not wait for its program. They wait for this thread, which needs Python's GIL. (To avoid that, the ranks would
+have to agree without the spares, and include a spare only when it is ready.) The ranks have another communicator for their
+operations.
 """
 
 import enum

@@ -135,7 +135,7 @@ class Engine {
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
   void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);
-  // The parts of a submission beside its operations.
+  // The parts of a submission other than its operations.
   struct Launch {
     bool wake;
     std::int64_t* handle;

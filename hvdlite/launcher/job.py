@@ -19,7 +19,7 @@ from hvdlite.errors import SystemFailure
 from hvdlite.launcher import rank as rank_program
 from hvdlite.launcher.command import LauncherCommand
 from hvdlite.launcher.folder import private_folder
-from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_output, parse_marked
+from hvdlite.launcher.output import LauncherStream, RankExit, RankOutput, first_failure, last_output, parse_marked
 from hvdlite.launcher.rank import ASKS, HEADER, Segments
 
 __all__ = ["GRACE_SECONDS", "NOT_LAUNCHED", "JobOutcome", "LaunchedJob", "told_to_end"]
@@ -167,7 +167,7 @@ class LaunchedJob:
             raise SystemFailure(f"{words[0]} cannot be started: {error.strerror}") from error
         for kind, stream in (("o", process.stdout), ("e", process.stderr)):
             assert stream is not None
-            self._selector.register(stream, selectors.EVENT_READ, (kind, _LauncherStream()))
+            self._selector.register(stream, selectors.EVENT_READ, (kind, LauncherStream()))
         return process
 
     def _shall_launch_again(self) -> bool:
@@ -385,20 +385,3 @@ def _end_with_us() -> Callable[[], object]:
     except (ImportError, OSError, AttributeError):
         return lambda: None
     return lambda: prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-class _LauncherStream:
-    """Cuts mpirun's output into lines."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        """Takes bytes and returns the lines that are complete, each with its newline."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line.decode(errors="replace") + "\n" for line in lines]
-
-    def finish(self) -> list[str]:
-        """The text after the last newline, at the end of the stream, with a newline; a list of one line or none."""
-        rest, self._rest = self._rest, b""
-        return [rest.decode(errors="replace") + "\n"] if rest else []

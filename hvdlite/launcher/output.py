@@ -11,13 +11,30 @@ from typing import TextIO
 
 from hvdlite.launcher.rank import MARK
 
-__all__ = ["RankExit", "RankOutput", "first_failure", "last_output", "parse_marked"]
+__all__ = ["LauncherStream", "RankExit", "RankOutput", "first_failure", "last_output", "parse_marked"]
 
 _TAIL_LINES = 400
 _LAST_LINES = 30
 _STREAMS = {"o": "stdout", "e": "stderr"}
 _ENDINGS = {"n": "\n", "r": "\r", "u": ""}
 _MARKED = re.compile(rf"{MARK}([hoex])([nru])(\d+){MARK}(.*)\Z", re.DOTALL)
+
+
+class LauncherStream:
+    """Cuts mpirun's output into lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Takes bytes and returns the lines that are complete, each with its newline."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode(errors="replace") + "\n" for line in lines]
+
+    def finish(self) -> list[str]:
+        """The text after the last newline, at the end of the stream, with a newline; a list of one line or none."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode(errors="replace") + "\n"] if rest else []
 
 
 class RankExit:

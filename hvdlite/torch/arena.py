@@ -67,7 +67,7 @@ class ArenaPlace:
         return torch.frombuffer(piece, dtype=self._dtype).as_strided_(self._shape, self._strides)
 
     def move_in(self, param: torch.Tensor) -> None:
-        """Moves the gradient that autograd has made to this place, unless other code refers to it."""
+        """Replaces autograd's gradient by a copy in this place, unless other code refers to the gradient."""
         if _is_compiling():
             return  # compiled autograd traces the hooks, but cannot trace this function
         if _references(param) > _UNSHARED:  # before this function adds a reference of its own

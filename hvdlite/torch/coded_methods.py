@@ -128,7 +128,7 @@ def share_after_joins(optimizer: "CodedMethods") -> None:
 
 
 def _share(process_set: Any, last: int) -> None:
-    """Sends the state of the last rank. Collective over the set, if an optimizer on it has such a compression."""
+    """Sends the state of the last rank. If an optimizer on the set has such a compression, the call is collective."""
     here = [optimizers for its_set, optimizers in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
     if not here:
         return

@@ -145,7 +145,7 @@ class Bucket(Protocol):
 
 
 def suffix_of_pass(turn: int) -> str:
-    """The end of the names in a pass, which differs between the passes of a step. turn: see `Bucket.launch`."""
+    """The end of the names in a pass. Each pass of a step has another end. turn: see `Bucket.launch`."""
     return f"@{turn + 1}" if turn else ""
 
 

@@ -7,9 +7,10 @@ are `hvdlite.ops`' own). Their gradients follow Horovod's convention:
 - allgather and broadcast: that gradient divided by the number of ranks;
 - reducescatter: that gradient times the number of ranks.
 
-The backward of a function is itself a collective: it has to run on all ranks, in the same order unless the function was
-given a name. It can be differentiated in turn (``create_graph=True``), each step by the convention of the collective it
-calls; Product can be differentiated only once. Over 400 lines, because every function has Horovod's full signature.
+The backward of a function is itself a collective: all ranks must run it. If the function has no name, all ranks must run it
+and their other collectives without names in the same order. A backward can be differentiated again (``create_graph=True``),
+by the convention of the collective that it calls. A Product can be differentiated only once. This file has over 400 lines,
+because every function has Horovod's full signature.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,6 +59,10 @@ class _CallArguments:
         """The name of the collective that runs backward."""
         return None if self.name is None else f"{self.name}.grad"
 
+    def grad_name_of(self, part: str) -> str | None:
+        """The name of a further collective that runs backward."""
+        return None if self.name is None else f"{self.name}.grad.{part}"
+
 
 def _needs_grad(*tensors: torch.Tensor) -> bool:
     for tensor in tensors:  # faster than any()
@@ -88,9 +93,9 @@ class _Allreduce(torch.autograd.Function):
         call: _CallArguments = ctx.call
         if call.weight is None:
             return (None, *_reduce(call, call.grad_name, grads))
-        # This rank's share of all weights times the sum: the weights belong to the tensors, not to the gradients.
+        # The sum of the gradients times this rank's share of all weights: weights apply to tensors, not to gradients.
         totals = _reduce(replace(call, op=Sum, weight=None), call.grad_name, grads)
-        name = None if call.name is None else f"{call.grad_name}.weights"
+        name = call.grad_name_of("weights")
         weights = float(ops.allreduce(call.weight, name=name, op=Sum, process_set=call.process_set))
         share = call.weight / weights if weights > 0 else 0.0
         return (None, *(total * share for total in totals))
@@ -113,9 +118,9 @@ class _Select(torch.autograd.Function):
             raise UnsupportedError(f"allreduce with op={OP_NAMES[call.op]} and scale factors has no gradient")
         saved = ctx.saved_tensors
         totals = _reduce(_CallArguments(None, call.process_set, call.grouped), call.grad_name, grads)
-        pairs = zip(saved[: len(grads)], saved[len(grads) :], strict=True)
+        inputs, outputs = saved[: len(grads)], saved[len(grads) :]
         with torch.no_grad():  # the slope of Min and Max is constant in the neighbourhood
-            slopes = [_slope(call, *pair) for pair in pairs]
+            slopes = _product_slopes(call, inputs) if call.op == Product else _choice_slopes(call, inputs, outputs)
         products = [total * slope for total, slope in zip(totals, slopes, strict=True)]
         if call.op != Product:
             return (None, *products)
@@ -140,17 +145,26 @@ def _function_of(op: int) -> type[torch.autograd.Function]:
     return _Select if op in (Min, Max, Product) else _Allreduce
 
 
-def _slope(call: _CallArguments, value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """The derivative of a Min, Max or Product with respect to this rank's value."""
-    if call.op in (Min, Max):
-        chosen = (value == result).to(value.dtype)
-        holders: torch.Tensor = ops.allreduce(chosen, op=Sum, process_set=call.process_set)
-        return chosen / holders
-    zero = value == 0
-    zeros = ops.allreduce(zero.to(torch.int32), op=Sum, process_set=call.process_set)
-    factor = torch.where(zero, 1, value)
-    others = ops.allreduce(factor, op=Product, process_set=call.process_set) / factor
-    return torch.where(zeros - zero.to(torch.int32) > 0, 0, others)
+def _reduce_part(call: _CallArguments, part: str, tensors: Sequence[torch.Tensor], op: int = Sum) -> list[torch.Tensor]:
+    return _reduce(_CallArguments(None, call.process_set, call.grouped, op), call.grad_name_of(part), tensors)
+
+
+def _choice_slopes(call: _CallArguments, values: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The derivatives of Min or Max: the ranks that have the extreme value share it equally, the others get 0."""
+    chosen = [(value == result).to(value.dtype) for value, result in zip(values, results, strict=True)]
+    return [mine / holders for mine, holders in zip(chosen, _reduce_part(call, "holders", chosen), strict=True)]
+
+
+def _product_slopes(call: _CallArguments, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The derivatives of Product: the product of the other ranks' values."""
+    zeros = [(value == 0).to(torch.int32) for value in values]
+    factors = [torch.where(value == 0, 1, value) for value in values]
+    counts = _reduce_part(call, "zeros", zeros)
+    products = _reduce_part(call, "factors", factors, Product)
+    return [
+        torch.where(count > zero, 0, product / factor)
+        for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
+    ]
 
 
 def allreduce(
@@ -167,11 +181,11 @@ def allreduce(
 ) -> Any:
     """`hvdlite.allreduce` with a gradient.
 
-    Backward reduces the ranks' incoming gradients with the same op, factors and compression (Average gives their average,
-    Sum their sum). With Min and Max the ranks with the extreme value get equal parts of the sum of the incoming gradients. With
-    Product a rank gets that sum times the other ranks' values. For all these ops it is the true gradient of the sum of all
-    ranks' losses. Min, Max and Product with scale factors have no gradient. For a weighted mean each rank gets its share of
-    the sum. With Adasum, backward is an Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
+    With Average and Sum, backward reduces the ranks' incoming gradients with the same op, factors and compression. With Min and
+    Max the ranks with the extreme value get equal parts of the sum of the incoming gradients. With Product a rank gets that sum
+    times the other ranks' values. With a weighted mean a rank gets that sum times its share of all weights. All these are the
+    true gradient of the sum of all ranks' losses. Min, Max and Product with scale factors have no gradient. With Adasum,
+    backward is an Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
@@ -195,9 +209,10 @@ def grouped_allreduce(
     *,
     weight: float | None = None,
 ) -> list[Any]:
-    """`allreduce` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
+    """`allreduce` of a list of tensors that are agreed on and sent together, also backward.
 
-    Returns a list of new tensors. The other arguments and the errors are those of `hvdlite.allreduce`.
+    `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
+    `hvdlite.allreduce`.
 
     """
     scales = (prescale_factor, postscale_factor)
@@ -291,9 +306,10 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
+    """`allgather` of a list of tensors that are agreed on and sent together, also backward.
 
-    Returns a list of new tensors. The other arguments and the errors are those of `hvdlite.allgather`.
+    `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
+    `hvdlite.allgather`.
     """
     if not _needs_grad(*tensors):
         return ops.grouped_allgather(tensors, name, process_set)
@@ -316,7 +332,8 @@ class _Broadcast(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         (average,) = _reduce(_CallArguments(None, call.process_set, op=Average), call.grad_name, [grad])
-        # Zeros that depend on the average, so that all ranks run the same collectives if this is differentiated again.
+        # The zeros are computed from the average. So if this is differentiated again, autograd runs the allreduce's backward on
+        # these ranks, too.
         return None, None, average if ctx.is_root else average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
 
 
@@ -427,9 +444,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together, also backward; `name` is the group's.
+    """`reducescatter` of a list of tensors that are agreed on and sent together, also backward.
 
-    Returns a list of new tensors. The other arguments and the errors are those of `hvdlite.reducescatter`.
+    `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
+    `hvdlite.reducescatter`.
     """
     scales = (prescale_factor, postscale_factor)
     if not _needs_grad(*tensors):

@@ -28,7 +28,9 @@ def make_buckets(
     generation: int,
     codec: BucketCodec | None = None,
 ) -> list[Bucket]:
-    """Cuts the parameters into buckets, each with its form on the wire. Collective if the compression is `Compression.auto`.
+    """Cuts the parameters into buckets, each with its form on the wire.
+
+    With `Compression.auto` the call is collective.
 
     Frozen parameters whose dtype cannot be reduced, such as float8, are in no bucket.
 

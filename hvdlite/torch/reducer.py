@@ -316,7 +316,7 @@ class Reducer(PassDriver):
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """Makes sure that all gradients are reduced. Collective over the process set if they are not.
+        """Makes sure that all gradients are reduced. If they are not, the call is collective over the process set.
 
         If no backward has filled them since their reset, the user's own code has written ``.grad``, and it is reduced as it is.
         """

@@ -74,7 +74,8 @@ class Sharded:
     def __post_init__(self) -> None:
         self.start, self.stop = self.bounds[self.place : self.place + 2]
         ends = pairwise(self.bounds)
-        self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]  # the places of their ranks
+        # The places of the ranks that own a part. An empty parameter belongs to place 0.
+        self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]
         self.is_mine = self.place in self.owners  # all of it, or a part
         self.is_split = len(self.owners) > 1
 
@@ -83,11 +84,14 @@ class Sharded:
         return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements of a tensor of the parameter's shape, in the order of its memory; a copy if the tensor's differs."""
+        """The elements of a tensor of the parameter's shape, in the order in which the parameter has them in memory.
+
+        The result is a copy if the tensor has them in another order.
+        """
         return _turned(tensor, self.param).reshape(-1)
 
     def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
-        """A tensor with these elements, in the order of memory, that has the parameter's shape and layout."""
+        """A tensor of the parameter's shape and layout that has these elements, in this order, in memory."""
         whole = torch.empty_like(self.param, dtype=flat.dtype, requires_grad=False)
         flat_view(whole).copy_(flat)
         return whole

@@ -247,11 +247,13 @@ def advice(rows: Sequence[tuple[ExchangeMethod, float, float | None]], compute: 
     seconds = {method: predicted if measured is None else measured for method, predicted, measured in rows}
     chosen = choose(AUTO_METHODS, seconds.__getitem__)
     fastest = min(seconds, key=seconds.__getitem__)
-    waits = f"a step takes {format_seconds(seconds[NONE])}, and without communication {format_seconds(compute)}"
+    plain, alone = format_seconds(seconds[NONE]), f"{format_seconds(compute)} without communication"
     if chosen is NONE:
-        said = f"Use no compression: {waits}, and neither bf16 nor int8 makes a step {LEAST_GAIN:.0%} and 1 ms shorter"
+        gain = f"neither bf16 nor int8 makes it {LEAST_GAIN:.0%} and 1 ms shorter"
+        said = f"Use no compression: a step takes {plain}, and {alone}; {gain}"
     else:
-        said = f"Use {chosen.argument}: without it {waits}, and with it {format_seconds(seconds[chosen])}"
+        with_it = f"{format_seconds(seconds[chosen])} with {chosen.name}"
+        said = f"Use {chosen.argument}: a step takes {plain} without compression, {with_it}, and {alone}"
     if _pays(seconds[fastest], seconds[chosen]):
         said += (
             f"; {fastest.argument} needs only {format_seconds(seconds[fastest])}, but it changes the training more: "

@@ -43,7 +43,7 @@ class Report:
         """A remark if other programs used the machine; empty for an idle machine."""
         if self.load < _BUSY:
             return ""
-        return f"the machine was busy (load {self.load:.1f} for each core): this suits one that is as busy"
+        return f"the machine was busy (load {self.load:.1f} for each core): this tuning suits a machine that is as busy"
 
     @property
     def settings(self) -> dict[str, Value]:
@@ -149,14 +149,14 @@ def _verdict(report: Report) -> list[str]:
     outcome = report.outcome
     lines = [report.busy] if report.busy else []
     if not outcome.complete:
-        lines.append("the time did not suffice for all")
+        lines.append("the time did not suffice to try all values")
     if report.left_out:
         lines.append(f"left out, since they may change the last bits of sums: {', '.join(report.left_out)}")
     if outcome.validation is None:
         return [*lines, "nothing is better than the defaults"]
-    lines.append(f"{'the winner beside the defaults':60}{_measured(outcome.validation)}")
+    lines.append(f"{'the winner, compared with the defaults':60}{_measured(outcome.validation)}")
     if not report.settings:
-        return [*lines, "that does not confirm it: the defaults stay"]
+        return [*lines, "this comparison does not confirm that the winner is faster: the defaults stay"]
     for name, value in report.settings.items():
         lines.append(f"{name}: {_said(name, outcome.defaults[name])} -> {_said(name, value)}")
     said = "those of the defaults" if report.same_bits else "NOT those of the defaults (--any-bits allowed that)"

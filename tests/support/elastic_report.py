@@ -182,7 +182,7 @@ def table(runs: dict[str, Run], cost: dict[str, float]) -> str:
         "",
         f"Without losses, on 2 ranks, a step of {BATCH} samples takes {1e3 * step:.1f} ms. `job.step()` itself takes",
         f"{1e3 * cost['guard']:.2f} ms ({cost['guard'] / step:.1%}), and loading a batch takes {1e3 * load:.2f} ms more than",
-        f"without a job ({load / step:.1%}), which a `DataLoader` with workers does beside the step.",
+        f"without a job ({load / step:.1%}). A `DataLoader` with workers loads the next batch during the step.",
     ]
     return "\n".join(lines)
 

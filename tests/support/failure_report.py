@@ -25,8 +25,8 @@ PLACES = {
 }
 HOSTS = {
     (): "",
-    (1, 1, 1): "; alone on its host, of three",
-    (1, 2, 1): "; with another rank on its host, of three",
+    (1, 1, 1): "; it is alone on its host (three hosts)",
+    (1, 2, 1): "; another rank is on its host (three hosts)",
 }
 ENDINGS = {
     "raise": "raises",
@@ -89,7 +89,7 @@ def table(outcomes: Mapping[Case, Outcome]) -> str:
     """The table in Markdown, with a column for each mode."""
     version = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     lines = [
-        f"Run on {datetime.date.today()}, {version}, Python {sys.version.split()[0]}; of three ranks, or of four.",
+        f"Run on {datetime.date.today()}, {version}, Python {sys.version.split()[0]}; jobs of three or four ranks.",
         "",
         "| rank 1 … | while … | `mpirun` | `mpirun --with-ft ulfm` | `--with-ft ulfm`, in a function of `hvd.elastic.run` |",
         "|---|---|---|---|---|",

@@ -145,7 +145,7 @@ def test_the_table_and_the_advice_have_the_measured_times():
     rows = [(method, 0.9, measured[method]) for method in ALL_METHODS]
     assert link_model.table(rows)[3].split() == ["int8", "900.0", "ms", "300.0", "ms", "compression=hvd.Compression.int8()"]
     said = link_model.advice(rows, 0.03)
-    assert said.startswith("Use compression=hvd.Compression.int8(): without it a step takes 1 s,")
+    assert said.startswith("Use compression=hvd.Compression.int8(): a step takes 1 s without compression,")
     assert "powersgd(rank=2) needs only 100 ms" in said
     same = [(method, 0.03, None) for method in ALL_METHODS]
     assert link_model.advice(same, 0.03).startswith("Use no compression: a step takes 30 ms")

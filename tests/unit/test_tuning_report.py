@@ -32,18 +32,18 @@ def test_the_table_says_what_was_tried_and_taken():
     assert lines[0] == "8 ranks on 2 hosts, a CPU, 8 cores a host, openmpi"
     assert lines[4].split() == ["spin_us", "-1.0", "50.0", "-34.9", "%", "-", "3"]
     assert lines[5].split() == ["tile_bytes", "256KiB", "64KiB", "+9.6", "%", "0.1", "%", "12", "taken"]
-    assert lines[-3].split()[:5] == ["the", "winner", "beside", "the", "defaults"]
+    assert lines[-3].split()[:6] == ["the", "winner,", "compared", "with", "the", "defaults"]
     assert lines[-2:] == ["tile_bytes: 256KiB -> 64KiB", "the bits of the sums that were compared are those of the defaults"]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"confirmed": False}, "that does not confirm it: the defaults stay"),
+        ({"confirmed": False}, "this comparison does not confirm that the winner is faster: the defaults stay"),
         ({"same_bits": False}, "are NOT those of the defaults (--any-bits allowed that)"),
         ({"left_out": ["segment_bytes"]}, "left out, since they may change the last bits of sums: segment_bytes"),
-        ({"load": 7.25}, "the machine was busy (load 7.2 for each core): this suits one that is as busy"),
-        ({"complete": False}, "the time did not suffice for all"),
+        ({"load": 7.25}, "the machine was busy (load 7.2 for each core): this tuning suits a machine that is as busy"),
+        ({"complete": False}, "the time did not suffice to try all values"),
     ],
 )
 def test_what_a_reader_must_know_is_said(changes, said):

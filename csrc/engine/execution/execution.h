@@ -9,8 +9,9 @@
 // (device_lane.h).
 //
 // Small operations are prepared (collectives/prepared.h): before the members have agreed, each puts its input where the others
-// will look for it, or into the message that announces it. If all have done so, the operation ends as soon as it is agreed, beside
-// the lanes. Only an allreduce of parts has a second exchange, and takes its turn in the lane.
+// will look for it, or into the message that announces it. If all have done so, the operation ends as soon as it is agreed,
+// without waiting in a lane. Only an allreduce in which each member reduces one part (Preparation::kParts) has a second
+// exchange, and waits for its turn in the lane.
 #pragma once
 
 #include <algorithm>
@@ -88,8 +89,8 @@ class Execution {
  private:
   struct Set {
     SharingSetPtr host;  // for tensors in host memory
-    // For GPU tensors that go through host memory. They have regions of their own, so that their speed does not decide whose
-    // turn it is among host tensors. Only the set of all ranks has such regions, from its first operation on GPU memory on.
+    // For GPU tensors that go through host memory. They have regions of their own, so that host tensors never wait for the
+    // turn of a slower GPU tensor. Only the set of all ranks has such regions, from its first operation on GPU memory on.
     SharingSetPtr gpu;
     std::uint32_t next_operation = 0;  // the same on all members; part of the message tag
   };

@@ -54,7 +54,7 @@ std::uint32_t point_to_point_tag(const transport::Transport& transport);
 
 // How ranks combine their values for this request. An Average divides by `divisor`.
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor);
-// The same for an operation that `ranks` members agreed on.
+// How the `ranks` members that agreed on an operation combine their values.
 collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks);
 
 // A FusedOp that waits in its lane until the lane has room for it.

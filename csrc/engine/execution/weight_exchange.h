@@ -1,4 +1,4 @@
-// The first collective of a weighted mean: the members exchange their weights, and each learns its share of all of them.
+// The first collective of a weighted mean: the members exchange their weights, and each learns its share of all weights.
 // Thread: the one of its operation. Owns: the weights. Blocks: no. Throws: what start_allreduce throws.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Finds ranks that wait for each other for ever. A pure machine: reports go in, probes and verdicts come out.
-// Thread: one at a time. Owns: the last report of each rank. Blocks: no. Throws: nothing.
+// Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: nothing.
 //
 // A rank is blocked when all its threads that submit or wait are asleep on operations that are not agreed. A set of blocked
 // ranks is stuck when each operation that one of them awaits is missing on another rank of the set. (A receive from any rank is
@@ -32,8 +32,8 @@ class DeadlockDetector {
   struct Actions {
     std::vector<int> probe;  // ranks to ask, with this number, whether they are still blocked
     std::uint64_t number = 0;
-    // The operations that can never complete, by process set. For point to point: by the rank that asked for them; otherwise
-    // -1.
+    // The operations that can never complete: a verdict for each process set, with the number -1. Sends and receives have a
+    // verdict for each rank that asked for them, with the number of this rank.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);

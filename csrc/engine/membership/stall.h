@@ -1,5 +1,5 @@
-// Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and fails the rank in
-// the end. A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
+// Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and in the end gives up
+// the operations. A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: nothing.
 //
@@ -30,7 +30,7 @@
 
 namespace hvdlite::engine {
 
-// An operation of this rank that is older than the lower of the limits.
+// An operation of this rank that is older than half the lower limit.
 struct Stalled {
   std::uint64_t record = 0;  // its number in the flight recorder
   const Request* request = nullptr;
@@ -57,15 +57,15 @@ class StallInspector {
   // Called before each look. newest: the number of the operation submitted last. activity: a number that changes when anything
   // moves.
   void note(Time now, std::uint64_t newest, std::uint64_t activity);
-  // Seconds since the operation of this number was submitted. For operations younger than the limits the result may be too
-  // small.
+  // Seconds since the operation of this number was submitted. The result may be too small: by the time between two looks, and
+  // by more for operations that are older than both limits.
   double age(std::uint64_t record, Time now) const;
   // Seconds since data moved last. Questions and answers are no data.
   double still_for(Time now) const { return base::seconds_between(moved_at_, now); }
   double least_age() const { return limits_.least(); }
 
   struct Actions {
-    std::vector<int> ask;  // ask these ranks this
+    std::vector<int> ask;  // the ranks that get `inquiry`
     Inquiry inquiry;
     std::vector<std::string> warnings;
     std::vector<std::string> news;  // about stalls that are over
@@ -76,8 +76,9 @@ class StallInspector {
   Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
                const StateOf& state_of);
   void hear(int rank, StallReply answer);
-  // `rank` asks about an operation in this set for which this rank waits, too. Returns true if this rank already asks about the
-  // stall or has written its line. Otherwise this rank leaves the stall to `rank`.
+  // `rank` asks about an operation in this set for which this rank waits, too. Returns true if this rank looks after the
+  // stall: if it asks about the set itself and has the lower number; or, unless `last`, if a stall that it has written to the
+  // log is not over, and no other rank looks after the set. Otherwise this rank leaves the stall to `rank`.
   bool claim(int rank, SetId set, bool last, Time now);
 
   void add_to(base::Hasher& hasher) const;

@@ -182,8 +182,9 @@ void get(Reader& reader, Inquiry& message) {
   message.patience = reader.get<double>();
   const auto count = reader.get<std::uint32_t>();
   if (!(message.patience >= 0 && message.patience <= 60) || count > Inquiry::kMost) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      "a control message asks a question that no correct rank asks");
+    throw base::Error(
+        base::ErrorCode::kInternal,
+        "a control message asks with an impossible waiting time, or about too many operations");
   }
   for (std::uint32_t i = 0; i < count; ++i) {
     Inquiry::OperationName& operation = message.operations.emplace_back();
@@ -203,7 +204,7 @@ std::vector<std::uint32_t> get_places(Reader& reader) {
     places.push_back(reader.get<std::uint32_t>());
     if (places.back() >= Inquiry::kMost || places.size() > Inquiry::kMost) {
       throw base::Error(base::ErrorCode::kInternal,
-                        "a control message answers a question that no rank has asked");
+                        "a control message answers about more operations than a question may name");
     }
   }
   return places;
@@ -224,7 +225,8 @@ void get(Reader& reader, StallReply& message) {
   message.since_exemption = reader.get<double>();
   message.text = reader.get_string();
   if (std::isnan(message.since_exemption) || message.text.size() > StallReply::kMostText) {
-    throw base::Error(base::ErrorCode::kInternal, "a control message reports an impossible state");
+    throw base::Error(base::ErrorCode::kInternal,
+                      "a control message answers with an impossible time, or with too long a text");
   }
   // The text becomes part of a log line.
   for (char& letter : message.text) {
@@ -328,8 +330,10 @@ void get(Reader& reader, LedgerSteps& message) {
   const bool one_prepared = message.steps.size() == 1 && message.steps.front().prepared;
   if (message.stamp == 0 || message.stamp > LedgerSteps::kMostStamp ||
       (!one_prepared && !message.payload.empty())) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      "a control message makes steps that no rank makes");
+    throw base::Error(
+        base::ErrorCode::kInternal,
+        "a control message has ledger steps with an impossible stamp, or a payload without one "
+        "prepared step");
   }
 }
 

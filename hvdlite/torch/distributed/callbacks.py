@@ -22,11 +22,11 @@ __all__ = ["Place", "current_place", "install", "origin", "unnumbered"]
 
 
 class Place:
-    """A counter of collectives: for a group's program, or for one callback of a future.
+    """A counter: of the collectives of a program or of a callback, and of the callbacks of a future.
 
     Args:
-        group: the group of the future with the callback.
-        path: the number of the callback, such as "7t2"; empty for a program.
+        group: the group whose program it is, or whose collective the future belongs to.
+        path: the number of the collective, such as "7", or of the callback, such as "7t2"; empty for a program.
     """
 
     def __init__(self, group: str, path: str = "") -> None:
@@ -34,21 +34,24 @@ class Place:
         self._group = group
         self._path = path
         self._counts: dict[str, int] = {}  # the number of collectives, by group
-        self._callbacks = 0  # the number of callbacks of the future that this callback's `then` returned
+        self._callbacks = 0  # the number of callbacks of the future: see `callback`
 
     def next(self, group: str) -> str:
-        """The number of the next collective of a group, until `use` is called. Call it with the lock."""
+        """Returns the number of the group's next collective. It stays the same until `use` is called. Call it with the lock."""
         number = str(self._counts.get(group, 0) + 1)
         if not self._path:
             return number
         return f"{self._path}.{number}" if group == self._group else f"{self._group}:{self._path}.{number}"
 
     def use(self, group: str) -> None:
-        """Uses the number up; not after a refused call, whose number the other ranks still need. Call it with the lock."""
+        """Marks the number of `next` as used. Call it with the lock.
+
+        Do not call it if the collective was refused: on the other ranks, the next collective has this number.
+        """
         self._counts[group] = self._counts.get(group, 0) + 1
 
     def callback(self) -> "Place":
-        """A place for the next callback of the future that this callback's ``then`` returned."""
+        """A place for the next callback of the collective's future, or of the future that this callback's ``then`` returned."""
         with self.lock:
             self._callbacks += 1
             return Place(self._group, f"{self._path}t{self._callbacks}")
@@ -69,7 +72,7 @@ def origin(future: Any, group: str, path: str) -> None:
 
 
 def unnumbered(_future: Any) -> None:
-    """The same for a future of a message: collectives of its callbacks get numbers of the place where they run."""
+    """Does nothing. It replaces `origin` for sends and receives: collectives of their callbacks are numbered where they run."""
 
 
 def install() -> None:

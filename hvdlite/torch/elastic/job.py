@@ -71,7 +71,7 @@ class ElasticJob:
         optimizer: a `hvdlite.torch.DistributedOptimizer` of its parameters.
         batch_size: the number of samples in a step, on all ranks together.
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
-        scaler: a GradScaler, or None. Only with a scaler may a step have no ``optimizer.step()``.
+        scaler: a GradScaler, or None. With a scaler, a step may leave ``optimizer.step()`` out.
         seed: the seed of the order of samples, and of the random numbers while a sample is loaded; the same on all ranks.
         checkpoint: the path of a file, in a folder that exists on every host. The first ranks of two hosts write it, so hosts
             need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
@@ -111,8 +111,8 @@ class ElasticJob:
         if batch_size < 1 or commit_every < 1 or save_every < 0 or bool(checkpoint) != bool(save_every):
             raise InvalidArgumentError(
                 f"elastic.Job(batch_size={batch_size}, checkpoint={str(checkpoint)!r}, save_every={save_every}, "
-                f"commit_every={commit_every}): batch_size and commit_every are at least 1, and checkpoint and save_every "
-                "belong together"
+                f"commit_every={commit_every}): batch_size and commit_every must be at least 1, and save_every must not be "
+                "negative; give both checkpoint and save_every, or neither"
             )
         self.position = 0
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
@@ -181,7 +181,7 @@ class ElasticJob:
 
         Raises:
             InvalidArgumentError: a batch was taken and not used in a `step`, or `batches` is running already.
-            UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.
+            PeerLostError, UnsupportedError: as for `step`.
         """
         if self._call is not None:
             raise InvalidArgumentError("batches() of an elastic.Job is running already")
@@ -206,11 +206,14 @@ class ElasticJob:
 
     @contextmanager
     def step(self) -> Iterator[StepOutcome]:
-        """A with statement around one step: forward, backward and exactly one ``optimizer.step()``. It catches only lost ranks.
+        """A with statement around one step: forward, backward and exactly one ``optimizer.step()`` (or none, with a scaler).
+
+        It handles only the loss of ranks: all other exceptions leave it.
 
         Raises:
-            InvalidArgumentError: no batch was taken for it, it is inside of another `step`, or it ended without
-                ``optimizer.step()``.
+            InvalidArgumentError: no batch was taken for it, it is inside of another `step`, or ``optimizer.step()`` is missing.
+            PeerLostError: a rank was lost, and the job cannot continue without it.
+            UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, and no spare came.
         """
         if self._in_step or not self._batch_is_open:
             raise InvalidArgumentError("each job.step() takes one batch of job.batches(), and contains no other job.step()")
@@ -234,7 +237,7 @@ class ElasticJob:
         outcome.applied = self.position > position
         save_every = self._file.save_every
         if outcome.applied and save_every and self.position % save_every == 0 and self._file.is_mine():
-            commit = self._last_commit  # of this step, because it was due
+            commit = self._last_commit  # the commit of this step, which was due; None if the optimizer is not sharded
             self._file.write(self.position, self._state.present() if commit is None else commit.states)
 
     # --- commits ------------------------------------------------------------------------------------------------------------
@@ -301,14 +304,15 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            # After a loss all ranks continue with a batch: some may have noticed the loss while they looked for a spare.
+            # After a loss this rank does not look for a spare: other ranks may have noticed the loss in _admit_spare, and they
+            # continue with a batch.
             if self._jobs == jobs:
                 self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
                 return
 
     def _has_ended(self) -> bool:
-        """Have all ranks applied the last step? Collective over the ranks when this one has."""
+        """Have all ranks applied the last step? If this rank has, the call is collective over all ranks."""
         while self.position >= self._last_step:
             try:
                 assert self._call is not None
@@ -366,7 +370,7 @@ class ElasticJob:
     def _go_on_from(self, plan: CopyPlan) -> None:
         """Returns to the last commit if the optimizer is sharded; and gives the newest point to the ranks that lack it.
 
-        Collective over the ranks if some lack it.
+        If some ranks lack it, the call is collective over all ranks.
         """
         if self._last_commit is not None and rank() not in plan.receivers:
             self._state.go_back(self._last_commit)

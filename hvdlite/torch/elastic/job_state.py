@@ -61,8 +61,10 @@ class JobState:
         return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
-        """A copy of the whole state, in host memory as far as it belongs to model and optimizer. Collective over all ranks if
-        the optimizer is sharded, unless its state was `loaded` (`OptimizerStateHandler.copied`).
+        """A copy of the whole state. The states of model and optimizer are copied to host memory.
+
+        If the optimizer is sharded, the call is collective over all ranks, unless its state was `loaded`
+        (`OptimizerStateHandler.copied`).
         """
         model = {
             name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
@@ -124,5 +126,5 @@ class JobState:
             raise
 
     def present(self) -> dict[str, Any]:
-        """The states of all objects, by name and not copied. Collective over all ranks if the optimizer is sharded."""
+        """The states of all objects by name, not copied. If the optimizer is sharded, the call is collective over all ranks."""
         return {name: handler.value.state_dict() for name, handler in self._all.items()}

@@ -52,7 +52,7 @@ class TorchState(ObjectState):
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
     def save(self) -> None:
-        """Copies the attributes, for `restore`. Collective over all ranks if it keeps a sharded optimizer."""
+        """Copies the attributes, for `restore`. If it keeps a sharded optimizer, the call is collective over all ranks."""
         super().save()
         if any(sharded_state_of(optimizer) is not None for optimizer in self._optimizers()):
             barrier()  # all have gathered the state, and a rank may leave
@@ -124,7 +124,9 @@ class OptimizerStateHandler(StateDictHandler):
     """For optimizers: options and state. If the state is sharded, the whole state is saved, in host memory."""
 
     def copied(self, loaded: bool = False) -> Any:
-        """A copy of the whole state. Collective over all ranks if the optimizer is sharded, unless it was `loaded`: see
+        """A copy of the whole state.
+
+        If the optimizer is sharded, the call is collective over all ranks, unless the state was `loaded`: see
         `hvdlite.torch.sharding.ShardedState.whole_state`.
         """
         sharded = sharded_state_of(self.value)

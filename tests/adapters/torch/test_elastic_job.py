@@ -110,8 +110,8 @@ def test_what_a_step_needs():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"batch_size": 0}, "batch_size and commit_every are at least 1"),
-        ({"save_every": 5}, "checkpoint and save_every belong together"),
+        ({"batch_size": 0}, "batch_size and commit_every must be at least 1"),
+        ({"save_every": 5}, "give both checkpoint and save_every, or neither"),
         ({"commit_every": 0}, "commit_every=0"),
         ({"ema": object()}, r"elastic.Job\(ema=...\): a object has no state_dict"),
         ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])}, "takes an hvdlite.torch.DistributedOptimizer"),

@@ -87,18 +87,39 @@ def test_allreduce_scaled_and_compressed(hvd):
         scaled.sum().backward()
 
 
+@pytest.mark.parametrize("op", ["Average", "Max", "Product"])
+def test_a_named_backward_has_no_unnamed_collectives(hvd, op):
+    """So its place among the rank's unnamed collectives may differ from rank to rank."""
+    everyone = [tensor.requires_grad_() for tensor in values(hvd, 0)]
+    mine = everyone[hvd.rank()].detach().clone().requires_grad_()
+    found = hvd.allreduce(mine, name="named", op=getattr(hvd, op))
+    unnamed = torch.full((7,), float(hvd.rank()))
+    before = hvd.allreduce_async(unnamed, op=hvd.Sum) if hvd.rank() == 0 else None
+    found.backward(torch.ones_like(mine))
+    after = before if before is not None else hvd.allreduce_async(unnamed, op=hvd.Sum)
+    assert_close([hvd.synchronize(after)], [torch.full((7,), float(sum(range(hvd.size()))))])
+    reduced(op, everyone).backward(torch.full_like(mine, hvd.size()))
+    assert_close([mine.grad], [everyone[hvd.rank()].grad])
+
+
+@pytest.mark.parametrize("op", ["Sum", "Max", "Product"])
 @pytest.mark.parametrize("name", ["group", None])
-def test_grouped_allreduce(hvd, name):
+def test_grouped_allreduce(hvd, op, name):
     shapes = [(2,), (3, 4), ()]
     for step in range(STEPS):
         everyone = [values(hvd, 10 * step + place, shape) for place, shape in enumerate(shapes)]
-        mine = [ranks[hvd.rank()].clone().requires_grad_() for ranks in everyone]
-        found = hvd.grouped_allreduce(mine, name=name, op=hvd.Sum)
+        for ranks in everyone:
+            for tensor in ranks:
+                tensor.requires_grad_()
+        mine = [ranks[hvd.rank()].detach().clone().requires_grad_() for ranks in everyone]
+        found = hvd.grouped_allreduce(mine, name=name, op=getattr(hvd, op))
+        expected = [reduced(op, ranks) for ranks in everyone]
         assert isinstance(found, list)
-        assert_close(found, [sum(ranks) for ranks in everyone])
+        assert_close(found, expected)
         incoming = [seeds(hvd, 10 * step + place, shape) for place, shape in enumerate(shapes)]
         torch.autograd.backward(found[:2], [ranks[hvd.rank()] for ranks in incoming[:2]])  # the third is not used
-        assert_close([tensor.grad for tensor in mine], [*(sum(ranks) for ranks in incoming[:2]), torch.zeros(())])
+        torch.autograd.backward(expected[:2], [sum(ranks) for ranks in incoming[:2]])
+        assert_close([tensor.grad for tensor in mine], [*(ranks[hvd.rank()].grad for ranks in everyone[:2]), torch.zeros(())])
 
 
 @pytest.mark.parametrize("grouped", [False, True])

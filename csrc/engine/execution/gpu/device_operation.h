@@ -69,7 +69,7 @@ class DeviceOperation : public Operation {
   void order_inputs(device::cuda::Stream stream) const;
 
   // The pieces of the fusion buffer, one after the other, each on a boundary at which kernels are fast. The bytes between them
-  // are reduced as well, and mean nothing.
+  // are reduced as well, and the results are not used.
   std::vector<device::Piece> inputs(std::size_t element_bytes) const;
   std::vector<device::Piece> outputs(std::size_t element_bytes) const;
   std::size_t buffer_elements(std::size_t element_bytes) const;
