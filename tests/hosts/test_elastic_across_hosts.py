@@ -1,5 +1,7 @@
 """Elastic training on several hosts: ranks die, also all of a host, a spare joins, and a host's loss leaves a checkpoint."""
 
+import re
+
 import pytest
 from support.hosts import ULFM_OPTIONS, emulated_hosts
 from support.job import launcher_has_ulfm
@@ -37,9 +39,17 @@ PROGRAM = """
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 
 
+# Open MPI may crash a rank while other ranks die (docs/elastic.md). Frame 0 is the signal's handler.
+CRASH_OF_MPI = re.compile(r"Segmentation fault.*?\[ 1\] \S*/libmpi\.so", re.DOTALL)
+
+
 def test_ranks_of_both_hosts_die():
-    with emulated_hosts(2) as hosts:
-        job = hosts.run([2, 2], PROGRAM, mpirun_args=ULFM_OPTIONS)
+    """A job that loses one more rank to a crash of Open MPI itself says nothing, and is repeated."""
+    for _ in range(3):
+        with emulated_hosts(2) as hosts:
+            job = hosts.run([2, 2], PROGRAM, mpirun_args=ULFM_OPTIONS)
+        if not any(CRASH_OF_MPI.search(text) for text in job.stderr.values()):
+            break
     assert job.returncode == 0, job.report()
     assert job.stdout[1] == "done 0 1 3\n", job.report()
 
