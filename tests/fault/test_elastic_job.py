@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 from support.hosts import ULFM_OPTIONS, emulated_hosts
 from support.job import JobResult, launcher_has_ulfm, run_job
+from support.one_process import TRAIN_ALONE
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 
-SCRIPT = """
+SCRIPT = TRAIN_ALONE + """
     import os, signal, sys
     import torch
     import hvdlite.torch as hvd
     from hvdlite import PeerLostError
+    from hvdlite.torch.elastic.samples import SeededSamples
     from mpi4py import MPI
 
     hvd.init()
@@ -78,21 +80,8 @@ SCRIPT = """
     print(hvd.rank(), hvd.size(), resets, scheduler.last_epoch, flush=True)
     print(outcomes, flush=True)
     if FIRST == 0:
-        from hvdlite.torch.elastic.samples import SeededSamples
-        import random
-
         model, optimizer = alone
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        for epoch in range(EPOCHS):
-            order = list(range(SAMPLES))
-            random.Random(f"4 {epoch}").shuffle(order)
-            samples = SeededSamples(Samples(), 4, epoch)
-            for begin in range(0, SAMPLES, BATCH):
-                x, y = torch.utils.data.default_collate([samples[index] for index in order[begin : begin + BATCH]])
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-            scheduler.step()
+        train_alone(model, optimizer, lambda epoch: SeededSamples(Samples(), 4, epoch), BATCH, EPOCHS)
         torch.testing.assert_close(flat, torch.cat([p.detach().reshape(-1) for p in model.parameters()]), rtol=1e-4, atol=1e-5)
         print("as one process", flush=True)
 """

@@ -4,6 +4,7 @@ import os
 
 import pytest
 from support.job import launcher_has_ulfm, run_job
+from support.one_process import TRAIN_ALONE
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 ULFM = ("--with-ft", "ulfm")
@@ -42,8 +43,6 @@ BEGINNING = """
 """
 
 JOB = """
-    import random
-
     SAMPLES, BATCH, EPOCHS = 26, 8, 3
     inputs = torch.linspace(-1, 1, SAMPLES * 6).reshape(SAMPLES, 6)
     samples = torch.utils.data.TensorDataset(inputs, inputs.square().sum(1, keepdim=True))
@@ -95,16 +94,7 @@ JOB = """
     print(outcomes, flush=True)
     if FIRST == 0:
         twin, plain = alone
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(plain, 0.9)
-        for epoch in range(EPOCHS):
-            order = list(range(SAMPLES))
-            random.Random(f"4 {epoch}").shuffle(order)
-            for begin in range(0, SAMPLES, BATCH):
-                x, y = torch.utils.data.default_collate([samples[index] for index in order[begin : begin + BATCH]])
-                torch.nn.functional.mse_loss(twin(x), y).backward()
-                plain.step()
-                plain.zero_grad()
-            scheduler.step()
+        train_alone(twin, plain, lambda epoch: samples, BATCH, EPOCHS)
     check_against(model, optimizer, *(alone or (None, None)))
     if FIRST == 0:
         saved = torch.load(sys.argv[2], weights_only=False)
@@ -118,7 +108,7 @@ JOB = """
 def test_a_training_with_a_sharded_optimizer_that_loses_ranks_is_that_of_one_process(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    result = run_job(BEGINNING + JOB, 5, args=[str(pipe), str(tmp_path / "state")], mpirun_args=ULFM)
+    result = run_job(BEGINNING + TRAIN_ALONE + JOB, 5, args=[str(pipe), str(tmp_path / "state")], mpirun_args=ULFM)
     assert result.returncode == 0, result.report()
     # Rank 3 left after step 2, which was committed. Rank 2 was lost in step 8: all went back to step 6, a checkpoint's commit.
     # Rank 4 was lost in the commit of step 8, which rank 0 had.
@@ -130,12 +120,13 @@ def test_a_training_with_a_sharded_optimizer_that_loses_ranks_is_that_of_one_pro
 
 
 RUN = """
-    def train(state, until, commit):
+    def train(state, until, commit, factor):
         while state.step < until:
-            x = torch.linspace(-1, 1, 18).reshape(3, 6) * (1 + state.step)  # the same on all ranks
+            x = torch.linspace(-1, 1, 18).reshape(3, 6) * (1 + state.step)
             if (FIRST, state.step) == (1, 5):
                 end(signal.SIGKILL)
-            torch.nn.functional.mse_loss(state.model(x), x.square().sum(1, keepdim=True)).backward()
+            loss = torch.nn.functional.mse_loss(state.model(x), x.square().sum(1, keepdim=True))
+            (factor() * loss).backward()
             state.optimizer.step()
             state.optimizer.zero_grad()
             state.step += 1
@@ -144,17 +135,20 @@ RUN = """
                     RUNTIME.pool.comm.Probe()  # until the spare is ready: it will be a rank after the commit
                 commit()
 
+    def factor_of_this_rank():
+        return 1 + (hvd.rank() - (hvd.size() - 1) / 2) / 4  # the mean of all ranks' factors is 1
+
     resets = []
     model, optimizer = build()
     alone = build() if FIRST == 0 else None
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), shard=True)
     state = hvd.elastic.TorchState(model, optimizer, step=0)
     state.register_reset_callbacks([lambda: resets.append((state.step, hvd.size()))])
-    hvd.elastic.run(train)(state, 9, state.commit)
+    hvd.elastic.run(train)(state, 9, state.commit, factor_of_this_rank)
     print(resets, flush=True)
     if FIRST == 0:
         resets.clear()
-        train(hvd.elastic.TorchState(*alone, step=0), 9, lambda: None)
+        train(hvd.elastic.TorchState(*alone, step=0), 9, lambda: None, lambda: 1)
     check_against(model, optimizer, *(alone or (None, None)))
 """
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 from support.job import launcher_has_ulfm, run_job
+from support.one_process import TRAIN_ALONE
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 ULFM = ("--with-ft", "ulfm")
@@ -186,19 +187,8 @@ IN_STEPS = """
     assert torch.equal(everyone, everyone[:1].expand_as(everyone))
     say("done", job.position, scheduler.last_epoch)
     if WORLD == 0:
-        import random
-
         model, optimizer = build()
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        for epoch in range(EPOCHS):
-            order = list(range(SAMPLES))
-            random.Random(f"4 {epoch}").shuffle(order)
-            for begin in range(0, SAMPLES, BATCH):
-                x, y = torch.utils.data.default_collate([samples[index] for index in order[begin : begin + BATCH]])
-                torch.nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            scheduler.step()
+        train_alone(model, optimizer, lambda epoch: samples, BATCH, EPOCHS)
         torch.testing.assert_close(flat, torch.cat([p.detach().reshape(-1) for p in model.parameters()]), rtol=1e-4, atol=1e-5)
         print("as one process", flush=True)
 """
@@ -208,7 +198,7 @@ IN_STEPS = """
 def test_a_training_that_a_spare_joins_is_that_of_one_process(optimizer, step):
     """With a sharded optimizer the ranks go back to the commit of step 2, and commit step 3 when the spare joins."""
     env = {"HVDLITE_ELASTIC_SPARES": "1"}
-    result = run_job(BEGINNING + IN_STEPS, 4, args=[optimizer], mpirun_args=ULFM, env=env)
+    result = run_job(BEGINNING + TRAIN_ALONE + IN_STEPS, 4, args=[optimizer], mpirun_args=ULFM, env=env)
     assert result.returncode == 0, result.report()
     for rank in (0, 2):
         number = rank // 2
