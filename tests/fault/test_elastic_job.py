@@ -9,7 +9,7 @@ from support.one_process import TRAIN_ALONE
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
 
-SCRIPT = TRAIN_ALONE + """
+SCRIPT = """
     import os, signal, sys
     import torch
     import hvdlite.torch as hvd
@@ -102,13 +102,13 @@ def check(result: JobResult) -> None:
 
 
 def test_a_training_that_loses_ranks_is_that_of_one_process():
-    check(run_job(SCRIPT, 5, mpirun_args=("--with-ft", "ulfm")))
+    check(run_job(TRAIN_ALONE + SCRIPT, 5, mpirun_args=("--with-ft", "ulfm")))
 
 
 @pytest.mark.slow
 def test_a_training_on_two_hosts_loses_all_ranks_of_the_second_one():
     with emulated_hosts(2) as hosts:
-        check(hosts.run([2, 3], SCRIPT, mpirun_args=ULFM_OPTIONS))
+        check(hosts.run([2, 3], TRAIN_ALONE + SCRIPT, mpirun_args=ULFM_OPTIONS))
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"

@@ -1,7 +1,8 @@
 """What tests compare a training by `hvdlite.torch.elastic.Job` with: one process that trains with the whole batches."""
 
-# The beginning of a program. samples: gives the samples of an epoch, each a pair of an input and a target. The batches are those of
-# a job with seed 4, and the learning rate falls after each epoch. (It is text, because programs cannot import modules of the tests.)
+# The beginning of a program. It is text, because programs cannot import modules of the tests. samples(epoch) gives the samples
+# of an epoch, each a pair of an input and a target. The batches are those of a job with seed 4, and the learning rate falls
+# after each epoch.
 TRAIN_ALONE = """
     import random
     import torch
