@@ -26,7 +26,7 @@ from hvdlite.config import Config
 from hvdlite.dtypes import DType
 from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
 from hvdlite.requests import Average, Kind, Request
-from hvdlite.torchrun.join import join_job
+from hvdlite.torchrun import join_job
 from hvdlite.tuning import files
 from hvdlite.tuning.parameters import TUNABLE, parameters
 from hvdlite.tuning.place import JobPlace

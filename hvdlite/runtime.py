@@ -19,7 +19,7 @@ from hvdlite.errors import HvdliteError, NotInitializedError
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.topology import Topology
-from hvdlite.torchrun.join import join_job
+from hvdlite.torchrun import join_job
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine

@@ -23,7 +23,7 @@ from hvdlite.startup import import_mpi
 from hvdlite.torchrun.server import ServerArguments
 from hvdlite.view_socket import bound_socket, is_trusted
 
-__all__ = ["join_job"]
+__all__ = ["join_as"]
 
 _PAUSE = 0.02  # seconds between two attempts to connect
 _WARN_AFTER = 60.0  # seconds
@@ -37,23 +37,13 @@ _connections: list[socket.socket] = []
 _kept: list[Any] = []
 
 
-def join_job(patience: float = 0.0) -> None:
-    """Makes this process a rank of an MPI job, if torchrun has started it. Call it before MPI is initialised.
-
-    It does nothing if torchrun has not started this process, if it is torchrun's only one, if the launcher of an MPI gives it
-    the same rank and size as torchrun, or in a child of a rank. Collective over the processes that torchrun has started.
+def join_as(place: TorchrunPlace, patience: float) -> None:
+    """Makes this process a rank of an MPI job. The errors are those of `hvdlite.torchrun.join_job`.
 
     Args:
-        patience: the limit, in seconds, to the wait for the other processes; 0 means no limit.
-
-    Raises:
-        SystemFailure: MPI was initialised before, or no PMIx server could be started.
-        UnsupportedError: the processes of the loaded MPI cannot be started by torchrun.
-        OperationTimeoutError: the other processes have not come in time.
+        place: the place that torchrun has given this process.
+        patience: as for `hvdlite.torchrun.join_job`.
     """
-    place = knobs.torchrun_place()
-    if place is None or place.size == 1 or knobs.inherits_torchrun_job():
-        return
     library = _library(import_mpi(), place)
     wait = _Wait(place, patience)
     connection, answer = _lead(place, library, wait) if place.local_rank == 0 else _follow(place, wait)
@@ -74,7 +64,7 @@ def _library(mpi: Any, place: TorchrunPlace) -> str:
     """The path of the libpmix of the loaded MPI.
 
     Raises:
-        SystemFailure, UnsupportedError: see `join_job`.
+        SystemFailure, UnsupportedError: see `hvdlite.torchrun.join_job`.
     """
     loaded = _native.loaded_mpi()
     release = re.search(r"v(\d+)", loaded.version)

@@ -8,7 +8,7 @@ from support.torchrun import variables
 from hvdlite._native import LoadedMpi
 from hvdlite.config import is_first_process, outside_of_jobs, rank_and_size_by_launcher, torchrun_place
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.torchrun import join, pmix
+from hvdlite.torchrun import join, join_job, pmix
 from hvdlite.torchrun.nodes import LOST, Hub
 
 
@@ -102,7 +102,7 @@ def test_another_mpi_is_refused_by_name(monkeypatch, family, version):
     monkeypatch.setattr(join, "_MAPS", __file__)
     monkeypatch.setattr(join.knobs, "torchrun_place", lambda: torchrun_place(variables(1, 3)))
     with pytest.raises(UnsupportedError, match=rf"3 processes .* loaded {version} \(MPI.so\).*`hvdlite run -n 3`"):
-        join.join_job()
+        join_job()
 
 
 def test_the_place_that_torchrun_gives():
