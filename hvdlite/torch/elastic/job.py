@@ -23,7 +23,7 @@ from hvdlite.ops import allreduce_async, barrier
 from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.elastic.checkpoint_file import CheckpointFile
-from hvdlite.torch.elastic.job_state import JobState, Snapshot
+from hvdlite.torch.elastic.job_state import Commit, JobState
 from hvdlite.torch.elastic.samples import SeededSamples
 
 __all__ = ["ElasticJob", "StepOutcome"]
@@ -125,8 +125,8 @@ class ElasticJob:
                 )
         self._state = JobState(model, optimizer, kept)
         self._file = CheckpointFile(os.fspath(checkpoint), save_every, {"seed": seed, "batch_size": batch_size})
-        self._commit_every, self._commits, self._committed = commit_every, 0, 0
-        self._last_commit: Snapshot | None = None
+        self._commit_every = commit_every
+        self._last_commit = Commit()
         self._call: recovery.Call | None = None
         self._request = LeaveRequest()
         self._jobs = 0
@@ -161,7 +161,7 @@ class ElasticJob:
     @property
     def committed(self) -> int:
         """The number of steps that no loss takes back: `position`, or with a sharded optimizer that of the last commit."""
-        return self._committed if self._state.is_sharded else self.position
+        return self._last_commit.position if self._state.is_sharded else self.position
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Adds functions without arguments. They are called after ranks were lost, for example to change a learning rate."""
@@ -237,8 +237,8 @@ class ElasticJob:
         outcome.applied = self.position > position
         save_every = self._file.save_every
         if outcome.applied and save_every and self.position % save_every == 0 and self._file.is_mine():
-            commit = self._last_commit  # the commit of this step, which was due; None if the optimizer is not sharded
-            self._file.write(self.position, self._state.present() if commit is None else commit.states)
+            snapshot = self._last_commit.snapshot  # of this step's commit, which was due; None if the optimizer is not sharded
+            self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
 
     # --- commits ------------------------------------------------------------------------------------------------------------
 
@@ -269,9 +269,8 @@ class ElasticJob:
 
     def _commit(self) -> None:
         """Makes a copy of the whole state on each rank. Collective."""
-        self._last_commit = self._state.commit()
-        self._commits += 1
-        self._committed, self._has_begun = self.position, True
+        self._last_commit = Commit(self._last_commit.number + 1, self.position, self._state.commit())
+        self._has_begun = True
 
     def _commit_at_begin(self) -> None:
         """Commits what the program has changed before `batches`. After this, each rank has a commit."""
@@ -344,7 +343,7 @@ class ElasticJob:
         """The number of this rank's newest point: see `hvdlite.elastic.steps`."""
         if not self._has_state:
             return None
-        return self._commits if self._state.is_sharded else self.position
+        return self._last_commit.number if self._state.is_sharded else self.position
 
     def _enter(self, job: Callable[[], Sequence[int | None]]) -> None:
         """Enters a new job. `job` makes it, and returns the number of each rank's newest point."""
@@ -372,9 +371,10 @@ class ElasticJob:
 
         If some ranks lack it, the call is collective over all ranks.
         """
-        if self._last_commit is not None and rank() not in plan.receivers:
-            self._state.go_back(self._last_commit)
-            self.position = self._committed
+        commit = self._last_commit
+        if commit.snapshot is not None and rank() not in plan.receivers:
+            self._state.go_back(commit.snapshot)
+            self.position = commit.position
         if not plan.receivers:
             return
         position, has_begun = broadcast_object((self.position, self._has_begun), plan.source, name="hvdlite.elastic.position")
@@ -382,8 +382,7 @@ class ElasticJob:
         if rank() in plan.receivers:
             self.position, self._has_begun, self._has_state = position, has_begun, True
             if self._state.is_sharded and plan.point:
-                self._last_commit, self._commits = self._state.commit(loaded=True), plan.point
-                self._committed = position
+                self._last_commit = Commit(plan.point, position, self._state.commit(loaded=True))
 
     # --- the optimizer ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from hvdlite.torch.coded_methods import codings_of
 from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler
 from hvdlite.torch.sharding import sharded_state_of
 
-__all__ = ["JobState", "Snapshot"]
+__all__ = ["Commit", "JobState", "Snapshot"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,21 @@ class Snapshot:
     buffers: list[torch.Tensor]
     random_numbers: tuple[Any, ...]
     codings: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A copy of the whole state, to which all ranks return after a loss if the optimizer is sharded.
+
+    Attributes:
+        number: the number of this commit, the same on all ranks; 0: there is no commit yet.
+        position: the number of steps that were applied before it.
+        snapshot: the state; None if there is no commit yet.
+    """
+
+    number: int = 0
+    position: int = 0
+    snapshot: Snapshot | None = None
 
 
 class JobState:

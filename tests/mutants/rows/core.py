@@ -144,7 +144,7 @@ ROWS = (
         "elastic-parts-kept",
         "after a loss the ranks with a sharded optimizer do not return to their commit",
         "hvdlite/torch/elastic/job.py",
-        "            self._state.go_back(self._last_commit)\n",
+        "            self._state.go_back(commit.snapshot)\n",
         "",
         guards.RECOVERY,
     ),
