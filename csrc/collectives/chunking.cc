@@ -36,14 +36,11 @@ Pieces Pieces::of_buffer(std::size_t count, int ranks, std::size_t limit, std::s
   return pieces;
 }
 
-Pieces Pieces::of_parts(std::vector<std::size_t> counts, std::size_t limit) {
+Pieces Pieces::of_parts(const std::vector<std::size_t>& counts, std::size_t limit) {
   Pieces pieces;
   pieces.limit_ = std::max<std::size_t>(limit, 1);
-  pieces.chunks_.reserve(counts.size());
-  std::size_t offset = 0;
+  pieces.chunks_ = runs_of(counts);
   for (const std::size_t count : counts) {
-    pieces.chunks_.push_back({offset, count});
-    offset += count;
     pieces.rounds_ = std::max(pieces.rounds_, pieces_in(count, pieces.limit_));
     pieces.largest_ = std::max(pieces.largest_, std::min(count, pieces.limit_));
   }
@@ -80,13 +77,10 @@ std::vector<std::size_t> offsets_of(const std::vector<std::size_t>& sizes) {
 }
 
 std::vector<Range> runs_of(const std::vector<std::size_t>& sizes) {
+  const std::vector<std::size_t> offsets = offsets_of(sizes);
   std::vector<Range> runs;
   runs.reserve(sizes.size());
-  std::size_t offset = 0;
-  for (const std::size_t size : sizes) {
-    runs.push_back({offset, size});
-    offset += size;
-  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) runs.push_back({offsets[i], sizes[i]});
   return runs;
 }
 

@@ -31,7 +31,7 @@ class Pieces {
   static Pieces of_buffer(std::size_t count, int ranks, std::size_t limit, std::size_t grain);
   // The chunks are given; each is cut into segments of at most limit, and round k holds the
   // k-th of each (none of a chunk that has fewer).
-  static Pieces of_parts(std::vector<std::size_t> counts, std::size_t limit);
+  static Pieces of_parts(const std::vector<std::size_t>& counts, std::size_t limit);
 
   std::size_t rounds() const { return rounds_; }
   std::size_t largest() const { return largest_; }  // no piece has more elements

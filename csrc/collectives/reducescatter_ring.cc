@@ -28,7 +28,7 @@ std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args
   const base::DType accumulator = kernels::accumulator_of(args.reduction.dtype, args.reduction.op);
   const std::size_t limit = tuning.segment_bytes / base::size_of(accumulator);
   const std::size_t total = total_of(args.counts);
-  const Pieces pieces = Pieces::of_parts(std::move(args.counts), limit);
+  const Pieces pieces = Pieces::of_parts(args.counts, limit);
   ElementReducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
   return std::make_unique<RingReduction>(
       RingJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),

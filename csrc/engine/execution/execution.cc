@@ -144,8 +144,8 @@ std::optional<InlinePayload> Execution::prepare(SetId set, const Entry& entry) {
 
 void Execution::execute_prepared(SetId set, Entry& entry,
                                  std::vector<std::vector<std::byte>> payloads) {
-  Set& shared_by_all = sets_.find(set)->second;
-  const SharingSet& known = *shared_by_all.host;
+  Set& state = sets_.find(set)->second;
+  const SharingSet& known = *state.host;
   const Request& request = *entry.request;
   const Preparation preparation = preparation_of(known, request);
   HVD_CHECK(preparation != Preparation::kNone);
@@ -155,7 +155,7 @@ void Execution::execute_prepared(SetId set, Entry& entry,
     ++shared_.counters.riding_ops;
     QueuedOperation operation{{{{entry.request, members}}, {}}, {}, 0, std::move(payloads)};
     operation.entries.push_back(std::move(entry));
-    enqueue(shared_by_all, std::move(operation));
+    enqueue(state, std::move(operation));
     return;
   }
   const bool moves = request.bytes() > kTinyBytes || !payloads.empty();

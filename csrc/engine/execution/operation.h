@@ -62,8 +62,8 @@ struct QueuedOperation {
   FusedOp fused;
   std::vector<Entry> entries;
   std::uint32_t tag = 0;
-  std::vector<std::vector<std::byte>>
-      payloads{};  // of an allreduce of parts: of each member, this member's part
+  // Of an allreduce of parts: of each member, this member's part.
+  std::vector<std::vector<std::byte>> payloads{};
 };
 
 class Operation {

@@ -25,8 +25,8 @@ namespace hvdlite::engine {
 // What the other members need of a prepared operation's input. Copies of the agreement carry it with the announcement.
 struct InlinePayload {
   std::span<const std::byte> input{};
-  std::vector<std::size_t>
-      parts{};  // bytes for each member, one after the other in the input; empty: all members need all of it
+  // The bytes for each member, one after the other in the input. Empty: all members need all of it.
+  std::vector<std::size_t> parts{};
 
   std::span<const std::byte> part(int member) const {
     if (parts.empty()) return input;

@@ -37,8 +37,8 @@ class Negotiation {
     std::size_t cache_capacity = 0;
     bool join_refuses_others = false;   // while members have joined, only allreduces are allowed
     bool agreement_is_barrier = false;  // a barrier is done when all members have reached it
-    std::size_t ledger_copies =
-        0;  // at most this many members of a set agree in copies of a ledger
+    // At most this many members of a set agree in copies of a ledger.
+    std::size_t ledger_copies = 0;
   };
 
   // Begins with the set of all ranks. `effects` and `counters` must outlive the Negotiation.

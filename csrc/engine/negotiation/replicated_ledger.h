@@ -22,8 +22,8 @@
 //     concerns its key. The sender takes the unit back when it reads that exception.
 //   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
 //     executed the operations in which it took part. So members report at once what they read while the ledger is closed.
-//   - A small payload travels with its announcement (inline payload): every member gets all of it, or its
-//     part. When the unit becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
+//   - A small payload travels with its announcement (inline payload): every member gets all of it, or its part. When the unit
+//     becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
 // Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978). Copies that
 // make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). That members acknowledge only
@@ -102,8 +102,8 @@ class ReplicatedLedger final : public Agreement {
     bool prepared = true;  // by all that have announced it
     std::uint64_t last_arrival = 0;
     std::uint8_t last = 0;  // the member whose announcement arrived last here
-    std::vector<std::vector<std::byte>>
-        payloads;  // for this member, of each; empty unless prepared
+    // Of each member, its payload for this member. Empty unless prepared.
+    std::vector<std::vector<std::byte>> payloads;
   };
 
   MemberState& me() { return members_[static_cast<std::size_t>(index_)]; }

@@ -80,8 +80,8 @@ class Rank final : public Effects {
  private:
   Job& job_;
   int number_;
-  std::array<std::byte, 64>
-      input_{};  // of all operations: the rank's number; what is prepared is small
+  // Of all operations: each byte is the rank's number. What is prepared is small.
+  std::array<std::byte, 64> input_{};
   std::unique_ptr<Negotiation> negotiation_;
 };
 
