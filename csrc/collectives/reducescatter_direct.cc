@@ -28,8 +28,8 @@ std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs ar
   HVD_CHECK(args.counts.size() == static_cast<std::size_t>(comm.size()));
   const std::size_t total = total_of(args.counts);
   const std::size_t element_bytes = base::size_of(args.reduction.dtype);
-  const Pieces pieces = Pieces::of_parts(args.counts,
-                                         direct_piece_limit(tuning, comm.size(), element_bytes));
+  const Pieces pieces =
+      Pieces::of_parts(args.counts, direct_piece_limit(tuning, comm.size(), element_bytes));
   ElementReducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
   return std::make_unique<DirectReduction>(
       DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
