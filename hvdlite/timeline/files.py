@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ _ALL_WAIT_FOR_ALL = ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "REDUCESCATTER", "BAR
 STACK = "STACK"
 
 _OF_TWO_RANKS = ("SEND", "RECV")
+
+_WINDOW = 32  # operations that `matches` pairs together
 
 
 @dataclass
@@ -46,6 +49,15 @@ class TracedOperation:
     data: Span | None = None
     num_bytes: int = 0
     fused_op: int = 0
+
+    @property
+    def end(self) -> float:
+        """The time at which its data had moved; if it has not ended, the time of the agreement."""
+        return self.data[1] if self.data else self.agreed
+
+    def apart(self, other: "TracedOperation", shift: float) -> float:
+        """How far the times of another rank's operation are from these times. `shift` is added to the other's."""
+        return abs(other.submitted + shift - self.submitted) + abs(other.end + shift - self.end)
 
 
 @dataclass
@@ -185,26 +197,45 @@ def occurrences(trace: Trace) -> dict[tuple[str, str], list[TracedOperation]]:
 
 
 def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOperation, TracedOperation]]:
-    """Pairs of operations of two ranks that are the same collective: equal in kind and name, and nearest in time.
+    """Pairs of operations of two ranks that are the same collective.
+
+    Both ranks run the collectives of one kind and name in the same order, but either trace may lack some of them. So pairs are
+    made in windows of operations: all pairs of a window have the same offset between their places in the two orders, the one
+    with which their times differ least. A single operation says too little: a rank that wakes up late ends one operation at the
+    time at which another rank ends the next one.
 
     `shift` is added to the times of `other`.
     """
     theirs = occurrences(other)
     for key, mine in occurrences(one).items():
         candidates = theirs.get(key, [])
-        place = 0
-        for operation in mine:
-            end = operation.data[1] if operation.data else 0.0
+        nearest: dict[int, tuple[float, TracedOperation]] = {}  # by the place of the candidate
+        for begin in range(0, len(mine), _WINDOW):
+            for place, apart, operation in _closest_pairs(mine[begin : begin + _WINDOW], candidates, shift):
+                if place not in nearest or apart < nearest[place][0]:
+                    nearest[place] = (apart, operation)
+        for place, (_, operation) in nearest.items():
+            yield operation, candidates[place]
 
-            def distance(index: int, end: float = end, candidates: list[TracedOperation] = candidates) -> float:
-                data = candidates[index].data
-                return abs(data[1] + shift - end) if data else float("inf")
 
-            while place + 1 < len(candidates) and distance(place + 1) <= distance(place):
-                place += 1
-            if place < len(candidates):
-                yield operation, candidates[place]
-                place += 1
+def _closest_pairs(
+    window: Sequence[TracedOperation], candidates: Sequence[TracedOperation], shift: float
+) -> list[tuple[int, float, TracedOperation]]:
+    """The pairs of the best offset: the place of the candidate, the difference of the times, the operation of the window."""
+
+    def pairs(offset: int) -> list[tuple[int, float, TracedOperation]]:
+        return [
+            (place, one.apart(candidates[place], shift), one)
+            for place, one in enumerate(window, offset)
+            if 0 <= place < len(candidates)
+        ]
+
+    near = {
+        bisect_left(candidates, window[index].end - shift, key=lambda candidate: candidate.end) - index
+        for index in (0, len(window) // 2, len(window) - 1)
+    }
+    possible = filter(None, (pairs(offset + step) for offset in near for step in range(-2, 3)))
+    return min(possible, key=lambda found: sum(apart for _, apart, _ in found) / len(found), default=[])
 
 
 def align(traces: Sequence[Trace]) -> list[float]:
