@@ -109,6 +109,30 @@ void two_senders_share_the_link_of_the_receiver() {
   expect(wire.arrived(2, 100 + 20 * 12.304 + 0.1).size() == 10, "the others in twice that");
 }
 
+// The frame of 64 KiB leaves its sender's queue after 20 others; what arrives at its receiver from elsewhere meanwhile does not
+// wait for it. A frame of 1514 bytes and one of 100 bytes take 123.04 us and 9.92 us.
+void a_short_frame_does_not_wait_for_what_has_not_arrived() {
+  WireTest wire(3, {.rate_mbit = 100, .delay_us = 1000});
+  for (unsigned char number = 0; number < 20; ++number) wire.send(0, 2, 1514, number);
+  wire.send(0, 2, 65536, 20);
+  wire.send(1, 2, 100, 21);
+  expect(wire.arrived(2, 1000 + 19.8).empty(), "the short frame shares the link with the first of them");
+  expect(wire.arrived(2, 1000 + 19.9) == Numbers{21}, "and does not wait for the others");
+  expect(wire.arrived(2, 1000 + 20 * 123.04 + 9.8).size() == 19, "it delays the others by its time,");
+  expect(wire.arrived(2, 1000 + 20 * 123.04 + 10.0).size() == 1, "not by more");
+}
+
+void a_short_frame_does_not_wait_for_the_rest_of_a_long_one() {
+  WireTest wire(3, {.rate_mbit = 100, .delay_us = 1000});
+  wire.send(0, 2, 65536, 7);  // 44 frames on the wire: 5327.36 us
+  wire.arrived(2, 2000);
+  wire.send(1, 2, 100, 8);  // the first of its bytes reaches the receiver when about 2000 us of the other's have
+  expect(wire.arrived(2, 3000 + 9.9).empty(), "it shares the link with the long one");
+  expect(wire.arrived(2, 3000 + 20.0) == Numbers{8}, "byte by byte");
+  expect(wire.arrived(2, 1000 + 5327.36 + 9.8).empty(), "the long one is late by the time of the short one,");
+  expect(wire.arrived(2, 1000 + 5327.36 + 10.0) == Numbers{7}, "not by more");
+}
+
 void jitter_comes_on_top_and_nothing_overtakes() {
   WireTest wire(2, {.delay_us = 100, .jitter_us = 200});
   Numbers all, wanted;
@@ -161,6 +185,8 @@ int main() {
   for (void (*const test)() :
        {an_unlimited_wire_takes_no_time, a_frame_takes_the_delay_and_its_time_on_the_link,
         frames_share_the_rate_of_the_link, two_senders_share_the_link_of_the_receiver,
+        a_short_frame_does_not_wait_for_what_has_not_arrived,
+        a_short_frame_does_not_wait_for_the_rest_of_a_long_one,
         jitter_comes_on_top_and_nothing_overtakes, a_frame_for_all_goes_to_all_others,
         some_frames_are_lost_and_the_others_keep_their_order, hosts_can_be_cut_off,
         a_full_queue_drops}) {

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 namespace hosts {
 
@@ -105,7 +106,7 @@ bool Wire::carry(int other, Clock::time_point end) {
   polled.back() = {other, POLLIN, 0};
   while (true) {
     deliver_due();
-    const Clock::time_point next = under_way_.empty() ? end : std::min(end, under_way_.top().due);
+    const Clock::time_point next = under_way_.empty() ? end : std::min(end, under_way_.begin()->first);
     const auto left =
         std::max<std::int64_t>((next - Clock::now()) / std::chrono::nanoseconds(1), 0);
     const timespec limit{left / 1'000'000'000, left % 1'000'000'000};
@@ -149,26 +150,45 @@ void Wire::send(std::size_t from, std::size_t to, Clock::time_point sent, Clock:
                 std::size_t bytes) {
   std::uniform_real_distribution chance(0.0, 1.0);
   if (shape_.loss > 0 && chance(draw_) < shape_.loss) return;
-  Port& receiver = ports_[to];
   const Clock::time_point arrives =
-      sent + seconds((shape_.delay_us + chance(draw_) * shape_.jitter_us) * 1e-6);
-  // The receiver's link passes a frame on while it comes in, unless it is still busy with another sender's.
-  const Clock::time_point due = std::max(arrives, receiver.receives_until + link_time);
-  if (due - arrives > kQueue) return;
-  receiver.receives_until = due;
-  receiver.latest[from] = std::max(receiver.latest[from], due);
-  under_way_.push(
-      {receiver.latest[from], frames_++, to,
-       std::vector(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(bytes))});
+      std::max(ports_[to].latest[from],
+               sent + seconds((shape_.delay_us + chance(draw_) * shape_.jitter_us) * 1e-6));
+  ports_[to].latest[from] = arrives;
+  under_way_.emplace(
+      arrives - link_time,
+      Frame{Frame::Stage::kBegins, to, link_time,
+            std::vector(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(bytes))});
 }
 
 void Wire::deliver_due() {
-  while (!under_way_.empty() && under_way_.top().due <= Clock::now()) {
-    const Frame& frame = under_way_.top();
-    // A frame that the host does not take (its interface is going down, say) is lost, as it would be on a wire.
-    static_cast<void>(!write(ports_[frame.port].device, frame.bytes.data(), frame.bytes.size()));
-    under_way_.pop();
+  while (!under_way_.empty() && under_way_.begin()->first <= Clock::now()) {
+    auto next = under_way_.extract(under_way_.begin());
+    Frame& frame = next.mapped();
+    Port& receiver = ports_[frame.port];
+    if (frame.stage == Frame::Stage::kLeaves) {
+      // A frame that the host does not take (its interface is going down, say) is lost, as it would be on a wire.
+      static_cast<void>(!write(receiver.device, frame.bytes.data(), frame.bytes.size()));
+      continue;
+    }
+    receiver.count_backlog(next.key());
+    if (frame.stage == Frame::Stage::kBegins) {
+      ++receiver.arriving;
+      next.key() += frame.link_time;
+      frame.stage = Frame::Stage::kArrives;
+    } else {
+      --receiver.arriving;
+      if (receiver.backlog > kQueue) continue;
+      next.key() += receiver.backlog;
+      frame.stage = Frame::Stage::kLeaves;
+    }
+    under_way_.insert(std::move(next));
   }
+}
+
+// All links have the same rate, so a frame adds a second of backlog a second while it arrives, and the link takes one away.
+void Wire::Port::count_backlog(Clock::time_point time) {
+  backlog = std::max(Clock::duration{}, backlog + (arriving - 1) * (time - known));
+  known = time;
 }
 
 }  // namespace hosts

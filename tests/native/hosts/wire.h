@@ -6,6 +6,10 @@
 //
 //   read ──> sender's link (rate) ──> wire (delay + jitter, loss) ──> receiver's link (rate) ──> written
 //
+// Frames of several senders reach a receiver's link together. They share it byte by byte, because the kernel passes on frames
+// of up to 64 KiB where a real link carries short ones in turn: a short frame does not wait for a long one that began before it.
+// So the link of a receiver has a backlog, which grows while two or more senders' frames arrive. A frame leaves when all bytes
+// that arrived before its last byte have left.
 // A link that is busy for longer than kQueue drops the frame, as a switch with a full queue does. Frames of one pair of
 // hosts never overtake each other.
 // Thread: one. Owns: the TAP devices. Blocks: wait() only. Throws: std::system_error.
@@ -14,7 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <queue>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -50,17 +54,19 @@ class Wire {
   struct Port {
     int device = -1;
     Clock::time_point sends_until{};  // its link is busy until then
-    Clock::time_point receives_until{};
+    Clock::duration backlog{};        // of its link as the receiver, in the time that the link needs for it, at `known`
+    Clock::time_point known{};
+    int arriving = 0;                       // frames whose first byte has reached it and whose last byte has not
     std::vector<Clock::time_point> latest;  // arrival of the last frame from each port
+
+    void count_backlog(Clock::time_point time);
   };
   struct Frame {
-    Clock::time_point due;
-    std::uint64_t number = 0;  // keeps frames that are due together in order
-    std::size_t port = 0;
+    enum class Stage { kBegins, kArrives, kLeaves };  // what happens next, at its receiver's link
+    Stage stage;
+    std::size_t port;  // the receiver's
+    Clock::duration link_time;
     std::vector<std::byte> bytes;
-    bool operator<(const Frame& other) const {
-      return due != other.due ? due > other.due : number > other.number;
-    }
   };
 
   void add_device(int device);
@@ -71,8 +77,7 @@ class Wire {
 
   Shape shape_;
   std::vector<Port> ports_;
-  std::priority_queue<Frame> under_way_;
-  std::uint64_t frames_ = 0;
+  std::multimap<Clock::time_point, Frame> under_way_;  // by the time of what happens next
   std::mt19937_64 draw_{1};
   std::vector<std::byte> buffer_;
 };
