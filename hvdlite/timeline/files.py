@@ -27,6 +27,10 @@ _OF_TWO_RANKS = ("SEND", "RECV")
 
 _WINDOW = 32  # operations that `matches` pairs together
 
+# The largest errors of the difference of two ranks' times, in microseconds: on one host, where times are rounded, and on two
+# hosts before or after `align`.
+_SAME_CLOCK, _OTHER_CLOCK = 1.0, 2_000.0
+
 
 @dataclass
 class TracedOperation:
@@ -58,6 +62,10 @@ class TracedOperation:
     def apart(self, other: "TracedOperation", shift: float) -> float:
         """How far the times of another rank's operation are from these times. `shift` is added to the other's."""
         return abs(other.submitted + shift - self.submitted) + abs(other.end + shift - self.end)
+
+    def gap(self, other: "TracedOperation", shift: float) -> float:
+        """The time from the end of one of the two operations to the begin of the other one; not positive if they overlap."""
+        return max(other.submitted + shift - self.end, self.submitted - other.end - shift)
 
 
 @dataclass
@@ -200,18 +208,21 @@ def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOper
     """Pairs of operations of two ranks that are the same collective.
 
     Both ranks run the collectives of one kind and name in the same order, but either trace may lack some of them. So pairs are
-    made in windows of operations: all pairs of a window have the same offset between their places in the two orders, the one
-    with which their times differ least. A single operation says too little: a rank that wakes up late ends one operation at the
-    time at which another rank ends the next one.
+    made in windows of operations: all pairs of a window have the same offset between their places in the two orders. No
+    collective ends on a rank before all ranks have asked for it. So an offset is wrong if it makes a pair in which one operation
+    ends before the other begins. Of the offsets that are left, the window takes the one with which the times differ least.
+    A single operation says too little: a rank that wakes up late ends one operation at the time at which another rank ends the
+    next one.
 
     `shift` is added to the times of `other`.
     """
     theirs = occurrences(other)
+    tolerance = _SAME_CLOCK if one.boot_id == other.boot_id else _OTHER_CLOCK
     for key, mine in occurrences(one).items():
         candidates = theirs.get(key, [])
         nearest: dict[int, tuple[float, TracedOperation]] = {}  # by the place of the candidate
         for begin in range(0, len(mine), _WINDOW):
-            for place, apart, operation in _closest_pairs(mine[begin : begin + _WINDOW], candidates, shift):
+            for place, apart, operation in _closest_pairs(mine[begin : begin + _WINDOW], candidates, shift, tolerance):
                 if place not in nearest or apart < nearest[place][0]:
                     nearest[place] = (apart, operation)
         for place, (_, operation) in nearest.items():
@@ -219,23 +230,23 @@ def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOper
 
 
 def _closest_pairs(
-    window: Sequence[TracedOperation], candidates: Sequence[TracedOperation], shift: float
+    window: Sequence[TracedOperation], candidates: Sequence[TracedOperation], shift: float, tolerance: float
 ) -> list[tuple[int, float, TracedOperation]]:
     """The pairs of the best offset: the place of the candidate, the difference of the times, the operation of the window."""
 
-    def pairs(offset: int) -> list[tuple[int, float, TracedOperation]]:
-        return [
-            (place, one.apart(candidates[place], shift), one)
-            for place, one in enumerate(window, offset)
-            if 0 <= place < len(candidates)
-        ]
+    def pairs(offset: int) -> list[tuple[int, TracedOperation]]:
+        return [(place, one) for place, one in enumerate(window, offset) if 0 <= place < len(candidates)]
+
+    def cost(found: list[tuple[int, TracedOperation]]) -> tuple[float, float]:
+        gaps = sum(max(0.0, one.gap(candidates[place], shift) - tolerance) for place, one in found)
+        return gaps / len(found), sum(one.apart(candidates[place], shift) for place, one in found) / len(found)
 
     near = {
         bisect_left(candidates, window[index].end - shift, key=lambda candidate: candidate.end) - index
         for index in (0, len(window) // 2, len(window) - 1)
     }
     possible = filter(None, (pairs(offset + step) for offset in near for step in range(-2, 3)))
-    return min(possible, key=lambda found: sum(apart for _, apart, _ in found) / len(found), default=[])
+    return [(place, one.apart(candidates[place], shift), one) for place, one in min(possible, key=cost, default=[])]
 
 
 def align(traces: Sequence[Trace]) -> list[float]:

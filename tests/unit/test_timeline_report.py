@@ -271,6 +271,20 @@ def test_a_rank_that_wakes_up_late_ends_an_operation_when_another_rank_ends_the_
     assert analyse([trace_of(0, ours), trace_of(1, theirs)]).late[1].lateness > 400_000.0 * len(late)
 
 
+def test_ranks_that_take_turns_on_one_processor():
+    """Of two ranks on one processor, in turn one ends an operation at once, and waits in the next one until the other has seen
+    that. The times are those of a job of which rank 1 was late in its fifth operation.
+    """
+    ours = [(64, 83), (90, 4370), (4381, 4383), (4386, 9642), (10025, 30141), (30177, 30184), (30190, 33511), (33531, 33535)]
+    theirs = [(0, 4331), (4355, 4359), (4363, 9530), (9545, 9548)]
+    theirs += [(29590, 29606), (29614, 31873), (31892, 31895), (31905, 33814)]
+    pairs = files.matches(trace_of(0, ours), trace_of(1, theirs), 0.0)
+    assert [(one.submitted, other.submitted) for one, other in pairs] == [
+        (one, other) for (one, _), (other, _) in zip(ours, theirs, strict=True)
+    ]
+    assert analyse([trace_of(0, ours), trace_of(1, theirs)]).late[1].lateness > 19_000
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(range(100), range(40, 100)), (range(70, 100), range(60)), (range(3, 9), range(5))]
 )
