@@ -106,6 +106,14 @@ def test_a_training_that_loses_ranks_is_that_of_one_process():
 
 
 @pytest.mark.slow
+def test_batches_that_workers_have_loaded_ahead_are_dropped_after_a_loss():
+    loop = "job.batches(Samples(), epochs=EPOCHS"
+    assert loop in SCRIPT
+    with_workers = SCRIPT.replace(loop, f"{loop}, num_workers=1, prefetch_factor=3")
+    check(run_job(TRAIN_ALONE + with_workers, 5, mpirun_args=("--with-ft", "ulfm")))
+
+
+@pytest.mark.slow
 def test_a_training_on_two_hosts_loses_all_ranks_of_the_second_one():
     with emulated_hosts(2) as hosts:
         check(hosts.run([2, 3], TRAIN_ALONE + SCRIPT, mpirun_args=ULFM_OPTIONS))
