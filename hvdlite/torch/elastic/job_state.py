@@ -90,7 +90,7 @@ class JobState:
         return self._snapshot({"model": model, "optimizer": self._in_optimizer.copied(loaded), **others})
 
     def _snapshot(self, states: dict[str, Any]) -> Snapshot:
-        buffers = [buffer.clone() for buffer in self._model.buffers()]  # some may not be in a state_dict()
+        buffers = [buffer.clone() for buffer in _buffers_of(self._model)]  # some may not be in a state_dict()
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         numbers = torch.get_rng_state(), gpus, *copied_numbers()
         options = [_copied(group) for group in self._optimizer.param_groups]
@@ -101,7 +101,7 @@ class JobState:
         """Gives all objects the state of the snapshot, as far as it contains them."""
         self.load(snapshot.states)
         with torch.no_grad():
-            for buffer, before in zip(self._model.buffers(), snapshot.buffers, strict=True):
+            for buffer, before in zip(_buffers_of(self._model), snapshot.buffers, strict=True):
                 buffer.copy_(before)
             for group, options in zip(self._optimizer.param_groups, snapshot.options, strict=False):  # groups may be new
                 for name, option in options.items():
@@ -150,6 +150,20 @@ class JobState:
     def present(self) -> dict[str, Any]:
         """The states of all objects by name, not copied. If the optimizer is sharded, the call is collective over all ranks."""
         return {name: handler.value.state_dict() for name, handler in self._all.items()}
+
+
+def _buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """All buffers of a model. `model.buffers()` takes several times as long."""
+    found: list[torch.Tensor] = []
+    modules, seen = [model], {id(model)}
+    for module in modules:
+        if module._buffers:
+            found += [buffer for buffer in module._buffers.values() if buffer is not None]
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return found
 
 
 def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
