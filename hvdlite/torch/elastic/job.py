@@ -74,7 +74,7 @@ class ElasticJob:
             need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
             ranks. "": no file.
         save_every: the number of steps between two checkpoints. Each replaces the file at once, so a reader never sees a part
-            of a checkpoint.
+            of a checkpoint. A rank that writes the file and has to leave writes it before, too.
         commit_every: the number of steps between two commits. Only a sharded optimizer needs commits.
         **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state, such as averaged models.
 
@@ -194,7 +194,8 @@ class ElasticJob:
                 while not self._has_ended():
                     for batch in self._of_one_epoch(dataset, shuffle, loader):
                         yield batch
-                        if self._may_leave:
+                        if self._may_leave and self._request.asked:
+                            self._save()  # perhaps all ranks have to leave
                             leave_if_asked(f"after step {self.position}")
         except recovery.Passed:
             return
@@ -233,9 +234,8 @@ class ElasticJob:
             self._in_step = False
         outcome.applied = self.position > position
         save_every = self._file.save_every
-        if outcome.applied and save_every and self.position % save_every == 0 and self._file.is_mine():
-            snapshot = self._last_commit.snapshot  # of this step's commit, which was due; None if the optimizer is not sharded
-            self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
+        if outcome.applied and save_every and self.position % save_every == 0:
+            self._save()
 
     # --- commits ------------------------------------------------------------------------------------------------------------
 
@@ -265,6 +265,12 @@ class ElasticJob:
         """Makes a copy of the whole state on each rank. Collective."""
         self._last_commit = Commit(self._last_commit.number + 1, self.position, self._state.commit())
         self._has_begun = True
+
+    def _save(self) -> None:
+        """Writes the checkpoint, on the ranks that do so. With a sharded optimizer this step has just been committed."""
+        if self._file.is_mine():
+            snapshot = self._last_commit.snapshot  # None if the optimizer is not sharded
+            self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
 
     def _commit_at_begin(self) -> None:
         """Commits what the program has changed before `batches`. After this, each rank has a commit."""
