@@ -197,6 +197,7 @@ class Engine:
         streams: Sequence[int] = (),
         memory: object = None,
         weight: float = 0.0,
+        notice: bool = False,
     ) -> Work:
         """Submits a prepared group. Each result replaces its input.
 
@@ -209,6 +210,7 @@ class Engine:
                 submission: its earlier work makes the inputs.
             memory: as for `submit`.
             weight: the weight of this rank's values, if the requests are weighted.
+            notice: does this rank give notice with its weight? See HVDLITE_FLAG_NOTICE of hvdlite.h.
         """
     def release_prepared(self, group: int) -> None: ...
     def wait_many(self, works: Sequence[Work], outcomes: list[int | HvdliteError], streams: Sequence[int] = ()) -> bool:
@@ -548,6 +550,7 @@ def launch(
     wake: bool,
     streams: Sequence[int],
     weight: float,
+    notice: bool,
     works: list[Work],
 ) -> None:
     """Submits a bucket's prepared group, as `Engine.submit_prepared` does.

@@ -62,6 +62,7 @@ class Flag:
     WIRE_FLOAT16 = 2
     WIRE_BFLOAT16 = 4
     WEIGHTED = 8
+    NOTICE = 16
 
 
 KIND_NAMES = (

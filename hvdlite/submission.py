@@ -166,8 +166,9 @@ def reduce_group(
     blocking: bool,
     weight: float | None = None,
     codec: Codec | None = None,
+    notice: bool = False,
 ) -> Any:
-    """Submits a group of allreduces. weight: this rank's weight in weighted means, or None."""
+    """Submits a group of allreduces. weight: this rank's weight in weighted means, or None. notice: does it give notice?"""
     known = RUNTIME.engine
     if known is not None and weight is None and codec is None:
         started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
@@ -178,7 +179,7 @@ def reduce_group(
     weight = None if weight is None else check_weight(weight, op)
     parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]
     common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight, codec)
+    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight, codec, notice)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
@@ -455,9 +456,9 @@ def _submit(
     return handle
 
 
-def _extras(weight: float | None, codec: Codec | None, stream: int) -> tuple[Any, ...]:
+def _extras(weight: float | None, codec: Codec | None, stream: int, notice: bool = False) -> tuple[Any, ...]:
     """The last items of a request, beginning with its flags."""
-    flags = 0 if weight is None else Flag.WEIGHTED
+    flags = 0 if weight is None else Flag.WEIGHTED | (Flag.NOTICE if notice else 0)
     return (flags, 0, stream, 0, weight or 0.0, *(() if codec is None else codec.fields.values()))
 
 
@@ -470,6 +471,7 @@ def _submit_group(
     blocking: bool,
     weight: float | None = None,
     codec: Codec | None = None,
+    notice: bool = False,
 ) -> Any:
     """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
     size = len(parts)
@@ -481,7 +483,7 @@ def _submit_group(
         backend, source, output, _ = part
         pointer, shape, dtype, device, layout, _, stream = source
         place = (group, size, index, (), device, layout)
-        requests.append((kind, member, dtype, shape, pointer, output, *common, *place, *_extras(weight, codec, stream)))
+        requests.append((kind, member, dtype, shape, pointer, output, *common, *place, *_extras(weight, codec, stream, notice)))
         on_gpu.append(None if device == CPU else (backend, source))
     finish = [part[-1] for part in parts]
     handle = Handle(finish, True, on_gpu if any(on_gpu) else ())

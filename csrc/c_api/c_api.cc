@@ -317,6 +317,7 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
             counters.open_results,
             counters.nccl_ops,
             counters.staged_ops,
+            counters.notices,
             counters.coded_bytes_before,
             counters.coded_bytes_after,
             counters.passes,

@@ -83,7 +83,7 @@ RequestView hvdlite::engine::view_of(const hvdlite_request& from) {
                                         "a codec works between hosts or between ranks");
   view.codec.block = view.codec ? from.codec_block : 0;
   view.weighted = (from.flags & HVDLITE_FLAG_WEIGHTED) != 0;
-  view.weight = from.weight;
+  view.weight = {from.weight, (from.flags & HVDLITE_FLAG_NOTICE) != 0};
   view.root = from.root;
   view.tag = from.tag;
   view.device = from.device;
@@ -128,7 +128,7 @@ void submit(Engine& engine, const hvdlite_submission& what, std::int64_t* work) 
     native.data = {what.data, what.count};
     if (what.absent != nullptr) native.absent = {what.absent, what.count};
     native.stream = what.stream;
-    native.weight = what.weight;
+    native.weight = {what.weight, what.notice != 0};
     return engine.submit(native, work, std::move(watcher));
   }
   if (what.count == 1) {

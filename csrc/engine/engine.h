@@ -46,7 +46,7 @@ struct Submission {
   // For which requests this rank has no value, but takes the result; empty: for none.
   std::span<const bool> absent;
   void* stream = nullptr;  // on a GPU
-  double weight = 0;       // of a group of weighted requests
+  Weight weight;           // of a group of weighted requests
   bool wake = true;        // wake the engine thread, because no caller is about to wait
 };
 

@@ -39,7 +39,7 @@ void check_weights(std::span<const Entry> entries) {
   for (const Entry& entry : entries) {
     const Request& request = *entry.request;
     if (!request.weighted) continue;
-    check_weight(request, entry.weight);
+    check_weight(request, entry.weight.value);
     if (!request.in_group()) continue;
     const auto alike = std::ranges::count_if(entries, [&](const Entry& other) {
       return other.request->group_hash == request.group_hash && other.weight == entry.weight;
@@ -201,7 +201,7 @@ void Engine::submit_group(const Submission& what, Launch launching) {
                 "prepared group " + std::to_string(what.group) + " has " + std::to_string(size) +
                     " requests, but " + std::to_string(what.data.size()) + " addresses were given");
   }
-  check_weight(first, what.weight);
+  check_weight(first, what.weight.value);
   std::vector<Entry> entries(size);
   fill(*group, what, entries);
   launch(entries, std::move(launching));

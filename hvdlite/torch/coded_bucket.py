@@ -103,6 +103,7 @@ class CodedBucket:
         self._suffix = ""
         self._round = 0
         self._weight: float | None = None
+        self._notice = False
 
     def see_stream(self) -> None:
         """Does nothing: only buckets on a GPU need it."""
@@ -115,11 +116,12 @@ class CodedBucket:
         turn: int,
         wake: bool,
         weight: float | None,
+        notice: bool,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits the first round, and with it a count of the ranks that have each gradient. See `Bucket.launch`."""
         self._suffix = suffix_of_pass(turn)
-        self._weight = weight
+        self._weight, self._notice = weight, notice
         self._round = 0
         items: list[Item] = []
         self._coded = []
@@ -166,6 +168,7 @@ class CodedBucket:
                 False,
                 self._weight,
                 self._codec.codec,
+                self._notice,
             )
         ]
 

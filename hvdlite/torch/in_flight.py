@@ -116,6 +116,7 @@ class Bucket(Protocol):
         turn: int,
         wake: bool,
         weight: float | None,
+        notice: bool,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Makes an in-flight bucket, passes it to `begin`, and submits the gradients.
@@ -127,6 +128,7 @@ class Bucket(Protocol):
             turn: the number of the pass in its step; the passes of a step have different names.
             wake: wake the engine's thread? Within a pass yes, because no other thread will soon wait for the engine.
             weight: the weight of this rank's gradients; None: all ranks have the same weight.
+            notice: does this rank give notice with its weight?
             begin: a function that takes charge of the in-flight bucket.
         """
 
@@ -223,6 +225,7 @@ class DenseBucket:
         turn: int,
         wake: bool,
         weight: float | None,
+        notice: bool,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits all members. This rank is absent for members without a gradient."""
@@ -233,7 +236,7 @@ class DenseBucket:
         sent = self._gatherer.gather()
         launched = InFlightBucket(self, sent, streams)
         begin(launched)
-        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, launched.handles)
+        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, notice, launched.handles)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits once for all members."""
@@ -298,6 +301,7 @@ class SparseBucket:
         turn: int,
         wake: bool,
         weight: float | None,
+        notice: bool,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits the indices and the values of this rank's rows; there may be no rows."""

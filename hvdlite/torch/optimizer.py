@@ -283,6 +283,11 @@ class _Wrapping:
         if self.sharded is not None:
             self.sharded.add((self.names[param], param) for _, param in named)
 
+    def give_notice(self, notice: bool) -> None:
+        """Sets whether this rank gives notice with the weights of its gradients. Without a reducer there is no other rank."""
+        if self.reducer is not None:
+            self.reducer.give_notice(notice)
+
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -66,6 +66,7 @@ class Reducer(PassDriver):
         self.settings = settings
         self.passes_per_step = settings.passes_per_step
         self.weight: float | None = None  # the weight of this rank's gradients; None: all ranks have the same weight
+        self.notice = False  # does this rank give notice with its weight?
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
         self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
@@ -247,7 +248,8 @@ class Reducer(PassDriver):
         if self.check.pending and self.check.watching and self._compared is None:
             self.check.see(leaves_of_gradients(gradient.param for gradient in bucket.gradients if gradient.dirty))
         self._weighed = False
-        bucket.launch(self._engine, self, number, self.turn % _TURNS, wake, self.weight, self._in_flight.append)
+        turn, begin = self.turn % _TURNS, self._in_flight.append
+        bucket.launch(self._engine, self, number, turn, wake, self.weight, self.notice, begin)
 
     def _begin_check(self) -> None:
         if self.check.pending and self._compared is None:
@@ -351,6 +353,11 @@ class Reducer(PassDriver):
             before = reducer.weight if together and reducer.weight is not None else 0.0
             reducer.weight = None if weight is None else before + weight
             reducer._weighed = True
+
+    def give_notice(self, notice: bool) -> None:
+        """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""
+        for reducer in self._family():
+            reducer.notice = notice
 
     def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
         """The compression's state of a parameter's gradient."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from support.hosts import ULFM_OPTIONS, emulated_hosts
 from support.job import JobResult, launcher_has_ulfm, run_job
 from support.one_process import TRAIN_ALONE
@@ -106,9 +107,52 @@ def test_a_training_that_loses_ranks_is_that_of_one_process():
 
 
 @pytest.mark.slow
+def test_batches_that_workers_have_loaded_ahead_are_dropped_after_a_loss():
+    loop = "job.batches(Samples(), epochs=EPOCHS"
+    assert loop in SCRIPT
+    with_workers = SCRIPT.replace(loop, f"{loop}, num_workers=1, prefetch_factor=3")
+    check(run_job(TRAIN_ALONE + with_workers, 5, mpirun_args=("--with-ft", "ulfm")))
+
+
+@pytest.mark.slow
 def test_a_training_on_two_hosts_loses_all_ranks_of_the_second_one():
     with emulated_hosts(2) as hosts:
         check(hosts.run([2, 3], TRAIN_ALONE + SCRIPT, mpirun_args=ULFM_OPTIONS))
+
+
+ALL_LEAVE = """
+    import os, signal, sys
+    import torch
+    import hvdlite.torch as hvd
+    from mpi4py import MPI
+
+    hvd.init()
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=sys.argv[1] == "sharded")
+    job = hvd.elastic.Job(model=model, optimizer=optimizer, batch_size=4, checkpoint=sys.argv[2], save_every=100)
+    samples = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randn(40, 1))
+    for x, y in job.batches(samples, epochs=1):
+        with job.step():
+            if job.position == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if job.position == 3:
+            MPI.COMM_WORLD.Barrier()  # all have applied the step before one of them leaves
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["whole", "sharded"])
+def test_ranks_that_all_have_to_leave_write_the_checkpoint_of_their_last_step(tmp_path, optimizer):
+    path = tmp_path / "state.pt"
+    result = run_job(ALL_LEAVE, 2, args=[optimizer, str(path)], mpirun_args=("--with-ft", "ulfm"))
+    position = torch.load(path, weights_only=False)["position"]
+    assert f"SIGTERM has asked this rank to leave, and it leaves after step {position}" in result.stderr[0], result.report()
+    # A rank with a sharded optimizer leaves after the next step if it was asked when this one had begun.
+    assert position == (4 if optimizer == "sharded" else 3), result.report()
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"

@@ -82,6 +82,7 @@ DATA = ("tests/unit/test_data.py",)
 ELASTIC = ("tests/unit/test_elastic.py",)
 SPARES = ("tests/unit/test_pool.py", "tests/fault/test_elastic_spares.py")
 ELASTIC_JOB = ("tests/adapters/torch/test_elastic_job.py",)
+RANDOM_NUMBERS = ("tests/unit/test_random_numbers.py",)
 RECOVERY = (
     "tests/unit/test_elastic_steps.py",
     "tests/fault/test_elastic_job.py",

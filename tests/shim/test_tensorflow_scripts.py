@@ -5,6 +5,7 @@ import re
 import pytest
 from shim_job import SCRIPTS, run
 from support.installed import need
+from support.job import launcher_has_ulfm
 
 need("tensorflow", "sklearn")
 
@@ -64,3 +65,13 @@ def test_callbacks_checkpoints_and_resuming(tmp_path):
     assert re.findall(r"learning rate ([\d.]+)", job.stdout[0]) == ["0.0600", "0.0060", "0.0060"], job.report()
     later = [float(text) for text in re.findall(r"val_loss: ([\d.]+)", job.stdout[0])]
     assert first[0] > later[0] > 0.9 * later[-1]
+
+
+@pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
+def test_an_elastic_script_goes_on_without_a_rank_that_dies(tmp_path):
+    pytest.importorskip("sklearn")
+    job = run(tmp_path, str(SCRIPTS / "tensorflow2_digits_elastic.py"), mpirun_args=("--with-ft", "ulfm"))
+    assert job.returncode == 0, job.report()
+    steps = re.findall(r"Step #(\d+) on (\d) ranks\tLoss: ([\d.]+)", job.stdout[0])
+    assert [step[:2] for step in steps] == [("20", "2"), ("119", "1")], job.report()
+    assert float(steps[1][2]) < float(steps[0][2]), job.report()

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 from shim_job import SCRIPTS, run
 from support.installed import need
+from support.job import launcher_has_ulfm
 
 need("torch")
 
@@ -40,6 +41,17 @@ def test_a_script_resumes_from_its_checkpoint(tmp_path):
     later = re.findall(r"epoch (\d) loss ([\d.]+)", job.stdout[0])
     assert [epoch for epoch, _ in later] == ["3", "4"]
     assert losses[0] > losses[1] > float(later[0][1]) > float(later[1][1])
+
+
+@pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun ends a job with its first process")
+def test_an_elastic_script_goes_on_without_a_rank_that_dies(tmp_path):
+    pytest.importorskip("sklearn")
+    script = str(SCRIPTS / "pytorch_digits_elastic.py")
+    job = run(tmp_path, script, "--fp16-allreduce", mpirun_args=("--with-ft", "ulfm"))
+    assert job.returncode == 0, job.report()
+    epochs = re.findall(r"Train Epoch: (\d) on (\d) ranks", job.stdout[0])
+    assert epochs == [("1", "2"), ("2", "1"), ("3", "1"), ("4", "1")], job.report()
+    assert float(re.findall(r"Accuracy: ([\d.]+)%", job.stdout[0])[0]) > 75, job.report()
 
 
 def test_features_and_a_variable_without_effect(tmp_path):

@@ -164,7 +164,7 @@ def test_a_gradient_is_sent_from_where_it_is(kind, told):
     driver, handles = Launching([gradient]), [7]
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "g", FLOAT32, grad.shape, 0, 0, SUM, 0, 0, 1.0, 2.0)])
-        launch(alone.engine, driver, 0, group, sent, False, (), 0.0, handles)
+        launch(alone.engine, driver, 0, group, sent, False, (), 0.0, False, handles)
         assert (gradient.dirty, len(handles), handles[0]) == (False, 2, 7)
         assert outcomes_of(alone.engine, handles[1:]) == [1]
     assert torch.equal(grad.detach(), 2 * before)
@@ -179,9 +179,9 @@ def test_what_is_refused_is_not_sent():
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
         with pytest.raises(InvalidArgumentError, match="has 1 requests, but 2 addresses"):
-            launch(alone.engine, driver, 0, group, sent, False, (), 0.0, handles)
+            launch(alone.engine, driver, 0, group, sent, False, (), 0.0, False, handles)
         with pytest.raises(TypeError, match="incompatible function arguments"):
-            launch(alone.engine, "a driver", 0, group, sent, False, (), 0.0, handles)
+            launch(alone.engine, "a driver", 0, group, sent, False, (), 0.0, False, handles)
         assert alone.engine.counters()["submitted"] == 0
     assert handles == []
     assert all(gradient.dirty for gradient in gradients)
@@ -196,7 +196,7 @@ def test_what_is_launched_is_not_launched_again():
     driver, handles = Launching(gradients), []
     with engines(1) as (alone,):
         group = alone.engine.prepare([(ALLREDUCE, "one", FLOAT32, (3,), 0, 0)])
-        launch(alone.engine, driver, 0, group, sent, False, (), 0.0, handles)
+        launch(alone.engine, driver, 0, group, sent, False, (), 0.0, False, handles)
         assert outcomes_of(alone.engine, handles) == [1]
     driver.reduce(False)
     assert driver.launches == 0

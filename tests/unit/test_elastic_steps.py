@@ -21,8 +21,7 @@ class Rank:
     commit: tuple[int, ...] = ()  # the history at the newest commit
     commits: int = 0
     asked: bool = False  # has it got SIGTERM?
-    leaves: bool = False  # has it told the others in this step that it leaves?
-    agreed: bool = False  # has any rank told so?
+    agreed: bool = False  # has any rank told the others in the last step that it has to leave?
     passed: bool = False  # has it passed the end of the function?
     life: str = "lives"  # or is dead, or gone: its program has ended
 
@@ -73,14 +72,16 @@ def nexts(job):
             elif len(rank.history) == job.steps:
                 yield come(job, number, phase="end")
             else:
-                told = come(job, number, phase="reduce", leaves=rank.asked)
+                if rank.agreed and rank.asked:  # after the commit each rank may leave, also one that was asked since
+                    yield come(job, number, life="dead")
+                told = come(job, number, phase="reduce", agreed=False)
                 about = ("leaves", meeting(told.ranks[number]))
                 yield replace(told, met=told.met | {(about, number)}) if rank.asked else told
             continue
         if rank.phase == "shrink":
             continue  # below
         if somebody_is_lost:
-            yield come(job, number, phase="shrink", leaves=False, agreed=False)
+            yield come(job, number, phase="shrink", agreed=False)
         if rank.phase == "copy":
             source = members[plan_copy(points_of(job, rank.roster)).source]
             if (place, source) in job.met:
@@ -116,7 +117,7 @@ def after_meeting(job, rank, members, place):
         phase = "confirm" if rank.agreed else "compute"
         return {"phase": phase, "commit": rank.history, "commits": rank.commits + 1}
     if rank.phase == "confirm":  # all have ended the commit
-        return {"life": "dead"} if rank.leaves else {"phase": "compute", "agreed": False}
+        return {"phase": "compute"}
     if rank.phase == "end":
         return {"phase": "farewell", "passed": True}
     if rank.phase == "farewell":

@@ -40,17 +40,20 @@ def test_a_weighted_mean(fake_gpus, route, dtype):  # noqa: F811
         for salt, weights in enumerate(WEIGHTS):
             for count in (3, 40_000):
                 mine = values(rank.rank, salt, count, weights[rank.rank]).astype(kind)
+                gives_notice = rank.rank == 1 and count == 3
+                how = weighted(weights[rank.rank], flags=Flag.WEIGHTED | (Flag.NOTICE if gives_notice else 0))
                 if dtype == "bfloat16":  # NumPy's fakes have it as bits
-                    found = rank.allreduce(f"mean{count}", mine.view(np.uint16), dtype=dtype, **weighted(weights[rank.rank]))
+                    found = rank.allreduce(f"mean{count}", mine.view(np.uint16), dtype=dtype, **how)
                     found = found.view(kind).astype(float)
                 else:
-                    found = rank.allreduce(f"mean{count}", mine, **weighted(weights[rank.rank]))
+                    found = rank.allreduce(f"mean{count}", mine, **how)
                 np.testing.assert_allclose(found, mean(weights, salt, count), rtol=tolerance, atol=tolerance)
         return rank.counters()
 
     with gpu_engines(fake_gpus, 3, {"gpu_route": route}) as ranks:
         for counters in in_threads(ranks, body):
             assert counters["staged_ops"] == 2 * len(WEIGHTS)
+            assert counters["notices"] == len(WEIGHTS)
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -125,6 +125,35 @@ def test_a_group_has_one_weight(place):
         in_threads(ranks, body)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_every_rank_counts_an_operation_in_which_any_rank_gives_notice(place):
+    """A rank of weight 0 may give notice, too. A notice changes neither the mean nor the number of operations."""
+    config, hosts = PLACES[place]
+    givers = [(), (1,), (), (0, 3), (2,)]  # the ranks that give notice, for each operation
+
+    def body(rank):
+        def notices():
+            return rank.engine.counters()["notices"]
+
+        group, counts = rank.engine.prepare([request("g", np.zeros(5), 0.0)]), []
+        for turn, gives in enumerate(givers):
+            before = notices()
+            flag = Flag.NOTICE if rank.rank in gives else 0
+            array = np.zeros(9) if WEIGHTS[rank.rank] == 0 else values(rank.rank, 9)
+            found = weighted(rank, f"n{turn}", array, WEIGHTS[rank.rank], flag)
+            np.testing.assert_allclose(found, mean(WEIGHTS, 9), rtol=1e-12)
+            alone = notices() - before
+            data = np.ones(5)
+            work = rank.engine.submit_prepared(group, [data.ctypes.data], weight=WEIGHTS[rank.rank], notice=rank.rank in gives)
+            outcomes_of(rank.engine, [work])
+            counts.append((alone, notices() - before - alone))
+        return counts
+
+    with engines(4, config, hosts) as ranks:
+        everyone = in_threads(ranks, body)
+    assert everyone == [[(int(bool(gives)), int(bool(gives))) for gives in givers]] * 4
+
+
 def test_tensors_of_one_call_have_weights_of_their_own():
     """What is fused has one weight, so they are not."""
 

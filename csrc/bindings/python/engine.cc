@@ -119,7 +119,7 @@ std::int64_t Engine::prepare(nb::handle requests) {
 
 nb::object Engine::submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
                                    const bool* absent, bool wake, nb::handle streams,
-                                   nb::handle memory, double weight) {
+                                   nb::handle memory, double weight, bool notice) {
   static_assert(sizeof(void*) == sizeof(std::int64_t));
   hvdlite_submission what{};
   what.count = pointers.size();
@@ -131,6 +131,7 @@ nb::object Engine::submit_prepared(std::int64_t group, std::span<const std::int6
   }
   what.wake = wake ? 1 : 0;
   what.weight = weight;
+  what.notice = notice ? 1 : 0;
   return start_work(what, new_work({}, nb::borrow(memory), false), nb::borrow(streams));
 }
 

@@ -56,7 +56,7 @@ class Engine {
   // of them. streams: the memory is ready in the order of the first, and is reused in the order of all.
   nb::object submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
                              const bool* absent, bool wake, nb::handle streams, nb::handle memory,
-                             double weight);
+                             double weight, bool notice);
   void release_prepared(std::int64_t group);
   bool wait_many(nb::handle works, nb::list outcomes, nb::handle streams);
 

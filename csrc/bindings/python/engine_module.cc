@@ -40,7 +40,7 @@ std::vector<std::int32_t> list_of(Call call) {
 
 nb::object submit_prepared(Engine& engine, std::int64_t group, nb::handle pointers,
                            nb::handle absent, bool wake, nb::handle streams, nb::handle memory,
-                           double weight) {
+                           double weight, bool notice) {
   const Int64List addresses(pointers);
   const Int64List lacking(absent);
   const auto size = static_cast<std::size_t>(addresses.size());
@@ -53,7 +53,7 @@ nb::object submit_prepared(Engine& engine, std::int64_t group, nb::handle pointe
     is_absent[static_cast<std::size_t>(index)] = true;
   }
   return engine.submit_prepared(group, {addresses.data(), size}, is_absent.get(), wake, streams,
-                                memory, weight);
+                                memory, weight, notice);
 }
 
 }  // namespace
@@ -184,6 +184,7 @@ nb::dict Engine::counters() {
   result["open_results"] = counters.open_results;
   result["nccl_ops"] = counters.nccl_ops;
   result["staged_ops"] = counters.staged_ops;
+  result["notices"] = counters.notices;
   result["coded_bytes_before"] = counters.coded_bytes_before;
   result["coded_bytes_after"] = counters.coded_bytes_after;
   result["passes"] = counters.passes;
@@ -228,7 +229,8 @@ void register_engine(nb::module_& module) {
            "work"_a = nb::none())
       .def("prepare", &Engine::prepare, "requests"_a)
       .def("submit_prepared", &submit_prepared, "group"_a, "pointers"_a, "absent"_a = nb::tuple(),
-           "wake"_a = true, "streams"_a = nb::tuple(), "memory"_a = nb::none(), "weight"_a = 0.0)
+           "wake"_a = true, "streams"_a = nb::tuple(), "memory"_a = nb::none(), "weight"_a = 0.0,
+           "notice"_a = false)
       .def("release_prepared", &Engine::release_prepared, "group"_a)
       .def("wait_many", &Engine::wait_many, "works"_a, "outcomes"_a, "streams"_a = nb::tuple())
       .def_prop_ro("dropped_in_flight", &Engine::dropped_in_flight)

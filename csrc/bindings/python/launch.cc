@@ -233,10 +233,10 @@ class Gatherer {
 // Between any two steps of Python code a signal handler may run and raise, but not within this function. So either the
 // gradients are in flight and the list says so, or they are this rank's as before.
 void launch(Engine& engine, PassDriver& reducer, int bucket, std::int64_t group, nb::handle sent,
-            bool wake, nb::handle streams, double weight, nb::list works) {
+            bool wake, nb::handle streams, double weight, bool notice, nb::list works) {
   const auto& native = nb::cast<const Sent&>(sent);
   works.append(engine.submit_prepared(group, native.pointers(), native.absent(), wake, streams,
-                                      sent, weight));
+                                      sent, weight, notice));
   native.hand_over();
   reducer.launched(bucket);
 }
@@ -256,7 +256,7 @@ void register_launch(nb::module_& module) {
            "gradients"_a, "forms"_a, "type"_a, "plain"_a.none(), "strided"_a, "wire_of"_a)
       .def("gather", &Gatherer::gather);
   module.def("launch", &launch, "engine"_a, "reducer"_a, "bucket"_a, "group"_a, "sent"_a, "wake"_a,
-             "streams"_a, "weight"_a, "works"_a);
+             "streams"_a, "weight"_a, "notice"_a, "works"_a);
 }
 
 }  // namespace hvdlite::python

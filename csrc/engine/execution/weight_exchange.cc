@@ -7,12 +7,14 @@ namespace hvdlite::engine {
 
 using base::ReduceOp;
 
-// Each member contributes a vector that holds its weight at its own place, and zeros elsewhere. The sum of these vectors holds
-// all weights, without rounding. All parts of an operation have the same weight, because only a group has several parts.
+// Each member contributes a vector that holds its weight at its own place, its notice (1 or 0) at the last place, and zeros
+// elsewhere. The sum of these vectors holds all weights, without rounding. All parts of an operation have the same weight,
+// because only a group has several parts.
 std::unique_ptr<collectives::Collective> WeightExchange::start(
-    const collectives::Comm& comm, double own, const collectives::Selection& selection) {
-  weights_.assign(static_cast<std::size_t>(comm.size()), 0.0);
-  weights_[static_cast<std::size_t>(comm.rank())] = own;
+    const collectives::Comm& comm, Weight own, const collectives::Selection& selection) {
+  weights_.assign(static_cast<std::size_t>(comm.size()) + 1, 0.0);
+  weights_[static_cast<std::size_t>(comm.rank())] = own.value;
+  weights_.back() = own.notice ? 1 : 0;
   collectives::AllreduceArgs args;
   args.parts = {{weights_.data(), weights_.data(), weights_.size()}};
   args.reduction = {.dtype = base::DType::kFloat64, .op = ReduceOp::kSum};
@@ -20,7 +22,9 @@ std::unique_ptr<collectives::Collective> WeightExchange::start(
 }
 
 collectives::Reduction WeightExchange::take(collectives::Reduction mean, int rank) {
-  const std::vector<double> weights = std::exchange(weights_, {});
+  std::vector<double> weights = std::exchange(weights_, {});
+  has_notice_ = weights.back() > 0;
+  weights.pop_back();
   const double own = weights[static_cast<std::size_t>(rank)];
   counts_nothing_ = own == 0;
   if (own != 0 && std::ranges::all_of(weights, [&](double each) { return each == own; })) {

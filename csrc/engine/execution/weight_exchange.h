@@ -1,4 +1,6 @@
-// The first collective of a weighted mean: the members exchange their weights, and each learns its share of all weights.
+// The first collective of a weighted mean: the members exchange their weights, and each learns its share of all weights. A
+// member may give notice with its weight, and all members learn of that at the same operation (elastic training: a planned
+// leave).
 // Thread: the one of its operation. Owns: the weights. Blocks: no. Throws: what start_allreduce throws.
 #pragma once
 
@@ -6,13 +8,14 @@
 #include <vector>
 
 #include "collectives/select.h"
+#include "engine/model/request.h"
 
 namespace hvdlite::engine {
 
 class WeightExchange {
  public:
   // Starts the collective, whose end the owner awaits. own: this rank's weight; 0 if it has joined.
-  std::unique_ptr<collectives::Collective> start(const collectives::Comm& comm, double own,
+  std::unique_ptr<collectives::Collective> start(const collectives::Comm& comm, Weight own,
                                                  const collectives::Selection& selection);
   // Has start() been called, and not yet take()?
   bool pending() const { return !weights_.empty(); }
@@ -22,10 +25,14 @@ class WeightExchange {
   collectives::Reduction take(collectives::Reduction mean, int rank);
   // Valid after take(). True: this rank's weight is 0, so it contributes nothing, even if its values are not finite.
   bool counts_nothing() const { return counts_nothing_; }
+  // Valid after take(). Has any member given notice?
+  bool has_notice() const { return has_notice_; }
 
  private:
-  std::vector<double> weights_;  // the members' weights, while the members exchange them
+  // While the members exchange them: the members' weights, and last the number of members that give notice.
+  std::vector<double> weights_;
   bool counts_nothing_ = false;
+  bool has_notice_ = false;
 };
 
 }  // namespace hvdlite::engine

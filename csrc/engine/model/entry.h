@@ -62,8 +62,7 @@ struct Entry {
   std::shared_ptr<const transport::Arena> arena;  // the arena that the request names, if any
   // For GPU memory: after this event the input can be read and the output written.
   device::EventPtr ready;
-  // Of a weighted request: how much this rank's value counts. Ranks may have different weights.
-  double weight = 0;
+  Weight weight;  // of a weighted request
 };
 
 // One operation that all members agreed to do.

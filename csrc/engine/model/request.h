@@ -112,6 +112,13 @@ inline constexpr const char* kJoinName = "join";
 // In the names of unnamed operations, before the number (Numbering).
 inline constexpr std::string_view kUnnamed = ".noname.";
 
+// What one rank states of a weighted request. Ranks may have different weights.
+struct Weight {
+  double value = 0;     // how much this rank's tensor counts
+  bool notice = false;  // this rank gives notice, and all members learn of that with the weights
+  friend bool operator==(const Weight&, const Weight&) = default;
+};
+
 // A request as a caller states it. It borrows text and lists for the length of the call, and its set has no epoch yet.
 struct RequestView {
   std::int32_t set = 0;
@@ -137,7 +144,7 @@ struct RequestView {
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
   // These are no part of the request:
-  double weight = 0;       // of this rank, if the request is weighted
+  Weight weight;           // of this rank, if the request is weighted
   void* stream = nullptr;  // GPU memory is ready in the order of this stream
   bool unnamed = false;    // the name was made for this call and will not come again
 

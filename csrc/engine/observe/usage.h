@@ -48,6 +48,7 @@ struct Counters {
   SingleWriterCounter riding_ops;
   SingleWriterCounter open_results;
   SingleWriterCounter nccl_ops, staged_ops;
+  SingleWriterCounter notices;
   SingleWriterCounter coded_bytes_before, coded_bytes_after;
   // How the token holder waits. A thread that sleeps at the doorbell, or waits for another thread, does not hold the token.
   SingleWriterCounter passes;

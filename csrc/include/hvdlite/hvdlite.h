@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 7
+#define HVDLITE_ABI_VERSION 8
 
 enum {
   HVDLITE_OK = 0,
@@ -65,7 +65,10 @@ enum {
   /* The mean is weighted: the sum of weight * input over all ranks, divided by the sum of the weights. Only for allreduces with
    * HVDLITE_AVERAGE. A weight is 0 or more, and ranks may have different weights. The members of a group are submitted in one
    * call and have the same weight. */
-  HVDLITE_FLAG_WEIGHTED = 8
+  HVDLITE_FLAG_WEIGHTED = 8,
+  /* With HVDLITE_FLAG_WEIGHTED: this rank gives notice, for example that it will leave. The notice travels with the weights, so
+   * it costs no message. Every rank of the set counts the operation in hvdlite_counters.notices, before the operation ends. */
+  HVDLITE_FLAG_NOTICE = 16
 };
 /* Codecs of allreduces of float32, float16 and bfloat16 in host memory, with HVDLITE_AVERAGE or HVDLITE_SUM
  * (csrc/kernels/codec.h). */
@@ -162,8 +165,9 @@ typedef struct hvdlite_submission {
   void* const* data; /* of a group: the tensors' addresses */
   /* Of a group: null, or a flag for each request: does this rank have no value, and only take the result? */
   const bool* absent;
-  void* stream;  /* of a group on a GPU: as a request's stream */
-  double weight; /* of a group of weighted requests */
+  void* stream;   /* of a group on a GPU: as a request's stream */
+  double weight;  /* of a group of weighted requests */
+  int32_t notice; /* bool; of a group of weighted requests: as HVDLITE_FLAG_NOTICE of each */
   /* 0: the caller is about to wait, so the engine's thread need not be woken. It has no effect if `then` is set. */
   int32_t wake;
   /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread or a waiting
@@ -362,6 +366,7 @@ typedef struct hvdlite_counters {
   int64_t open_results; /* allreduces whose result other ranks stored directly into the output */
   int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
   int64_t staged_ops;   /* fused operations on GPU memory through host memory */
+  int64_t notices; /* fused operations in which any rank has given notice (HVDLITE_FLAG_NOTICE) */
   /* The bytes of the elements that this rank has sent coded, before and after coding. */
   int64_t coded_bytes_before, coded_bytes_after;
   /* How the engine waits: the number of passes; of sleeps at the doorbell; the sum of their time limits in microseconds; the

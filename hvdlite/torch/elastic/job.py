@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.utils.data
 
@@ -17,10 +16,8 @@ from hvdlite.elastic import recovery
 from hvdlite.elastic.leaving import LeaveRequest, leave_if_asked
 from hvdlite.elastic.steps import CopyPlan, is_commit_due, plan_copy, share_of_batch
 from hvdlite.errors import InvalidArgumentError, PeerLostError
-from hvdlite.handles import Handle
 from hvdlite.objects import broadcast_object
-from hvdlite.ops import allreduce_async, barrier
-from hvdlite.requests import Sum
+from hvdlite.ops import barrier
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.elastic.checkpoint_file import CheckpointFile
 from hvdlite.torch.elastic.job_state import Commit, JobState
@@ -77,7 +74,7 @@ class ElasticJob:
             need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
             ranks. "": no file.
         save_every: the number of steps between two checkpoints. Each replaces the file at once, so a reader never sees a part
-            of a checkpoint.
+            of a checkpoint. A rank that writes the file and has to leave writes it before, too.
         commit_every: the number of steps between two commits. Only a sharded optimizer needs commits.
         **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state, such as averaged models.
 
@@ -132,8 +129,8 @@ class ElasticJob:
         self._jobs = 0
         self._steps_of_epoch = self._last_step = 1
         self._batch_is_open = self._in_step = self._stepped = False
-        self._leaves = self._may_leave = False
-        self._leaving: Handle | None = None  # the operation that tells how many ranks leave after the step
+        self._may_leave = False
+        self._notices = 0  # how many the engine had counted before the present step
         self._has_begun = False  # has this call of `batches` made a commit?
         self._reset_callbacks: list[Callable[[], Any]] = []
         optimizer.register_step_pre_hook(self._before_optimizer)
@@ -197,7 +194,8 @@ class ElasticJob:
                 while not self._has_ended():
                     for batch in self._of_one_epoch(dataset, shuffle, loader):
                         yield batch
-                        if self._may_leave:
+                        if self._may_leave and self._request.asked:
+                            self._save()  # perhaps all ranks have to leave
                             leave_if_asked(f"after step {self.position}")
         except recovery.Passed:
             return
@@ -236,41 +234,43 @@ class ElasticJob:
             self._in_step = False
         outcome.applied = self.position > position
         save_every = self._file.save_every
-        if outcome.applied and save_every and self.position % save_every == 0 and self._file.is_mine():
-            snapshot = self._last_commit.snapshot  # of this step's commit, which was due; None if the optimizer is not sharded
-            self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
+        if outcome.applied and save_every and self.position % save_every == 0:
+            self._save()
 
     # --- commits ------------------------------------------------------------------------------------------------------------
 
-    def _announce_leave(self) -> bool:
-        """Before a step with a sharded optimizer: begins to tell the other ranks whether this one will leave after the step.
+    def _tell_leave(self) -> None:
+        """Before a step with a sharded optimizer: tells the other ranks in the step whether this one has to leave.
 
-        Returns False if a rank was lost before, so that the present batch is dealt out again.
+        A notice with the weights of the gradients says it. All ranks see the same weights, so all learn of it in the same step.
         """
-        self._leaves, self._may_leave = self._request.asked, not self._state.is_sharded
+        self._may_leave = not self._state.is_sharded
         if self._state.is_sharded:
-            try:
-                self._leaving = allreduce_async(np.array([self._leaves], np.int32), op=Sum, name="hvdlite.elastic.leaving")
-            except PeerLostError as loss:
-                self._recover(loss)
-                return False
-        return True
+            cast(Any, self.optimizer)._hvdlite.give_notice(self._request.asked)
+            self._notices = RUNTIME.require().counters()["notices"]
 
     def _commit_if_due(self) -> None:
         """After a step with a sharded optimizer: commits if it is time, and always before a rank leaves."""
-        if self._leaving is None:
+        if not self._state.is_sharded:
             return
-        leaves = bool(self._leaving.synchronize()[0])
+        told = RUNTIME.require().counters()["notices"] > self._notices
+        leaves = told or (self._request.asked and size() == 1)
         if is_commit_due(self.position, self._last_step, (self._commit_every, self._file.save_every), leaves):
             self._commit()
         if leaves:
             barrier()  # when one rank has ended the commit, others may still wait for its part
-            self._may_leave = self._leaves
+            self._may_leave = True
 
     def _commit(self) -> None:
         """Makes a copy of the whole state on each rank. Collective."""
         self._last_commit = Commit(self._last_commit.number + 1, self.position, self._state.commit())
         self._has_begun = True
+
+    def _save(self) -> None:
+        """Writes the checkpoint, on the ranks that do so. With a sharded optimizer this step has just been committed."""
+        if self._file.is_mine():
+            snapshot = self._last_commit.snapshot  # None if the optimizer is not sharded
+            self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
 
     def _commit_at_begin(self) -> None:
         """Commits what the program has changed before `batches`. After this, each rank has a commit."""
@@ -297,8 +297,7 @@ class ElasticJob:
         for (_, count), batch in zip(shares, made, strict=True):
             position = self.position
             cast(Any, self.optimizer).weight = count
-            if not self._announce_leave():
-                return
+            self._tell_leave()
             self._batch_is_open = True
             yield batch
             if self._batch_is_open:

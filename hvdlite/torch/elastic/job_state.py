@@ -1,17 +1,16 @@
 """The state of an `ElasticJob`: what a step may have to take back, and what a rank copies from another one."""
 
 import copy
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from hvdlite.basics import rank
 from hvdlite.errors import PeerLostError
 from hvdlite.torch.coded_methods import codings_of
+from hvdlite.torch.elastic.random_numbers import copied_numbers, restore_numbers
 from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler
 from hvdlite.torch.sharding import sharded_state_of
 
@@ -25,12 +24,14 @@ class Snapshot:
     Attributes:
         states: copies of the results of ``state_dict()``, by name.
         buffers: copies of the model's buffers.
+        options: copies of the optimizer's options, such as the learning rate, by group and name. A scheduler changes them.
         random_numbers: the states of this rank's generators: of torch, of its GPUs, of Python and of NumPy.
         codings: the compression's state of each parameter, on this rank.
     """
 
     states: dict[str, Any]
     buffers: list[torch.Tensor]
+    options: list[dict[str, Any]]
     random_numbers: tuple[Any, ...]
     codings: list[dict[str, Any]]
 
@@ -89,18 +90,25 @@ class JobState:
         return self._snapshot({"model": model, "optimizer": self._in_optimizer.copied(loaded), **others})
 
     def _snapshot(self, states: dict[str, Any]) -> Snapshot:
-        buffers = [buffer.clone() for buffer in self._model.buffers()]  # some may not be in a state_dict()
+        buffers = [buffer.clone() for buffer in _buffers_of(self._model)]  # some may not be in a state_dict()
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        numbers = torch.get_rng_state(), gpus, random.getstate(), np.random.get_state()
+        numbers = torch.get_rng_state(), gpus, *copied_numbers()
+        options = [_copied(group) for group in self._optimizer.param_groups]
         # A compression replaces the tensors of its state, so references are enough.
-        return Snapshot(states, buffers, numbers, [dict(coding) for coding in codings_of(self._optimizer)])
+        return Snapshot(states, buffers, options, numbers, [dict(coding) for coding in codings_of(self._optimizer)])
 
     def go_back(self, snapshot: Snapshot) -> None:
         """Gives all objects the state of the snapshot, as far as it contains them."""
         self.load(snapshot.states)
         with torch.no_grad():
-            for buffer, before in zip(self._model.buffers(), snapshot.buffers, strict=True):
+            for buffer, before in zip(_buffers_of(self._model), snapshot.buffers, strict=True):
                 buffer.copy_(before)
+            for group, options in zip(self._optimizer.param_groups, snapshot.options, strict=False):  # groups may be new
+                for name, option in options.items():
+                    if isinstance(option, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                        group[name].copy_(option)  # a scheduler changes it in place, too
+                    else:
+                        group[name] = option
         for coding, kept in zip(codings_of(self._optimizer), snapshot.codings, strict=True):
             coding.clear()
             coding.update(kept)
@@ -108,8 +116,7 @@ class JobState:
         torch.set_rng_state(numbers)
         if gpus:
             torch.cuda.set_rng_state_all(gpus)
-        random.setstate(python)
-        np.random.set_state(numpy)
+        restore_numbers((python, numpy))
 
     def load(self, states: Mapping[str, Any]) -> None:
         """Gives objects these states, by their names."""
@@ -143,3 +150,24 @@ class JobState:
     def present(self) -> dict[str, Any]:
         """The states of all objects by name, not copied. If the optimizer is sharded, the call is collective over all ranks."""
         return {name: handler.value.state_dict() for name, handler in self._all.items()}
+
+
+def _buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """All buffers of a model. `model.buffers()` takes several times as long."""
+    found: list[torch.Tensor] = []
+    modules, seen = [model], {id(model)}
+    for module in modules:
+        if module._buffers:
+            found += [buffer for buffer in module._buffers.values() if buffer is not None]
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
+    return found
+
+
+def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the options of a parameter group."""
+    options = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
+    del options["params"]
+    return options

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from hvdlite.torch.elastic.random_numbers import copied_numbers, restore_numbers
+
 __all__ = ["SeededSamples"]
 
 
@@ -46,10 +48,9 @@ class SeededSamples(torch.utils.data.Dataset[Any]):
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    before, others = torch.get_rng_state(), copied_numbers()
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
+        torch.set_rng_state(before)
+        restore_numbers(others)

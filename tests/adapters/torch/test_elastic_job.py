@@ -1,5 +1,6 @@
 """hvd.elastic.Job where no rank is lost: its order of samples, its checkpoints, and what it refuses."""
 
+import copy
 import functools
 import operator
 import random
@@ -11,6 +12,7 @@ from support.world import WORLD
 
 import hvdlite.torch as hvd
 from hvdlite import InvalidArgumentError, PeerLostError
+from hvdlite.runtime import RUNTIME
 from hvdlite.torch.elastic import checkpoint_file
 from hvdlite.torch.elastic.samples import SeededSamples
 
@@ -169,6 +171,34 @@ def test_hosts_that_share_no_folder_have_a_checkpoint_each(tmp_path_factory, mon
     assert RANK >= 2 or torch.load(path, weights_only=False)["position"] == 6
 
 
+@pytest.mark.parametrize("error", [PeerLostError("a rank is gone"), ValueError("a mistake of the program")])
+def test_what_a_step_has_changed_before_a_loss_is_as_before_it(error):
+    """Random numbers, buffers, scheduler and scaler. Other errors than a loss leave the step, too, and undo nothing."""
+    made = parts()
+    made["model"].train()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(made["optimizer"], 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    job = hvd.elastic.Job(**made, scheduler=scheduler, scaler=scaler)
+
+    def state():
+        buffers = [buffer.tolist() for buffer in made["model"].buffers()]
+        numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+        return buffers, numbers, scheduler.state_dict(), scaler.state_dict(), made["optimizer"].param_groups[0]["lr"]
+
+    x, y = next(job.batches(SAMPLES, 1))
+    before = copy.deepcopy(state())
+    with pytest.raises(type(error), match=str(error)), job.step() as step:  # noqa: PT012
+        noise = torch.rand(1) + random.random() + np.random.rand()
+        scaler.scale(torch.nn.functional.mse_loss(job.model(x + noise), y)).backward()
+        scaler.update(2.0)
+        scheduler.step()
+        assert all(map(operator.ne, state(), before))
+        raise error
+    assert not step.applied
+    assert (state() == before) == isinstance(error, PeerLostError)
+    hvd.barrier()
+
+
 def test_a_step_that_is_not_applied_leaves_what_a_compression_keeps():
     made = parts(compression=hvd.Compression.int8(between="ranks", error_feedback=True))
     job, optimizer = hvd.elastic.Job(**made), made["optimizer"]
@@ -189,28 +219,41 @@ def test_a_step_that_is_not_applied_leaves_what_a_compression_keeps():
     assert all(map(torch.equal, after, before))
 
 
-def test_without_a_loss_a_step_has_no_message_and_no_operation_more_than_without_a_job():
-    made = parts()
-    job = hvd.elastic.Job(**made)
+@pytest.mark.parametrize("shard", [False, True])
+def test_without_a_loss_a_step_has_no_message_and_no_operation_more_than_without_a_job(shard):
+    made = parts(shard=shard)
+    job = hvd.elastic.Job(**made, commit_every=1000)
     inputs, targets = (torch.stack(tensors) for tensors in zip(*SAMPLES[:4], strict=True))
 
+    def counted():
+        counters = RUNTIME.engine.counters()
+        return [counters[name] for name in ("submitted", "completed", "fused_ops", "control_messages_sent", "data_bytes_sent")]
+
     def plain_steps(count):
-        before = hvd.stats()
         for _ in range(count):
             torch.nn.functional.mse_loss(made["model"](inputs), targets).backward()
             made["optimizer"].step()
             made["optimizer"].zero_grad()
-        return hvd.stats() - before
 
+    made["optimizer"].weight = 1 + RANK
     plain_steps(3)  # the ranks get to know their step
-    plain = plain_steps(6)
-    train(job, epochs=1)  # 3 steps each
-    before = hvd.stats()
-    train(job, epochs=3, stop=8)
-    spent = hvd.stats() - before
-    assert spent.steps == 5
-    assert spent.operations * plain.steps == plain.operations * spent.steps
-    assert spent.control_messages == plain.control_messages == 0
+    before = counted()
+    plain_steps(5)
+    plain = [after - start for after, start in zip(counted(), before, strict=True)]
+    batches = job.batches(SAMPLES, 3)
+    for number, (x, y) in enumerate(batches):
+        if number == 3:
+            before = counted()
+        with job.step():
+            torch.nn.functional.mse_loss(job.model(x), y).backward()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        if number == 7:
+            break  # the last step has a commit
+    assert [after - start for after, start in zip(counted(), before, strict=True)] == plain
+    assert plain[0] > 0
+    assert plain[3] == 0  # control messages
+    batches.close()
 
 
 class Augmented:

@@ -8,6 +8,7 @@ from reference import assert_close, assert_same_bits, grads_of, network, whole_b
 from support.world import WORLD
 
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite.runtime import RUNTIME
 
 RANK, SIZE = WORLD.rank, WORLD.size
 STEPS = 6
@@ -156,3 +157,24 @@ def test_a_rank_that_forgets_its_weight(hvd):
         optimizer.weight = 3
     with pytest.raises(MismatchError, match=r"weighting differs: .*give every rank a weight"):
         layer(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"shard": True}, {"shard": True, "powersgd": True}], ids=["plain", "sharded", "coded"])
+def test_all_ranks_learn_of_a_notice_in_the_step_in_which_one_gives_it(hvd, options):
+    """The last rank gives notice in the second and the fourth step."""
+    options = dict(options)
+    if options.pop("powersgd", False):
+        options["compression"] = hvd.Compression.powersgd(rank=1, start_step=0)
+    model = network(0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+    told = []
+    for step in range(5):
+        (x, y), _ = parts(step, [4] * SIZE)
+        optimizer.weight = 4 + RANK
+        optimizer._hvdlite.give_notice(RANK == SIZE - 1 and step in (1, 3))
+        before = RUNTIME.engine.counters()["notices"]
+        mse(model, x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        told.append(RUNTIME.engine.counters()["notices"] > before)
+    assert told == [False, True, False, True, False]

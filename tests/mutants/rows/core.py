@@ -157,6 +157,22 @@ ROWS = (
         guards.RECOVERY,
     ),
     Mutant(
+        "elastic-leave-untold",
+        "a rank with a sharded optimizer that has to leave tells no other rank, and stays to the end",
+        "hvdlite/torch/elastic/job.py",
+        ".give_notice(self._request.asked)",
+        ".give_notice(False)",
+        guards.RECOVERY,
+    ),
+    Mutant(
+        "elastic-old-numbers",
+        "a step that is not applied returns to random numbers of an earlier step",
+        "hvdlite/torch/elastic/random_numbers.py",
+        "if now is None or now != self._when:",
+        "if self._when is None:",
+        guards.RANDOM_NUMBERS,
+    ),
+    Mutant(
         "elastic-residual-kept",
         "a step that was not applied changes the residuals of a compression",
         "hvdlite/torch/elastic/job_state.py",

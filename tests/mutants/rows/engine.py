@@ -293,6 +293,22 @@ ROWS = (
         guards.WEIGHTS,
     ),
     Mutant(
+        "weight-notice",
+        "the other ranks do not learn of a notice",
+        "csrc/engine/execution/weight_exchange.cc",
+        "weights_.back() = own.notice ? 1 : 0;",
+        "weights_.back() = 0;",
+        guards.WEIGHTS,
+    ),
+    Mutant(
+        "weight-notice-staged",
+        "a notice with the weight of GPU tensors is not counted",
+        "csrc/engine/execution/gpu/staged_operation.cc",
+        "if (weights_.has_notice()) ++context_.counters.notices;",
+        "",
+        guards.GPU_WEIGHTS,
+    ),
+    Mutant(
         "weight-fused-with-others",
         "weighted tensors are fused with others, which have other weights",
         "csrc/engine/negotiation/fusion_planner.cc",

@@ -32,8 +32,8 @@ ROWS = (
         "torch-pass-names",
         "the second reduction of a step goes by the names of the first",
         "hvdlite/torch/reducer.py",
-        "bucket.launch(self._engine, self, number, self.turn % _TURNS, wake,",
-        "bucket.launch(self._engine, self, number, 0, wake,",
+        "turn, begin = self.turn % _TURNS,",
+        "turn, begin = 0,",
         (*guards.TORCH_PASSES, *guards.TORCH_UNUSED),
     ),
     Mutant(

@@ -56,7 +56,7 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   return std::make_unique<StagedOperation>(
       std::move(next.fused), std::move(next.entries), link_, std::move(comm),
       StagedOperation::Context{*set_, context_.pool, context_.link.selection, context_.watcher,
-                               check_finite});
+                               shared.counters, check_finite});
 }
 
 bool DeviceLane::start() {

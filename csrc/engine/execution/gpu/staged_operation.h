@@ -18,6 +18,7 @@
 #include "engine/execution/gpu/device_operation.h"
 #include "engine/execution/gpu/device_watcher.h"
 #include "engine/execution/weight_exchange.h"
+#include "engine/observe/usage.h"
 
 namespace hvdlite::engine {
 
@@ -29,6 +30,7 @@ class StagedOperation final : public DeviceOperation {
     FusionBufferPool& pool;
     const collectives::Selection& selection;
     DeviceWatcher& watcher;
+    Counters& counters;
     bool check_finite = false;
   };
   StagedOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link,

@@ -52,7 +52,9 @@ void HostOperation::start() {
 bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
   if (weights_.pending()) {
-    reduce(weights_.take(reduction_of(fused().parts.front(), comm_.size()), comm_.rank()));
+    const collectives::Reduction mean = reduction_of(fused().parts.front(), comm_.size());
+    reduce(weights_.take(mean, comm_.rank()));
+    if (weights_.has_notice()) ++context_.counters.notices;
     if (!collective_->advance()) return false;
   }
   if (packed_) unpack();
