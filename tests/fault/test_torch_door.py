@@ -49,6 +49,43 @@ SCRIPT = """
 """
 
 
+def test_a_fresh_process_from_the_import_to_the_end():
+    """The door opens without torch's compiler, whose import takes as long as torch's own, and says that init is missing. The
+    end of Python finds an optimizer in use. (In warm ranks torch is imported before and stays at the end.)
+    """
+    job = run_job(
+        """
+        import sys, torch
+        before = "torch._dynamo" in sys.modules
+        import hvdlite.torch as hvd
+        assert "SyncBatchNorm" in dir(hvd)
+        assert ("torch._dynamo" in sys.modules) == before
+        assert hvd.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
+        assert isinstance(hvd.SyncBatchNorm(3), torch.nn.Module)
+        from hvdlite.torch import SyncBatchNorm
+        assert SyncBatchNorm is hvd.SyncBatchNorm
+        assert not hasattr(hvd, "NoSuchLayer")
+        model = torch.nn.Linear(2, 1)
+        try:
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+        except ValueError as error:
+            print(error)
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        for step in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        model(torch.ones(1, 2)).sum().backward()  # nobody waits for its gradients
+        """,
+        1,
+        fresh=True,
+    )
+    assert job.returncode == 0, job.report()
+    assert "hvdlite has not been initialized" in job.stdout[0], job.report()
+    assert not job.stderr[0], job.report()
+
+
 @pytest.mark.parametrize("first", ["", "1"])
 def test_a_script_needs_nothing_but_mpirun(tmp_path, first):
     job = run_job(SCRIPT, 2, env={"HVDTEST_INIT_FIRST": first, "HVDTEST_FOLDER": str(tmp_path)})

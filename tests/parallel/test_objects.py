@@ -103,13 +103,13 @@ def test_without_cloudpickle_the_error_says_what_would_help(hvd, monkeypatch):
 
 
 def test_large_objects(hvd):
-    """64 MiB from the root; parts of several MiB, different on each rank, from all."""
+    """16 MiB from the root; parts of several MiB, different on each rank, from all."""
     root = SIZE - 1
-    got = hvd.broadcast_object({"array": distinct(RANK, (8 << 20,), "float64")}, root)
-    np.testing.assert_array_equal(got["array"], distinct(root, (8 << 20,), "float64"))
-    everyone = hvd.allgather_object(distinct(RANK, ((RANK + 1) << 20,), "int64"))
+    got = hvd.broadcast_object({"array": distinct(RANK, (2 << 20,), "float64")}, root)
+    np.testing.assert_array_equal(got["array"], distinct(root, (2 << 20,), "float64"))
+    everyone = hvd.allgather_object(distinct(RANK, ((RANK + 1) << 18,), "int64"))
     for rank, array in enumerate(everyone):
-        np.testing.assert_array_equal(array, distinct(rank, ((rank + 1) << 20,), "int64"))
+        np.testing.assert_array_equal(array, distinct(rank, ((rank + 1) << 18,), "int64"))
 
 
 def test_in_a_process_set(hvd):

@@ -80,7 +80,6 @@ class ParallelFile(pytest.File):
         folder = self.path.relative_to(TESTS).parts[0]
         usual = (declared["RANKS"], ()) if "RANKS" in declared else DEFAULT_RANKS[folder]
         ranks, more = usual[0], declared.get("MORE_RANKS", usual[1])
-        imported = warm.imports_of(tree)
         tests = _test_names(tree, declared.get("SLOW", ()))
         wanted = self.config.getoption("--ranks")
         for n in [*ranks, *more]:
@@ -88,7 +87,7 @@ class ParallelFile(pytest.File):
                 continue
             for variant in self._variants(declared, n, n == ranks[0]) if folder == "gpu" else [gpu.Variant()]:
                 for slow, names in tests.items():
-                    item = self._item(n, variant, slow, names, declared, imported)
+                    item = self._item(n, variant, slow, names, declared)
                     if slow or n in more:
                         item.add_marker("slow")
                     yield item
@@ -99,7 +98,7 @@ class ParallelFile(pytest.File):
         return list(gpu.variants(ranks, routes, declared.get("STAND_INS", ()), first))
 
     def _item(
-        self, ranks: int, variant: gpu.Variant, slow: bool, names: set[str], declared: Mapping[str, Any], imported: set[str]
+        self, ranks: int, variant: gpu.Variant, slow: bool, names: set[str], declared: Mapping[str, Any]
     ) -> "ParallelItem":
         words = [f"ranks={ranks}", *filter(None, [variant.label, "slow" if slow else ""])]
         item = ParallelItem.from_parent(self, name=", ".join(words))
@@ -108,7 +107,6 @@ class ParallelFile(pytest.File):
         item.deadline = declared.get("DEADLINE", DEADLINE_SECONDS)
         item.environment = {**declared.get("ENVIRONMENT", {}), **variant.environment}
         item.fresh = declared.get("FRESH", False)
-        item.frameworks = warm.frameworks_of(imported, item.environment)
         item.impossible = variant.impossible
         for marker in variant.markers:
             item.add_marker(marker)
@@ -171,9 +169,13 @@ class ParallelItem(pytest.Item):
     deadline = DEADLINE_SECONDS
     environment: Mapping[str, str] = {}
     fresh = False
-    frameworks: Set[str] = frozenset()  # the frameworks that the file imports
     impossible: str | None = None  # the reason why it cannot run on this machine
     company: "Company"  # the files that may share its job
+
+    @property
+    def frameworks(self) -> Set[str]:
+        """The frameworks that the file imports. Only the worker that starts the job asks."""
+        return warm.frameworks_of(warm.imports_of(_with_shared_tests(self.path)), self.environment)
 
     def runtest(self) -> None:
         if self.impossible is not None:

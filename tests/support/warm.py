@@ -6,10 +6,10 @@ zygotes by the variable NURSERY. For each set of modules, and of variables that 
 different seeds of Python's hashes, so that ranks which iterate over a set do not have the same order by chance.
 
 Ranks are fresh processes in tests of how processes start and end (`fresh=True` of support/job.py), on emulated hosts, and in
-one job for each door, so that imports are tested: parallel/test_basics.py, adapters/torch/test_compile_first.py
-(`FRESH = True`, support/parallel.py), and the elastic case of fault/test_jax_door.py for JAX and Keras. tests/smoke does this
-for all doors. If the import of a framework leaves threads, as pyarrow's allocator does, all its ranks are fresh processes. That
-is slower, and the last lines of pytest report it.
+one job for each door, so that imports and ends are tested: parallel/test_basics.py, adapters/torch/test_compile_first.py
+(`FRESH = True`, support/parallel.py), a case of fault/test_torch_door.py, and the elastic case of fault/test_jax_door.py for
+JAX and Keras. tests/smoke does this for all doors. If the import of a framework leaves threads, as pyarrow's allocator does,
+all its ranks are fresh processes. That is slower, and the last lines of pytest report it.
 """
 
 import ast

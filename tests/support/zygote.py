@@ -5,9 +5,9 @@ commas.
 
 Importing torch or TensorFlow takes seconds, and the tests start hundreds of ranks. So a forked child becomes the rank: it gets
 from the stub all that mpirun gave the stub (arguments, environment, folder, output, affinity, limits, umask, priority), and
-runs the program as the interpreter would. It differs from a fresh process only in its parent and in the imported modules, which
-unit/test_warm.py checks. Most variables act when Python starts or at imports, so they belong to the zygote: support/warm.py
-starts a zygote for each set of them.
+runs the program as the interpreter would. It differs from a fresh process only in its parent, in the imported modules, and in
+its end, at which it does not undo the zygote's imports; unit/test_warm.py checks all else. Most variables act when Python
+starts or at imports, so they belong to the zygote: support/warm.py starts a zygote for each set of them.
 
 The zygote has one thread; with more threads, it could fork a process with locks that are never released. It watches each stub
 and each child. If a stub ends, the zygote kills its child, as a killed rank ends. If a child ends, the zygote reports that to
@@ -15,6 +15,7 @@ its stub.
 """
 
 import array
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -30,6 +31,7 @@ import socket
 import sys
 import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ END = "end"  # the request of support/warm.py that ends the zygote
 
 
 def main() -> None:
+    imported: list[types.ModuleType] = []
+    atexit.register(_keep, imported)  # before the imports, so that Python calls it after the functions that they register
     path, owner, modules = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
     # Ctrl-C must go only to pytest, which ends its jobs. A new session is not used for that, because Linux divides the
     # processor between sessions, and a job's ranks come from two zygotes.
@@ -51,6 +55,10 @@ def main() -> None:
     sys.path[0] = __file__  # the folder of this file would hide other modules; `_run` puts the program's folder here
     for module in modules:
         importlib.import_module(module)
+    for finalizer in list(weakref.finalize._registry):  # torch would take back each operator that it has declared
+        finalizer.atexit = False
+    imported += [module for name, module in sys.modules.items() if name.partition(".")[0] not in sys.stdlib_module_names]
+    _end_without_destructors()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         names = (Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task"))
@@ -201,6 +209,25 @@ def become(request: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
     _seed()
     _run(request["arguments"])
+
+
+def _keep(modules: list[types.ModuleType]) -> None:
+    """Hides these modules from the end of Python, which would clear them and free all their objects."""
+    kept = {id(module) for module in modules}
+    for name, module in [*sys.modules.items()]:
+        if id(module) in kept:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))
+
+
+def _end_without_destructors() -> None:
+    """Makes the ends of this process and of its children leave out the destructors of the libraries that it has loaded.
+
+    C calls what was registered in the reverse order: first the destructors of the libraries that a child's program loads, such
+    as hvdlite's and MPI's, and then these two functions, the second of which ends the process.
+    """
+    library = ctypes.CDLL(None)
+    library.on_exit(library._exit, None)  # C passes it the exit code
+    library.__cxa_atexit(library.fflush, None, None)
 
 
 def _seed() -> None:

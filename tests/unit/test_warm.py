@@ -97,13 +97,23 @@ def test_a_missing_broadcast_shows_in_a_forked_rank():
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "warm"])
 def test_ends_are_those_of_the_process(fresh):
-    """Its code, what atexit and finalizers write, and a traceback without a frame of ours at its end."""
+    """Its code, what atexit, finalizers and C write, and a traceback without a frame of ours at its end."""
     job = run_job(
         """
-        import atexit, os
-        atexit.register(print, "at exit")
+        import atexit, ctypes, os, weakref
+
+        class Kept:
+            def __del__(self, write=os.write):
+                write(1, b"deleted\\n")
+
+        kept = Kept()
+        finalizer = weakref.finalize(Kept, print, "finalized", flush=True)
+        atexit.register(print, "at exit", flush=True)
+        library = ctypes.CDLL(None)
+        library.fdopen.restype = ctypes.c_void_p
+        library.fputs(b"buffered by C\\n", ctypes.c_void_p(library.fdopen(os.dup(1), b"w")))
         rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-        print("rank", rank)
+        print("rank", rank, flush=True)
         if rank == 1:
             raise SystemExit(7)
         """,
@@ -111,7 +121,9 @@ def test_ends_are_those_of_the_process(fresh):
         fresh=fresh,
     )
     assert job.returncode == 7, job.report()
-    assert [job.stdout[rank].splitlines() for rank in (0, 1)] == [[f"rank {rank}", "at exit"] for rank in (0, 1)]
+    for rank in (0, 1):
+        said = [f"rank {rank}", "at exit", "finalized", "deleted", "buffered by C"]
+        assert job.stdout[rank].splitlines() == said, job.report()
     job = run_job("def named():\n    raise ValueError('the reason')\nnamed()\n", 1, fresh=fresh)
     assert job.returncode == 1, job.report()
     assert job.stderr[0].endswith("in named\n    raise ValueError('the reason')\nValueError: the reason\n"), job.report()

@@ -1,5 +1,6 @@
 // Negotiation in every order: small jobs of its machines are stepped in all possible orders of what their ranks do and what arrives,
 // as long as that leads to states not seen before. Jobs with too many states are stepped in drawn orders.
+#include <deque>
 #include <map>
 #include <numeric>
 #include <random>
@@ -181,13 +182,14 @@ class Walk {
   std::vector<Asking> ranks_;
 };
 
-// Gives how many states there are. A state is come to again from the beginning: nothing is copied.
+// Gives how many states there are. A state is come to again from the beginning: nothing is copied. The states that are the fewest
+// steps away come first, so that the ways are short.
 std::size_t explore(const Plan& plan) {
   std::unordered_set<std::uint64_t> seen;
-  std::vector<std::vector<Choice>> open = {{}};
+  std::deque<std::vector<Choice>> open = {{}};
   while (!open.empty()) {
-    const std::vector<Choice> path = std::move(open.back());
-    open.pop_back();
+    const std::vector<Choice> path = std::move(open.front());
+    open.pop_front();
     const auto come_here = [&] {
       auto walk = std::make_unique<Walk>(plan);
       for (const Choice& choice : path) walk->take(choice);
@@ -197,6 +199,7 @@ std::size_t explore(const Plan& plan) {
     const std::uint64_t here = walk->digest();
     bool any = false;
     for (const Choice& choice : walk->choices()) {
+      if (!walk) walk = come_here();
       walk->take(choice);
       const std::uint64_t there = walk->digest();
       if (there == here) continue;
@@ -206,7 +209,7 @@ std::size_t explore(const Plan& plan) {
         open.push_back(path);
         open.back().push_back(choice);
       }
-      walk = come_here();
+      walk.reset();
     }
     if (!any) walk->check_end();
   }
