@@ -209,7 +209,7 @@ def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOper
 
     Both ranks run the collectives of one kind and name in the same order, but either trace may lack some of them. So pairs are
     made in windows of operations: all pairs of a window have the same offset between their places in the two orders. No
-    collective ends on a rank before all ranks have asked for it. So an offset is wrong if it makes a pair in which one operation
+    collective ends on a rank before all ranks have asked for it. So an offset is wrong if in one of its pairs one operation
     ends before the other begins. Of the offsets that are left, the window takes the one with which the times differ least.
     A single operation says too little: a rank that wakes up late ends one operation at the time at which another rank ends the
     next one.
