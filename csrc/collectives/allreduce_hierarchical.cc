@@ -76,6 +76,11 @@ namespace {
 // Up to this number of hosts, the direct exchange has few enough partners.
 constexpr int kFewHosts = 8;
 
+// Segments are a quarter of those of a ring. The messages of two hosts cross, and Open MPI's TCP sends one of more than 64 KiB
+// only after an answer of its receiver, which waits behind the other host's data. All owners of a host share its link, and what
+// they have sent waits in its queue.
+constexpr std::size_t kSegmentShare = 4;
+
 class AllreduceHierarchical final : public Collective {
  public:
   AllreduceHierarchical(const Comm& comm, AllreduceArgs args, const SlicePlan& plan,
@@ -231,8 +236,10 @@ std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, b
 std::unique_ptr<Collective> allreduce_hierarchical(Comm comm, AllreduceArgs args,
                                                    const Tuning& tuning) {
   HVD_CHECK(comm.shared() != nullptr && comm.hosts() != nullptr);
-  const SlicePlan plan = plan_slices(args, *comm.hosts(), tuning);
-  return std::make_unique<AllreduceHierarchical>(comm, std::move(args), plan, tuning);
+  Tuning between = tuning;
+  between.segment_bytes = std::max<std::size_t>(tuning.segment_bytes / kSegmentShare, 1);
+  const SlicePlan plan = plan_slices(args, *comm.hosts(), between);
+  return std::make_unique<AllreduceHierarchical>(comm, std::move(args), plan, between);
 }
 
 }  // namespace hvdlite::collectives

@@ -36,6 +36,7 @@ def ring_of_sockets(hosts):
     listener = socket.create_server(("", 0))
     places = hosts.allgather((socket.gethostbyname(socket.gethostname()), listener.getsockname()[1]))
     to = socket.create_connection(places[(hosts.rank + 1) % hosts.size])
+    to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     source, _ = listener.accept()
 
     def stream(num_bytes):

@@ -239,12 +239,12 @@ def test_files_share_a_job_with_their_like(run_files, log, workers):
     [
         ("assert RANK == 0, 'this is why'", "this is why"),
         ("os._exit(7) if RANK == 1 else time.sleep(600)", "=== rank 1 of 2, ended early"),
-        pytest.param("time.sleep(600)", "Timeout (0:00:05)!", marks=pytest.mark.slow),
+        pytest.param("time.sleep(600)\nWATCHDOG = 5.0", "Timeout (0:00:05)!", marks=pytest.mark.slow),
     ],
     ids=["fails", "dies", "hangs"],
 )
 def test_a_failure_is_its_own_files_only(run_files, log, test, said):
-    bad = f"WATCHDOG = 5.0\ndef test_bad():\n    {test}\n"
+    bad = f"def test_bad():\n    {test}\n"
     code, text = run_files({"a": SAYS_WHERE, "b": bad, "c": SAYS_WHERE, "d": SAYS_WHERE}, "-vv")
     assert code == 1
     assert "test_b.py::ranks=2 FAILED" in text
