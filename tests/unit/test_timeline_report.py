@@ -244,60 +244,6 @@ def test_messages_between_two_ranks_are_matched_with_nothing(tmp_path):
     assert not list(files.matches(traces[0], traces[1], 0.0))
 
 
-def trace_of(rank, times):
-    """A trace with one tensor, from the times at which this rank asked for it and at which its data had moved."""
-    operations = {
-        number: files.TracedOperation("gradient", "ALLREDUCE", begin, end, (end, end))
-        for number, (begin, end) in enumerate(times, 1)
-    }
-    return files.Trace(rank, 2, "a", "a", 0.0, [], operations)
-
-
-@pytest.mark.parametrize("late", [(4,), tuple(range(8))])
-def test_a_rank_that_wakes_up_late_ends_an_operation_when_another_rank_ends_the_next_one(late):
-    """Both ranks take 10 us for a step, but rank 1 is late in some steps, and rank 0 then sleeps and is slow to wake up."""
-    ours, theirs, ready = [], [], [0.0, 0.0]
-    for step in range(8):
-        asked = (ready[0], ready[0] + 500_000.0 if step in late else ready[1])
-        met = max(asked)
-        ready = [met + 4_000.0 if step in late else met + 1.0, met + 1.0]
-        ours.append((asked[0], ready[0]))
-        theirs.append((asked[1], ready[1]))
-        ready = [time + 10.0 for time in ready]
-    pairs = list(files.matches(trace_of(0, ours), trace_of(1, theirs), 0.0))
-    assert [(one.submitted, other.submitted) for one, other in pairs] == [
-        (one, other) for (one, _), (other, _) in zip(ours, theirs, strict=True)
-    ]
-    assert analyse([trace_of(0, ours), trace_of(1, theirs)]).late[1].lateness > 400_000.0 * len(late)
-
-
-def test_ranks_that_take_turns_on_one_processor():
-    """Of two ranks on one processor, in turn one ends an operation at once, and waits in the next one until the other has seen
-    that. The times are those of a job of which rank 1 was late in its fifth operation.
-    """
-    ours = [(64, 83), (90, 4370), (4381, 4383), (4386, 9642), (10025, 30141), (30177, 30184), (30190, 33511), (33531, 33535)]
-    theirs = [(0, 4331), (4355, 4359), (4363, 9530), (9545, 9548)]
-    theirs += [(29590, 29606), (29614, 31873), (31892, 31895), (31905, 33814)]
-    pairs = files.matches(trace_of(0, ours), trace_of(1, theirs), 0.0)
-    assert [(one.submitted, other.submitted) for one, other in pairs] == [
-        (one, other) for (one, _), (other, _) in zip(ours, theirs, strict=True)
-    ]
-    assert analyse([trace_of(0, ours), trace_of(1, theirs)]).late[1].lateness > 19_000
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(range(100), range(40, 100)), (range(70, 100), range(60)), (range(3, 9), range(5))]
-)
-def test_traces_that_lack_operations_are_matched_by_time(ours, theirs):
-    def times(steps):
-        return [(STEP * step, STEP * step + 100.0) for step in steps]
-
-    pairs = files.matches(trace_of(0, times(ours)), trace_of(1, times(theirs)), 0.0)
-    assert [one.submitted for one, other in pairs if one.submitted == other.submitted] == [
-        STEP * step for step in ours if step in theirs
-    ]
-
-
 def test_nothing_to_gain(tmp_path):
     assert "Faster communication would gain little" in advice(analyse(job(tmp_path, [{"wait": 100.0}] * 2)))[0]
 
