@@ -1,5 +1,7 @@
 """The limits of elastic training: so many changes of the ranks, and so long a wait for a spare."""
 
+import os
+
 import pytest
 from support.job import launcher_has_ulfm, run_job
 
@@ -7,7 +9,7 @@ pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="this mpirun end
 ULFM = ("--with-ft", "ulfm")
 
 TRAINS = """
-    import os, signal, sys, time
+    import os, signal, sys
     import numpy as np
     import hvdlite as hvd
     from hvdlite import elastic
@@ -17,8 +19,7 @@ TRAINS = """
     hvd.init()
     state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
     if WORLD == 2 and os.environ.get("HVDLITE_ELASTIC_SPARES"):
-        while not os.path.exists(sys.argv[1]):  # this spare does not call its elastic function
-            time.sleep(0.05)
+        open(sys.argv[1]).close()  # this spare waits at a pipe, and does not call its elastic function
         os._exit(0)
 
     @elastic.run
@@ -47,6 +48,7 @@ def test_the_ranks_change_at_most_so_many_times(tmp_path):
 
 def test_too_few_ranks_wait_only_so_long_for_a_spare(tmp_path):
     env = {"HVDLITE_ELASTIC_SPARES": "1", "HVDLITE_ELASTIC_MIN_RANKS": "2", "HVDLITE_ELASTIC_TIMEOUT": "0.5"}
+    os.mkfifo(tmp_path / "end")
     result = run_job(TRAINS, 3, args=[str(tmp_path / "end")], mpirun_args=ULFM, env=env)
     text = "ranks left: 1, and HVDLITE_ELASTIC_MIN_RANKS=2 asks for more; no spare was ready in HVDLITE_ELASTIC_TIMEOUT=0.5 s"
     assert text in result.stdout[0], result.report()
