@@ -64,7 +64,8 @@ def test_loss_scaling_sees_a_value_that_is_not_finite(hvd):
 def test_what_an_optimizer_cannot_code_is_refused_by_name(hvd):
     codec = hvd.Compression.int8()
     param = torch.nn.Parameter(torch.zeros(4))
-    with pytest.raises(UnsupportedError, match="op=Adasum cannot be coded"):
+    why_not = "op=Adasum cannot be coded" if SIZE != 3 else "Adasum with non-power of 2 ranks"
+    with pytest.raises(UnsupportedError, match=why_not):
         hvd.DistributedOptimizer(torch.optim.SGD([param], lr=0.1), op=hvd.Adasum, compression=codec)
     wide = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
     _wide_optimizer = hvd.DistributedOptimizer(torch.optim.SGD([wide], lr=0.1), [("wide", wide)], compression=codec)
