@@ -116,9 +116,11 @@ void a_short_frame_does_not_wait_for_what_has_not_arrived() {
   for (unsigned char number = 0; number < 20; ++number) wire.send(0, 2, 1514, number);
   wire.send(0, 2, 65536, 20);
   wire.send(1, 2, 100, 21);
-  expect(wire.arrived(2, 1000 + 19.8).empty(), "the short frame shares the link with the first of them");
+  expect(wire.arrived(2, 1000 + 19.8).empty(),
+         "the short frame shares the link with the first of them");
   expect(wire.arrived(2, 1000 + 19.9) == Numbers{21}, "and does not wait for the others");
-  expect(wire.arrived(2, 1000 + 20 * 123.04 + 9.8).size() == 19, "it delays the others by its time,");
+  expect(wire.arrived(2, 1000 + 20 * 123.04 + 9.8).size() == 19,
+         "it delays the others by its time,");
   expect(wire.arrived(2, 1000 + 20 * 123.04 + 10.0).size() == 1, "not by more");
 }
 
@@ -126,10 +128,13 @@ void a_short_frame_does_not_wait_for_the_rest_of_a_long_one() {
   WireTest wire(3, {.rate_mbit = 100, .delay_us = 1000});
   wire.send(0, 2, 65536, 7);  // 44 frames on the wire: 5327.36 us
   wire.arrived(2, 2000);
-  wire.send(1, 2, 100, 8);  // the first of its bytes reaches the receiver when about 2000 us of the other's have
+  wire.send(
+      1, 2, 100,
+      8);  // the first of its bytes reaches the receiver when about 2000 us of the other's have
   expect(wire.arrived(2, 3000 + 9.9).empty(), "it shares the link with the long one");
   expect(wire.arrived(2, 3000 + 20.0) == Numbers{8}, "byte by byte");
-  expect(wire.arrived(2, 1000 + 5327.36 + 9.8).empty(), "the long one is late by the time of the short one,");
+  expect(wire.arrived(2, 1000 + 5327.36 + 9.8).empty(),
+         "the long one is late by the time of the short one,");
   expect(wire.arrived(2, 1000 + 5327.36 + 10.0) == Numbers{7}, "not by more");
 }
 

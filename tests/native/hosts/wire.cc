@@ -106,7 +106,8 @@ bool Wire::carry(int other, Clock::time_point end) {
   polled.back() = {other, POLLIN, 0};
   while (true) {
     deliver_due();
-    const Clock::time_point next = under_way_.empty() ? end : std::min(end, under_way_.begin()->first);
+    const Clock::time_point next =
+        under_way_.empty() ? end : std::min(end, under_way_.begin()->first);
     const auto left =
         std::max<std::int64_t>((next - Clock::now()) / std::chrono::nanoseconds(1), 0);
     const timespec limit{left / 1'000'000'000, left % 1'000'000'000};
