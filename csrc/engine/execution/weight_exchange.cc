@@ -21,9 +21,10 @@ std::unique_ptr<collectives::Collective> WeightExchange::start(
   return collectives::start_allreduce(comm, args, selection);
 }
 
-collectives::Reduction WeightExchange::take(collectives::Reduction mean, int rank) {
+collectives::Reduction WeightExchange::take(collectives::Reduction mean, int rank,
+                                            Counters& counters) {
   std::vector<double> weights = std::exchange(weights_, {});
-  has_notice_ = weights.back() > 0;
+  if (weights.back() > 0) ++counters.notices;
   weights.pop_back();
   const double own = weights[static_cast<std::size_t>(rank)];
   counts_nothing_ = own == 0;

@@ -9,6 +9,7 @@
 
 #include "collectives/select.h"
 #include "engine/model/request.h"
+#include "engine/observe/usage.h"
 
 namespace hvdlite::engine {
 
@@ -21,18 +22,15 @@ class WeightExchange {
   bool pending() const { return !weights_.empty(); }
   // After the collective: returns the reduction of this rank's values. It is the given plain mean if all weights are equal, so
   // that it can use every algorithm. Otherwise each rank's prescale is its share of all weights. If all weights are 0, the
-  // result is 0.
-  collectives::Reduction take(collectives::Reduction mean, int rank);
+  // result is 0. If any member has given notice, it counts that.
+  collectives::Reduction take(collectives::Reduction mean, int rank, Counters& counters);
   // Valid after take(). True: this rank's weight is 0, so it contributes nothing, even if its values are not finite.
   bool counts_nothing() const { return counts_nothing_; }
-  // Valid after take(). Has any member given notice?
-  bool has_notice() const { return has_notice_; }
 
  private:
   // While the members exchange them: the members' weights, and last the number of members that give notice.
   std::vector<double> weights_;
   bool counts_nothing_ = false;
-  bool has_notice_ = false;
 };
 
 }  // namespace hvdlite::engine

@@ -171,8 +171,7 @@ void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
   if (weights_.pending()) {
-    args.reduction = weights_.take(args.reduction, comm_.rank());
-    if (weights_.has_notice()) ++context_.counters.notices;
+    args.reduction = weights_.take(args.reduction, comm_.rank(), context_.counters);
   }
   args.reduction.dtype = first_request().wire_dtype();
   if (args.reduction.op == ReduceOp::kAdasum) {

@@ -53,8 +53,7 @@ bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
   if (weights_.pending()) {
     const collectives::Reduction mean = reduction_of(fused().parts.front(), comm_.size());
-    reduce(weights_.take(mean, comm_.rank()));
-    if (weights_.has_notice()) ++context_.counters.notices;
+    reduce(weights_.take(mean, comm_.rank(), context_.counters));
     if (!collective_->advance()) return false;
   }
   if (packed_) unpack();
