@@ -83,8 +83,11 @@ def test_a_rank_that_is_stopped_with_the_lock_of_a_ledger_costs_the_others_no_pr
 
 
 def test_no_ring_is_lost():
-    """Each time one rank sleeps as the other submits: where a ring is lost, the time limit of the sleep finds the news."""
-    rounds = 200
+    """Each time one rank sleeps as the other submits: where a ring is lost, the time limit of the sleep finds the news.
+
+    On a busy machine the limit is often over just between the news and the ring, so the ranks try up to five times.
+    """
+    rounds, turns = 200, 5
     result = run_job(
         f"""
         import numpy as np
@@ -95,25 +98,27 @@ def test_no_ring_is_lost():
 
         hvd.init()
         world = MPI.COMM_WORLD
-        before = RUNTIME.engine.counters()
-        for step in range({rounds}):
-            if step % 2 == hvd.rank():
-                when_waiting(lambda: world.send(step, 1 - hvd.rank()))
-            else:
-                assert world.recv(source=1 - hvd.rank()) == step
-            assert (hvd.allreduce(np.full(1000, hvd.rank() + step), name="x", op=hvd.Sum) == 2 * step + 1).all()
-        after = RUNTIME.engine.counters()
-        print(*(after[name] - before[name] for name in ("rung_sleeps", "unrung_finds")), flush=True)
+        for turn in range({turns}):
+            before = RUNTIME.engine.counters()
+            for step in range({rounds}):
+                if step % 2 == hvd.rank():
+                    when_waiting(lambda: world.send(step, 1 - hvd.rank()))
+                else:
+                    assert world.recv(source=1 - hvd.rank()) == step
+                assert (hvd.allreduce(np.full(1000, hvd.rank() + step), name="x", op=hvd.Sum) == 2 * step + 1).all()
+            after = RUNTIME.engine.counters()
+            rung, unrung = (after[name] - before[name] for name in ("rung_sleeps", "unrung_finds"))
+            print(rung, unrung, flush=True)
+            # A rank sleeps in half of the rounds.
+            if all(world.allgather(rung >= 0.4 * {rounds} and unrung <= 0.1 * {rounds})):
+                break
+        else:
+            raise AssertionError("rings are lost")
         """,
         2,
         env=ENVIRONMENT,
     )
     assert result.returncode == 0, result.report()
-    for rank in range(2):
-        rung, unrung = map(int, result.stdout[rank].split())
-        # It slept in half of the rounds. On a busy machine the limit is often over just between the news and the ring.
-        assert rung >= 0.25 * rounds, result.report()
-        assert unrung <= 0.25 * rounds, result.report()
 
 
 def test_ctrl_c_interrupts_a_wait_within_half_a_second():

@@ -22,15 +22,15 @@ def test_digits_saves_resumes_and_learns(hvd, folder, capsys):
     digits.main(["--epochs", "1", *common])
     assert torch.load(file)["epoch"] == 1
     said = capsys.readouterr().out
-    accuracy = digits.main(["--epochs", "6", "--resume", "--compression", "fp16", *common])
+    accuracy = digits.main(["--epochs", "8", "--resume", "--compression", "fp16", *common])
     said += capsys.readouterr().out
     if hvd.rank() == 0:
-        assert torch.load(file)["epoch"] == 6
-        assert said.count("epoch 1: ") == said.count("epoch 2: ") == said.count("epoch 6: ") == 1
+        assert torch.load(file)["epoch"] == 8
+        assert said.count("epoch 1: ") == said.count("epoch 2: ") == said.count("epoch 8: ") == 1
         assert said.count(f"weights on the {hvd.size()} rank(s) are bit-identical") == 2
     else:
         assert not said
-    assert accuracy >= 0.85  # 0.1 at first
+    assert accuracy >= 0.95
     assert len(set(MPI.COMM_WORLD.allgather(accuracy))) == 1
 
 
