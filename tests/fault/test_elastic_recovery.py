@@ -83,6 +83,34 @@ def test_ranks_may_be_lost_at_any_moment():
     assert "2 of 3 ranks go on after this: rank 2 (host" in result.stderr[1], result.report()
 
 
+TWICE = """
+    from hvdlite import elastic
+
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+
+    @elastic.run
+    def train(state):
+        while state.step < 9:
+            if (FIRST, state.step) in ((1, 3), (2, 5)):
+                die()
+            hvd.allreduce(np.ones(2) * FIRST, name="step")
+            state.step += 1
+            state.commit()
+
+    try:
+        train(state)
+    except hvd.UnsupportedError as error:
+        say(state.step, error)
+"""
+
+
+def test_the_ranks_change_at_most_so_many_times():
+    result = run_job(BEGINNING + TWICE, 4, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_RESET_LIMIT": "1"})
+    for rank in (0, 3):
+        assert result.stdout[rank].startswith("5 "), result.report()
+        assert "the job has changed its ranks 1 times, and HVDLITE_ELASTIC_RESET_LIMIT=1" in result.stdout[rank]
+
+
 IN_BACKWARD = """
     import torch
     import hvdlite.torch as hvd

@@ -118,6 +118,33 @@ def test_a_spare_that_is_called_late_passes_what_the_ranks_have_ended():
     assert said(result, 3) == [], result.report()  # never called, and ends with the job
 
 
+NEVER_READY = """
+    if WORLD == 2:
+        open(sys.argv[1]).close()  # the spare waits at a pipe, and does not call its elastic function
+        os._exit(0)
+
+    @elastic.run
+    def train(state):
+        if WORLD == 1:
+            end(signal.SIGKILL)
+        hvd.allreduce(np.ones(2) * WORLD, name="step")
+
+    try:
+        train(elastic.ObjectState(hvd.broadcast_object, hvd.rank))
+    except hvd.UnsupportedError as error:
+        print(error, flush=True)
+        open(sys.argv[1], "w").close()
+"""
+
+
+def test_too_few_ranks_wait_only_so_long_for_a_spare(tmp_path):
+    env = {"HVDLITE_ELASTIC_SPARES": "1", "HVDLITE_ELASTIC_MIN_RANKS": "2", "HVDLITE_ELASTIC_TIMEOUT": "0.5"}
+    os.mkfifo(tmp_path / "pipe")
+    result = run_job(BEGINNING + NEVER_READY, 3, args=[str(tmp_path / "pipe")], mpirun_args=ULFM, env=env)
+    text = "ranks left: 1, and HVDLITE_ELASTIC_MIN_RANKS=2 asks for more; no spare was ready in HVDLITE_ELASTIC_TIMEOUT=0.5 s"
+    assert text in result.stdout[0], result.report()
+
+
 ALL_ARE_LOST = """
     @elastic.run
     def train(state):
