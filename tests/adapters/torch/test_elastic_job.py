@@ -174,7 +174,7 @@ def test_hosts_that_share_no_folder_have_a_checkpoint_each(tmp_path_factory, mon
 @pytest.mark.parametrize("error", [PeerLostError("a rank is gone"), ValueError("a mistake of the program")])
 def test_what_a_step_has_changed_before_a_loss_is_as_before_it(error):
     """Random numbers, buffers, scheduler and scaler. Other errors than a loss leave the step, too, and undo nothing."""
-    made = parts()
+    made = {**parts(), "batch_size": 2 * SIZE}  # BatchNorm trains with two samples or more
     made["model"].train()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(made["optimizer"], 0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
