@@ -186,7 +186,7 @@ KNOBS: tuple[Knob, ...] = (
         "recursive_doubling_max_bytes",
         "bytes",
         64 << 10,
-        "Up to this size auto takes the algorithm with low latency (recursive doubling; direct for 3 and for 5 to 16 ranks, "
+        "Up to this size auto takes the algorithm with low latency (recursive doubling; direct for 3 to 16 ranks, "
         "and for reducescatter), above it the ring.",
         low=0,
     ),
