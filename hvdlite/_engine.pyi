@@ -344,6 +344,9 @@ class Engine:
         The first counts the operations that this rank asked for last. The second has the nanoseconds for which the calling rank
         waited for those operations.
         """
+    def pause(self) -> None:
+        """Waits until agreed operations have ended. Until `resume`, by the same thread, no thread of the engine calls MPI."""
+    def resume(self) -> None: ...
     def shutdown(self) -> None: ...
 
 @final
@@ -374,6 +377,9 @@ class Job:
         """Tells the waiting processes why this process ends."""
     def kill_stopped(self) -> None:
         """Ends the processes of this host that are stopped."""
+    def pause(self) -> None:
+        """Until `resume`, which the same thread must call, no thread of the job calls MPI."""
+    def resume(self) -> None: ...
     def close(self) -> None:
         """Ends the checks of the other processes. Call it before MPI ends."""
 

@@ -7,8 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,14 @@ from hvdlite.config import Config
 from hvdlite.errors import HvdliteError, NotInitializedError
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
+from hvdlite.steps import Steps
 from hvdlite.topology import Topology
 from hvdlite.torchrun import join_job
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["RUNTIME", "Runtime", "Steps"]
+__all__ = ["RUNTIME", "Runtime"]
 
 # If the launcher kills the job at its first failure: the seconds for the peers of a rank that raised to print what they know.
 _LAST_WORDS = 0.2
@@ -34,23 +34,6 @@ _WATCHDOG_ENDS = 1.0
 _ENDED_SHOWN = 3
 # The seconds that a rank waits before it ends because another rank has failed, so that the other rank ends first.
 _AFTER_CULPRIT = 0.4
-
-
-@dataclass
-class Steps:
-    """The steps of the program since `init`, as `hvdlite.usage` counts them.
-
-    Attributes:
-        count: steps that ended.
-        by_program: does the program mark its steps itself? Then the steps of optimizers do not count.
-        marks: the snapshots at the ends of the last two steps.
-        watchers: functions to call at the end of each step.
-    """
-
-    count: int = 0
-    by_program: bool = False
-    marks: tuple[Any, Any] = (None, None)
-    watchers: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Runtime:
@@ -132,7 +115,7 @@ class Runtime:
         self._joining = False
 
     def _meet(self, mpi: Any, chosen: Any, takes: bool, shim: str) -> Job:
-        earlier = self._other_jobs + ([] if self._job is None else [self._job])
+        earlier = self._jobs()
         self._job, self._joining = None, True
         self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
         # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
@@ -193,9 +176,23 @@ class Runtime:
         self._pid = os.getpid()
         self._armed = not alone
 
+    def _jobs(self) -> list[Job]:
+        return self._other_jobs + ([] if self._job is None else [self._job])
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """A with statement in which no thread of hvdlite calls MPI. Before it, agreed operations end."""
+        with ExitStack() as paused:
+            callers: tuple[Engine | Job | None, ...] = (self.engine, *self._jobs())
+            for each in callers:
+                if each is not None:
+                    each.pause()
+                    paused.callback(each.resume)
+            yield
+
     def forget_failed_jobs(self) -> None:
         """Lets this process enter a new job after ranks of earlier jobs were lost. After that, MPI is never finalised."""
-        for each in filter(None, (*self._other_jobs, self._job)):
+        for each in self._jobs():
             each.close()
         self._job, self._other_jobs, self._failed = None, [], False
 
@@ -253,7 +250,7 @@ class Runtime:
         if self._failed and job is not None:
             time.sleep(_AFTER_CULPRIT)
             job.kill_stopped()
-        for each in filter(None, (*self._other_jobs, job)):
+        for each in self._jobs():
             each.close()
         if not ours and (self._failed or self.at_loss):
             failures.end_process(1 if self._failed else 0)
@@ -263,7 +260,7 @@ class Runtime:
     def _farewell(self) -> None:
         while True:
             try:
-                for each in filter(None, (*self._other_jobs, self._job)):
+                for each in self._jobs():
                     each.farewell()
                 return
             except LOST as error:

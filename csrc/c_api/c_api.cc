@@ -180,6 +180,14 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, i
   });
 }
 
+int hvdlite_engine_pause(hvdlite_engine* engine) {
+  return guarded([&] { alive(engine).pause(); });
+}
+
+int hvdlite_engine_resume(hvdlite_engine* engine) {
+  return guarded([&] { alive(engine).resume(); });
+}
+
 int hvdlite_engine_shutdown(hvdlite_engine* engine) {
   return guarded([&] {
     Engine& ending = alive(engine);

@@ -308,6 +308,24 @@ void Engine::drive_until(bool (Engine::*done)(), double seconds) {
   }
 }
 
+void Engine::pause() {
+  // The engine thread must not drive any more.
+  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
+  take_token_or_wait();
+  // The time limit starts again whenever something moves.
+  std::uint64_t moved = 0;
+  do {
+    moved = transport_->activity();
+    drive_until(&Engine::drained, shared_.config.failure_linger);
+  } while (!drained() && transport_->activity() != moved);
+}
+
+void Engine::resume() {
+  give_token_back();
+  waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
+  kick_.bump();
+}
+
 void Engine::shutdown() {
   if (shut_down_.exchange(true)) return;
   shared_.watchdog.close();
@@ -316,16 +334,7 @@ void Engine::shutdown() {
     shared_.timeline.abandon();
     return;
   }
-  waiting_callers_.fetch_add(
-      1,
-      std::memory_order_seq_cst);  // the engine thread must not drive any more
-  take_token_or_wait();
-  // Other ranks need this rank for agreed operations. So the time limit starts again whenever something moves.
-  std::uint64_t moved = 0;
-  do {
-    moved = transport_->activity();
-    drive_until(&Engine::drained, shared_.config.failure_linger);
-  } while (!drained() && transport_->activity() != moved);
+  pause();
   drive_until(&Engine::said_goodbye, kFlushSeconds);
   drive_until(&Engine::drained, kFlushSeconds);
   cycle_.end_all({ErrorCode::kAborted, kShutDownHere});

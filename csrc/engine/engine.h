@@ -1,6 +1,6 @@
 // One rank's engine as callers see it. Any number of engines can live in one process (ranks as threads).
 // Thread: any thread may call any public function, except shutdown and the destructor: one thread calls these last. Owns: the
-// transport, the shared state, the cycle and the engine thread. Blocks: wait, shutdown and publish_failure only. Throws: Error,
+// transport, the shared state, the cycle and the engine thread. Blocks: wait, pause, shutdown and publish_failure only. Throws: Error,
 // as each function says.
 //
 // The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
@@ -92,6 +92,10 @@ class Engine {
   int gpu_of_address(const void* address);
   device::GpuPtr gpu(int ordinal) { return shared_.devices.device(ordinal).gpu; }
 
+  // Until resume() no thread drives the engine, so none of its threads calls MPI. Other ranks need this rank for agreed
+  // operations, so it first waits until these have ended. The same thread calls both.
+  void pause();
+  void resume();
   void shutdown();
   // Fails this rank. Its operations in flight end with the cause.
   void publish_failure(const std::string& cause);

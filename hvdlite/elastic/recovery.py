@@ -197,7 +197,10 @@ def _help_at_exit(loss: HvdliteError) -> bool:
 
 
 def _shrink(comm: Any) -> Any:
-    return (shrink_at_exit if RUNTIME.exiting else shrink_in_thread)(comm, startup.patience_of(RUNTIME.config))
+    # Open MPI 5.0 spoils messages of MPIX_Comm_shrink that a second thread receives: `era_cb_fn` in its file
+    # coll_ftagree_earlyreturning.c writes pointers over the received data. Then all processes crash, or wait for ever.
+    with RUNTIME.quiet():
+        return (shrink_at_exit if RUNTIME.exiting else shrink_in_thread)(comm, startup.patience_of(RUNTIME.config))
 
 
 def _enter_next(loss: PeerLostError | None, point: int | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:

@@ -24,6 +24,7 @@ PURE = {
     "ownership",
     "partition",
     "requests",
+    "steps",
     "timeline",
     "topology",
     "tuning",

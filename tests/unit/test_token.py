@@ -85,6 +85,22 @@ def test_a_rank_that_leaves_does_so_while_its_other_thread_drives(shared_memory)
         assert all(wait.end() == ABORTED for wait in waits)
 
 
+def test_a_paused_engine_makes_no_pass(shared_memory):
+    def passes(rank: Rank) -> int:
+        return rank.engine.counters()["passes"]
+
+    with engines(2, {"shared_memory": shared_memory, "deadlock_timeout": 0.0}) as ranks:
+        ranks[1].engine.pause()
+        paused_at, handles = passes(ranks[1]), [start(rank, "x") for rank in ranks]  # this wakes the engines' threads
+        until = passes(ranks[0]) + 1000
+        while passes(ranks[0]) < until:
+            assert not any(handle.poll() for handle in handles)  # so does this
+        assert passes(ranks[1]) == paused_at
+        ranks[1].engine.resume()
+        for handle in handles:
+            handle.result()
+
+
 def test_none_of_several_waiters_takes_the_token_before_the_thread_that_fails():
     """They wake whenever the token is given back, and would be faster than the one that wants it."""
     with engines(2, {"deadlock_timeout": 0.0}) as ranks:

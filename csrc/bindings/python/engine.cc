@@ -68,6 +68,14 @@ Engine* Engine::create_mpi(const char* shim_path, std::uintptr_t comm_address, n
   return new Engine(engine);
 }
 
+void Engine::pause() {
+  check_outcome(without_gil([&] { return hvdlite_engine_pause(engine_); }));
+}
+
+void Engine::resume() {
+  check_outcome(without_gil([&] { return hvdlite_engine_resume(engine_); }));
+}
+
 void Engine::shutdown() {
   check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
   has_shut_down_ = true;

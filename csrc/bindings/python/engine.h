@@ -1,6 +1,6 @@
 // The engine as a Python object: the C ABI with Python's rules of ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine. Blocks: create_mpi,
-// wait_in_slices, wait_many, blocking plain calls, publish_failure and shutdown. Throws: the classes of hvdlite.errors.
+// wait_in_slices, wait_many, blocking plain calls, publish_failure, pause and shutdown. Throws: the classes of hvdlite.errors.
 #pragma once
 
 #include <sys/types.h>
@@ -108,6 +108,8 @@ class Engine {
   nb::str flight_record(std::int64_t ended);
   nb::dict counters();
   nb::tuple lateness();
+  void pause();
+  void resume();
   void shutdown();
 
  private:

@@ -266,6 +266,8 @@ void register_engine(nb::module_& module) {
       .def("flight_record", &Engine::flight_record, "ended"_a = -1)
       .def("counters", &Engine::counters)
       .def("lateness", &Engine::lateness)
+      .def("pause", &Engine::pause)
+      .def("resume", &Engine::resume)
       .def("shutdown", &Engine::shutdown);
 }
 

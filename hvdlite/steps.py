@@ -1,0 +1,24 @@
+"""The steps of the program, which `hvdlite.usage` counts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Steps"]
+
+
+@dataclass
+class Steps:
+    """The steps of the program since `init`, with what belongs to them.
+
+    Attributes:
+        count: steps that ended.
+        by_program: does the program mark its steps itself? Then the steps of optimizers do not count.
+        marks: the snapshots at the ends of the last two steps.
+        watchers: functions to call at the end of each step.
+    """
+
+    count: int = 0
+    by_program: bool = False
+    marks: tuple[Any, Any] = (None, None)
+    watchers: list[Callable[[], None]] = field(default_factory=list)
