@@ -39,10 +39,13 @@ Array = NDArray[np.float32]
 
 _KIB = 1 << 10
 # Bytes of an allreduce, and how many of them are timed together.
-_SINGLE = ((_KIB, 30), (64 * _KIB, 10), (4096 * _KIB, 2))
+_SINGLE = ((_KIB, 30), (64 * _KIB, 10), (1024 * _KIB, 4), (4096 * _KIB, 2))
 # Tensors that are in flight together: similar to a model's gradients, 16 MiB.
 _GRADIENTS = tuple(size * _KIB for size in (1, 4, 64, 256, 1024)) * 12
-CASES = ("allreduce of 1 KiB", "of 64 KiB", "of 4 MiB", f"of {len(_GRADIENTS)} gradients with 16 MiB (float32, host memory)")
+CASES = (
+    *("allreduce of 1 KiB", "of 64 KiB", "of 1 MiB", "of 4 MiB"),
+    f"of {len(_GRADIENTS)} gradients with 16 MiB (float32, host memory)",
+)
 _KEPT = 2  # engines at a time: one for each of the two settings that are compared
 
 

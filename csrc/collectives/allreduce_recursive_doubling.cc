@@ -11,10 +11,11 @@
 //
 // When p is not a power of two but 2^k + rest, the first 2 rest ranks are folded in pairs before:
 // rank 2i sends its contribution to 2i+1, which takes part for both, and gets the result back at
-// the end. Partials are exchanged in the accumulator type, so 16-bit floats are rounded once.
+// the end. Partials are exchanged in the accumulator type, so 16-bit floats are rounded once. If no rank is folded, the first
+// exchange has no partials: contributions travel in the user's type.
 //
 // Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma); if p is not a power of two, 2 (alpha + S beta) more. Bytes
-// sent by a rank: log2(p) S (as accumulators). Staging: two vectors of accumulators, so forcing this algorithm for a large
+// sent by a rank: log2(p) S (as accumulators, but for the first exchange of unfolded ranks). Staging: two vectors of accumulators, so forcing this algorithm for a large
 // buffer costs memory as well as time.
 //
 // It cannot deadlock: both partners of an exchange post their receive before their send, and go on
@@ -69,7 +70,8 @@ class RecursiveDoubling final : public Collective {
   enum class Kind {
     kGiveContribution,  // folded rank: sends its contribution to the partner, before the exchanges
     kTakeContribution,
-    kHold,  // the own contribution becomes the partial
+    kSwapContributions,  // the first exchange, if no rank is folded
+    kHold,               // the own contribution becomes the partial
     kExchange,
     kFinish,      // the partial becomes the result
     kGiveResult,  // sends the result to the folded rank, after the exchanges
@@ -100,11 +102,16 @@ class RecursiveDoubling final : public Collective {
       add_step(Kind::kGiveContribution, rank + 1);
       return add_step(Kind::kTakeResult, rank + 1);
     }
-    add_step(folded ? Kind::kTakeContribution : Kind::kHold, rank - 1);
+    const bool swaps = rest == 0;
+    if (swaps) {
+      add_step(Kind::kSwapContributions, rank ^ 1);
+    } else {
+      add_step(folded ? Kind::kTakeContribution : Kind::kHold, rank - 1);
+    }
     // Participants are numbered without the gaps that folding left; their order stays that of
     // ranks.
     const int number = folded ? rank / 2 : rank - rest;
-    for (int distance = 1; distance < participants; distance *= 2) {
+    for (int distance = swaps ? 2 : 1; distance < participants; distance *= 2) {
       const int partner = number ^ distance;
       add_step(Kind::kExchange, partner < rest ? 2 * partner + 1 : partner + rest);
     }
@@ -122,6 +129,10 @@ class RecursiveDoubling final : public Collective {
         break;
       case Kind::kTakeContribution:
         receive_ = comm_.recv(step.peer, 0, spare_, contribution_bytes);
+        break;
+      case Kind::kSwapContributions:
+        receive_ = comm_.recv(step.peer, 0, spare_, contribution_bytes);
+        send_ = comm_.send(step.peer, 0, reducer_.own(0), contribution_bytes);
         break;
       case Kind::kExchange:
         receive_ = comm_.recv(step.peer, 0, spare_, partial_bytes);
@@ -144,6 +155,13 @@ class RecursiveDoubling final : public Collective {
     switch (step.kind) {
       case Kind::kTakeContribution:
         reducer_.begin(held_, spare_, reducer_.own(0), count_);
+        break;
+      case Kind::kSwapContributions:
+        if (step.peer < comm_.rank()) {
+          reducer_.begin(held_, spare_, reducer_.own(0), count_);
+        } else {
+          reducer_.begin(held_, reducer_.own(0), spare_, count_);
+        }
         break;
       case Kind::kHold:
         reducer_.load(held_, reducer_.own(0), count_);

@@ -25,6 +25,14 @@ constexpr std::string_view kHierarchical = "hierarchical";
 // ranks wait for one message in recursive doubling. With many ranks direct sends too many messages.
 constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16; }
 
+// Up to this share of Selection::recursive_doubling_max_bytes latency is nearly all of the time. Then inputs travel with
+// announcements, in small frames, and many ranks take recursive doubling, which sends all bytes log2(p) times.
+constexpr std::size_t kTinyShare = 8;
+
+bool is_tiny(std::size_t bytes, const Selection& selection) {
+  return bytes <= selection.recursive_doubling_max_bytes / kTinyShare;
+}
+
 // Up to this share of a tile, allreduce_inline is faster: it waits once less, but does p times as many additions. It is a share
 // so that small tiles (with many ranks, or in tests) behave like large ones.
 constexpr std::size_t kInlineShare = 64;
@@ -179,14 +187,13 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
   }
   const std::size_t to_others = static_cast<std::size_t>(shape.ranks - 1) * bytes;
   const bool is_small = to_others <= kSmallPayloads;
-  const bool latency_counts = bytes <= selection.recursive_doubling_max_bytes;
+  const bool latency_counts = is_tiny(bytes, selection);
   switch (kind) {
     case base::OpKind::kAlltoall:
     case base::OpKind::kReducescatter:
       return latency_counts ? Preparation::kParts : Preparation::kNone;
     case base::OpKind::kAllgather:
-      return is_small ||
-                     (!shape.shared_on_hosts && to_others <= selection.recursive_doubling_max_bytes)
+      return is_small || (!shape.shared_on_hosts && is_tiny(to_others, selection))
                  ? Preparation::kWhole
                  : Preparation::kNone;
     case base::OpKind::kAllreduce:
@@ -218,7 +225,7 @@ std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Sele
   if (bytes <= selection.recursive_doubling_max_bytes) {
     if (is_direct_faster(shape.ranks)) {
       automatic = "direct";
-    } else if (shape.ranks <= 2 || !selection.deterministic) {
+    } else if (shape.ranks <= 2 || (is_tiny(bytes, selection) && !selection.deterministic)) {
       // With 2 ranks there is one addition an element, and all algorithms give the same bits.
       automatic = "recursive_doubling";
     }

@@ -23,7 +23,7 @@ struct Selection {
   bool deterministic = false;
   // Up to this size latency counts, and above it bandwidth. Bytes of the buffer (allreduce), of all parts together
   // (reducescatter, allgather, alltoall).
-  std::size_t recursive_doubling_max_bytes = 64 * 1024;
+  std::size_t recursive_doubling_max_bytes = 512 * 1024;
   Tuning tuning;
 };
 

@@ -22,7 +22,7 @@ _LADDERS: dict[str, tuple[Value, ...]] = {
     "spin_us": (-1.0, 0.0, 10.0, 25.0, 50.0, 100.0, 200.0),
     "segment_bytes": tuple(size * _KIB for size in (32, 64, 128, 256, 512, 1024)),
     "remote_message_bytes": tuple(size * _KIB for size in (8, 16, 32, 64, 128, 256)),
-    "recursive_doubling_max_bytes": tuple(size * _KIB for size in (2, 4, 8, 16, 32, 64, 128)),
+    "recursive_doubling_max_bytes": tuple(size * _KIB for size in (64, 128, 256, 512, 1024, 2048, 4096)),
     # Forced ones serve every process set: no shm, no hierarchical.
     "allreduce_algorithm": ("auto", "direct", "ring", "recursive_doubling"),
 }

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 from support.limits import dawdle
-from support.thread_ranks import ALLREDUCE, AVERAGE, Rank, run_ranks
+from support.thread_ranks import ALLREDUCE, AVERAGE, SUM, Rank, run_ranks
 
 RUNS = 20
 COUNTS = [1, 7, 100, 1000, 4096, 9001, 20_011]
@@ -53,3 +53,33 @@ def test_without_either_ranks_still_agree():
     config = {"segment_bytes": 1024, "recursive_doubling_max_bytes": 0, "allreduce_algorithm": "ring"}
     for seed in range(5):
         assert len(set(one_run(3, seed, "", config))) == 1
+
+
+@pytest.mark.parametrize(("count", "in_rank_order"), [(2000, True), (2049, False)])
+def test_up_to_a_limit_each_element_is_added_in_the_order_of_the_ranks(count, in_rank_order):
+    """This is how one sees that auto takes direct: the ring begins its sums at different ranks."""
+    config = {"shared_memory": "off", "recursive_doubling_max_bytes": 2048 * 4}
+
+    def values(rank: int) -> np.ndarray:
+        return np.random.default_rng(rank).standard_normal(count).astype(np.float32)
+
+    def body(rank: Rank) -> np.ndarray:
+        return rank.allreduce("x", values(rank.rank), op=SUM)
+
+    in_order = values(0) + values(1) + values(2)
+    for result in run_ranks(3, body, config):
+        np.testing.assert_allclose(result, in_order, rtol=1e-4, atol=1e-5)
+        assert np.array_equal(result, in_order) == in_rank_order
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_two_ranks_exchange_values_of_their_own_type(dtype):
+    count = 5000
+
+    def body(rank: Rank) -> int:
+        array = np.full(count, rank.rank + 1, dtype)
+        assert (rank.allreduce("x", array, op=SUM) == 3).all()
+        return int(rank.engine.counters()["data_bytes_sent"])
+
+    config = {"shared_memory": "off", "recursive_doubling_max_bytes": count * 4, "ledger_copies": 0}
+    assert run_ranks(2, body, config) == [count * np.dtype(dtype).itemsize] * 2
