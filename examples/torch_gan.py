@@ -2,7 +2,7 @@
 
     mpirun -n 2 python torch_gan.py
 
-You should see that the distance of the drawn points from the ring falls from 1.9 to less than 0.5.
+You should see that the distance of the drawn points from the ring falls from about 0.7 to less than 0.2.
 
 The discriminator learns to distinguish real points from drawn points, and the generator learns to draw points that the
 discriminator takes for real (Goodfellow et al., NeurIPS 2014). Each network has its own optimizer, and both optimizers are

@@ -4,7 +4,7 @@
     mpirun -n 2 python torch_imagenet_style.py --checkpoint-format 'checkpoint-{epoch}.pt'    # run it again: it continues
     mpirun -n 2 python torch_imagenet_style.py --batches-per-allreduce 2 --fp16-allreduce
 
-You should see one line for each epoch; the validation accuracy rises from 12 % to above 90 %. On a terminal a bar shows the
+You should see one line for each epoch; the validation accuracy rises to above 90 %. On a terminal a bar shows the
 progress of an epoch.
 
 The program has the form of Horovod's pytorch_imagenet_resnet50.py: the learning rate is scaled by the number of ranks and

@@ -4,9 +4,9 @@
 
 You should see the losses of both trainings, and that all ranks take the better model.
 
-A process set is some of the ranks. Collectives and DistributedOptimizer work on a set as they do on all ranks. Different sets
-do not wait for each other. Here the even ranks train with one learning rate and the odd ranks with another. The better model is
-kept.
+The program needs at least two ranks. A process set is some of the ranks. Collectives and DistributedOptimizer work on a set as
+they do on all ranks. Different sets do not wait for each other. Here the even ranks train with one learning rate and the odd
+ranks with another. The better model is kept.
 """
 
 import common

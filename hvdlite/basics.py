@@ -52,7 +52,7 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     ``elastic_spares``) waits in `init` until a rank is lost. If no rank is lost, the spare ends with SystemExit.
 
     Args:
-        comm: None for all processes that mpirun started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
+        comm: None for all processes that the launcher started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
             the order of the list), or an mpi4py communicator. Only its members may call `init`.
         process_sets: `ProcessSet` objects to register, the same on all ranks (one made from a communicator may differ:
             all of the ranks' sets are then registered); or ``"dynamic"`` to allow `add_process_set` later.
@@ -140,7 +140,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among those on its node, from 0 to `local_size` - 1.
+    """This process's number among those on its host, from 0 to `local_size` - 1.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -149,7 +149,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """The number of processes on this node.
+    """The number of processes on this host.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -158,7 +158,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This node's number among the nodes that have a process of this local rank, from 0 to `cross_size` - 1.
+    """This host's number among the hosts that have a process of this local rank, from 0 to `cross_size` - 1.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -167,7 +167,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """The number of nodes that have a process of this local rank.
+    """The number of hosts that have a process of this local rank.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -176,7 +176,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Has every node the same number of processes?
+    """Has every host the same number of processes?
 
     Raises:
         NotInitializedError: `init` has not been called.

@@ -193,8 +193,8 @@ def send_object(obj: Any, dst: int, tag: int = 0, process_set: ProcessSet = glob
     Args:
         obj: the object, of any size.
         dst: the receiver's rank in the whole job.
-        tag: tells messages between the two ranks apart; from 0 on.
-        process_set: the receiver has to name the same one.
+        tag: a number, 0 or more, that distinguishes messages between the two ranks.
+        process_set: the receiver must name the same process set.
 
     Raises:
         InvalidArgumentError: the object cannot be pickled (the receiver raises it, too), or an argument is wrong.

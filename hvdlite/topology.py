@@ -1,4 +1,4 @@
-"""The topology: ranks and sizes of this process in the job and on its node, fixed when hvdlite is initialised."""
+"""The topology: ranks and sizes of this process in the job and on its host, fixed when hvdlite is initialised."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ __all__ = ["Topology"]
 
 @dataclass(frozen=True)
 class Topology:
-    """The place of one rank: in the job (rank), on its node (local), and across nodes (cross)."""
+    """The place of one rank: in the job (rank), on its host (local), and across hosts (cross)."""
 
     rank: int
     size: int

@@ -35,13 +35,13 @@ class Stats:
         bytes: the bytes of the data of operations, counted as nccl-tests does: the whole result of an allgather, what this
             rank sends in an alltoall, the input of all others.
         bus_bytes: the least bytes that each rank's link has to carry: `bytes` times 2(n-1)/n for an allreduce of n ranks,
-            (n-1)/n for allgather, alltoall and reducescatter, 1 for broadcast. Tiny allreduces, whose data travel in the
-            messages of the negotiation, count 0.
+            (n-1)/n for allgather, alltoall and reducescatter, 1 for broadcast. Tiny operations, whose data travel with the
+            agreement, count 0.
         sent_bytes: the bytes that this rank sent as messages; exchanges in shared memory do not count.
         uncoded_bytes, coded_bytes: of the elements that this rank has sent coded (`Compression.int8` and others): as they were,
             and as they were sent.
-        control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host need none for
-            allreduce, broadcast, reducescatter and barrier, but do for allgather, alltoall and join.
+        control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host send none for most
+            operations; docs/stats.md lists the others.
         control_bytes: their size.
         agreed_in_memory: operations that were agreed on in the ledger, without the coordinator.
         negotiating_seconds: an operation was submitted here and not agreed on, because this rank gathered more operations or

@@ -18,7 +18,7 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`; not for use in compiled programs.
 
-    Not-a-numbers and infinities are compared by their bits, too. Arrays on CPUs are not copied.
+    NaNs and infinities are compared by their bits, too. Arrays on CPUs are not copied.
 
     Args:
         trees: pytrees of arrays and numbers; random keys are compared by their data.

@@ -387,7 +387,7 @@ def grouped_reducescatter(
 def join() -> tf.Tensor:
     """Announces that this rank has no more batches, and waits until all ranks have done so. Collective over all ranks.
 
-    While it waits, this rank takes part in the others' allreduces without a value.
+    While it waits, this rank contributes nothing to the others' operations, as in `hvdlite.join`.
 
     Returns:
         The rank that joined last, a scalar int32 tensor.

@@ -360,13 +360,13 @@ class _DistributedOptimizer(_Optimizer):
         Set it before ``backward()``, on all ranks, to the number of samples in this rank's batch, if the loss is their mean.
         The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which equal the gradients of one process
         with the whole batch. The weight stays until you set it again. A rank with weight 0 contributes nothing, even if its
-        gradients have NaNs. The weights of passes before one reduction (`backward_passes_per_step`) add up.
+        gradients have NaNs. The weights of passes before one reduction (`no_sync`, `backward_passes_per_step`) add up: set one
+        before each pass.
 
         Raises:
             InvalidArgumentError: it is set to something else than a number of 0 or more, or op is not Average.
 
-        ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse or on
-        a GPU.
+        ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse.
         """
         return self._hvdlite.weight
 

@@ -349,7 +349,7 @@ class Reducer(PassDriver):
     def weigh(self, weight: float | None) -> None:
         """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
         for reducer in self._family():
-            together = reducer.passes_per_step > 1 and reducer._weighed
+            together = reducer.local_gradients and reducer._weighed
             before = reducer.weight if together and reducer.weight is not None else 0.0
             reducer.weight = None if weight is None else before + weight
             reducer._weighed = True

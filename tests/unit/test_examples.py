@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -70,3 +71,18 @@ def test_an_example_says_what_to_run_and_what_one_should_see(path):
     assert any(words in text for words in ("You should see", "prints", "falls"))
     shared = {node.name for node in ast.parse((EXAMPLES / "common.py").read_text()).body if isinstance(node, ast.FunctionDef)}
     assert not shared & {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_packages_that_the_tutorial_names_are_all_that_it_needs():
+    """The notebook names `pip install '.[torch,examples]'`. Its functions travel to ranks, so it needs cloudpickle."""
+    cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text())["cells"]
+    assert any(".[torch,examples]" in line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
+    lines = (line for cell in cells if cell["cell_type"] == "code" for line in [*cell["source"], "\n"])
+    code = "".join(line for line in lines if not line.startswith("%"))
+    found = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in found if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in found if isinstance(node, ast.ImportFrom) and node.module}
+    imported = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    imported -= {"hvdlite", "numpy", "torch", "IPython"}
+    extra = re.search(r"^examples = (\[.*\])$", (EXAMPLES.parent / "pyproject.toml").read_text(), re.MULTILINE)
+    assert {name.replace("sklearn", "scikit-learn") for name in imported} | {"cloudpickle"} <= set(ast.literal_eval(extra[1]))

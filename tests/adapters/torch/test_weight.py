@@ -1,5 +1,6 @@
 """`optimizer.weight`: batches of unequal sizes, beside one process on the whole batch."""
 
+import contextlib
 import copy
 
 import pytest
@@ -90,6 +91,29 @@ def test_each_pass_has_its_weight_and_those_reduced_together_add_theirs(hvd):
                 wanted = sum(both[rank] * (2 * rank + 3.0) for rank in range(SIZE)) / sum(both)
             assert model.weight.grad.item() == pytest.approx(wanted, rel=1e-6)
             optimizer.step()
+
+
+def test_weights_of_passes_in_no_sync_add_up_until_they_are_discarded(hvd):
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    weights = [(rank + 1.0, 2.0, 3.0 * (rank + 1)) for rank in range(SIZE)]
+    totals = [sum(weights[rank]) for rank in range(SIZE)]
+    sums = [3 * (rank + 1.0) for rank in range(SIZE)]
+    for discard in (False, True, False):
+        optimizer.zero_grad()
+        if discard:
+            with optimizer.no_sync():
+                optimizer.weight = 100.0 * (RANK + 1)
+                model(torch.ones(1, 1)).sum().backward()
+            optimizer.zero_grad()
+        for number, weight in enumerate(weights[RANK]):
+            optimizer.weight = weight
+            with contextlib.nullcontext() if number == 2 else optimizer.no_sync():
+                model(torch.full((1, 1), RANK + 1.0)).sum().backward()
+        wanted = sum(total * value for total, value in zip(totals, sums, strict=True)) / sum(totals)
+        assert model.weight.grad.item() == pytest.approx(wanted, rel=1e-6)
+        optimizer.step()
 
 
 def test_an_unused_parameter_is_averaged_over_all_samples(hvd):
