@@ -46,8 +46,8 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
   const std::shared_ptr<int>& life = thread_life();
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[std::this_thread::get_id()];
-  const bool is_new = thread.life.expired();  // an id may be used again
-  if (is_new) thread.stays = !completion->pool_thread;
+  // Is it a new thread? Its id may be that of one that has ended.
+  if (thread.life.expired()) thread.stays = !completion->pool_thread;
   thread.life = life;
   thread.waits_for = completion;
   thread.until = base::Clock::time_point::max();
