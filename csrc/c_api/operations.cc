@@ -123,6 +123,7 @@ void submit(Engine& engine, const hvdlite_submission& what, std::int64_t* work) 
   }
   Submission native;
   native.wake = what.wake != 0 || watcher;
+  native.pool_thread = what.pool_thread != 0;
   if (what.group != 0) {
     native.group = what.group;
     native.data = {what.data, what.count};

@@ -45,9 +45,10 @@ struct Submission {
   std::span<void* const> data;
   // For which requests this rank has no value, but takes the result; empty: for none.
   std::span<const bool> absent;
-  void* stream = nullptr;  // on a GPU
-  Weight weight;           // of a group of weighted requests
-  bool wake = true;        // wake the engine thread, because no caller is about to wait
+  void* stream = nullptr;    // on a GPU
+  Weight weight;             // of a group of weighted requests
+  bool wake = true;          // wake the engine thread, because no caller is about to wait
+  bool pool_thread = false;  // deadlock detection considers the calling thread only while it waits
 };
 
 // While callers drive, the engine thread looks once in this time.
@@ -142,6 +143,7 @@ class Engine {
   // The parts of a submission other than its operations.
   struct Launch {
     bool wake;
+    bool pool_thread;
     std::int64_t* handle;
     std::unique_ptr<Watcher> watcher;
   };

@@ -122,7 +122,7 @@ void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span
 void Engine::submit(const Submission& what, std::int64_t* handle,
                     std::unique_ptr<Watcher> watcher) {
   require_accepting();
-  Launch launching{what.wake, handle, std::move(watcher)};
+  Launch launching{what.wake, what.pool_thread, handle, std::move(watcher)};
   if (what.group != 0) return submit_group(what, std::move(launching));
   const auto unnamed = std::find_if(what.asks.begin(), what.asks.end(), is_unnamed);
   if (unnamed != what.asks.end()) {
@@ -236,12 +236,13 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
 // Gives the entries completions and one handle, and queues them. As soon as they are queued, a callback may run and use the
 // handle.
 void Engine::launch(std::span<Entry> entries, Launch launching) {
-  auto& [wake, handle, watcher] = launching;
+  auto& [wake, pool_thread, handle, watcher] = launching;
   const std::size_t size = entries.size();
   CompletionPtr first = new_completions(size);
   for (std::size_t i = 0; i < size; ++i) {
     entries[i].completion = {first, first.get() + i};
     entries[i].completion->watcher = watcher.get();
+    entries[i].completion->pool_thread = pool_thread;
   }
   if (watcher) watcher->awaited = size;
   *handle = shared_.handles.add({std::move(first), size});
@@ -260,10 +261,10 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
 // Puts the entries into the queue. If it throws, none is there.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
-  // A thread that gave a callback may never wait for the operation. So the deadlock detector must not wait until this thread
-  // waits.
-  const bool told = entries.front().completion->watcher != nullptr;
-  if (!told) shared_.waits.may_submit();
+  // A thread that gave a callback may never wait for the operation, and a thread of a pool may never call again. So the
+  // deadlock detector must not wait until these threads wait.
+  const Completion& completion = *entries.front().completion;
+  if (completion.watcher == nullptr && !completion.pool_thread) shared_.waits.may_submit();
   const bool message = base::is_point_to_point(entries.front().request->kind);
   const bool alone = message && !has_work() && shared_.watched == 0;
   const bool whole = std::ranges::all_of(entries, [](const Entry& entry) {

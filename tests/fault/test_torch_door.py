@@ -1,10 +1,9 @@
 """Whole scripts that use torch.distributed on backend "hvdlite", as users start them."""
 
-import socket
-
 import pytest
 from support.installed import need
 from support.job import run_job
+from support.torchrun import reserved_port
 
 need("torch")
 
@@ -118,10 +117,8 @@ def test_variables_that_are_set_are_followed():
         dist.destroy_process_group()
     """
     for shift in ("0", "1"):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = str(free.getsockname()[1])
-        job = run_job(script, 2, env={"HVDTEST_SHIFT": shift, "HVDTEST_PORT": port})
+        with reserved_port() as port:
+            job = run_job(script, 2, env={"HVDTEST_SHIFT": shift, "HVDTEST_PORT": port})
         if shift == "0":
             assert job.returncode == 0, job.report()
             assert all(f"sum 2.0, rank {rank}" in job.stdout[rank] for rank in (0, 1)), job.report()
@@ -157,10 +154,8 @@ def test_torchrun_under_mpirun_starts_the_ranks(tmp_path):
         launch += ["--master-addr", "localhost", "--master-port", os.environ["HVDTEST_PORT"]]
         sys.exit(subprocess.run([*launch, os.environ["HVDTEST_PROGRAM"]]).returncode)
     """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    job = run_job(script, 2, env={"HVDTEST_PROGRAM": str(tmp_path / "program.py"), "HVDTEST_PORT": port})
+    with reserved_port() as port:
+        job = run_job(script, 2, env={"HVDTEST_PROGRAM": str(tmp_path / "program.py"), "HVDTEST_PORT": port})
     assert job.returncode == 0, job.report()
     assert all(f"rank {rank} of 2: 3.0" in job.stdout[rank] for rank in (0, 1)), job.report()
 

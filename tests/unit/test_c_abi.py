@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.fake_gpu import DeviceArray, fake_gpus  # noqa: F401
 from support.gpu_ranks import GpuRank, run_gpu_ranks
+from support.rest import outlasts
 from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, Rank, engines, in_threads
 
 import hvdlite
@@ -55,7 +56,7 @@ class Submission(ctypes.Structure):
         ("absent", ctypes.c_void_p),
         ("stream", ctypes.c_void_p),
         ("weight", ctypes.c_double),
-        ("wake", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("notice", "wake", "pool_thread")),
         ("then", THEN),
         ("then_data", ctypes.c_void_p),
     )
@@ -78,7 +79,7 @@ class Result(ctypes.Structure):
 
 
 class Call:
-    """One submission of float32 vectors with a callback, by a rank made current for it."""
+    """One submission of float32 vectors, by a rank made current for it: with a callback, or by a thread of a pool."""
 
     current = threading.Lock()
 
@@ -89,11 +90,12 @@ class Call:
         arrays: list[np.ndarray] | list[DeviceArray],
         names: list[str | None],
         grouped: bool = False,
+        pool_thread: bool = False,
     ) -> None:
         self.arrays = arrays
         self.told = threading.Event()
         self.times = self.number_when_told = 0
-        self._then = THEN(self._tell)
+        self._then = THEN() if pool_thread else THEN(self._tell)
         count = len(arrays)
         self.work = ctypes.c_int64()
         requests = (Request * count)()
@@ -110,7 +112,7 @@ class Call:
         with self.current:
             rank.engine.make_current()
             self.engine = ctypes.c_void_p(CORE.hvdlite_current_engine())
-        what = Submission(requests=requests, count=count, then=self._then)
+        what = Submission(requests=requests, count=count, pool_thread=pool_thread, then=self._then)
         self.code = CORE.hvdlite_submit(self.engine, ctypes.byref(what), ctypes.byref(self.work))
 
     def _tell(self, _data: object) -> None:
@@ -122,8 +124,12 @@ class Call:
         """Waits to be told, then the code of each operation."""
         assert self.told.wait(60)
         assert self.number_when_told == self.work.value > 0
+        return self.wait(0)
+
+    def wait(self, seconds: float = 60) -> list[int]:
+        """Waits in the engine; the code of each operation."""
         done = ctypes.c_int()
-        first = CORE.hvdlite_wait(self.engine, ctypes.byref(self.work), 1, ctypes.c_double(0), ctypes.byref(done))
+        first = CORE.hvdlite_wait(self.engine, ctypes.byref(self.work), 1, ctypes.c_double(seconds), ctypes.byref(done))
         assert done.value == 1
         results, count = (Result * len(self.arrays))(), ctypes.c_size_t()
         assert CORE.hvdlite_results(self.engine, self.work, results, len(results), ctypes.byref(count)) == 0
@@ -224,26 +230,58 @@ def test_a_deadlock_of_callbacks_is_found():
         in_threads(ranks, body)
 
 
-def test_threads_that_were_told_do_not_hide_a_deadlock():
-    """They may live as long as the program and never wait for anything."""
+@pytest.mark.parametrize("pool_thread", [False, True], ids=["told", "pool"])
+def test_threads_of_frameworks_do_not_hide_a_deadlock(pool_thread):
+    """They may live as long as the program and never wait for anything again."""
     done = threading.Event()
 
     def body(rank: Rank) -> None:
-        def tell() -> None:
-            call = Call(rank, ALLREDUCE, [values(rank, 2)], ["told"])
-            assert call.told.wait(60)
-            told.set()
+        def idle() -> None:
+            call = Call(rank, ALLREDUCE, [values(rank, 2)], ["first"], pool_thread=pool_thread)
+            assert (call.wait() if pool_thread else call.outcome()) == [0]
+            idles.set()
             done.wait(60)
             call.close()
 
-        told = threading.Event()
-        thread = threading.Thread(target=tell)
+        idles = threading.Event()
+        thread = threading.Thread(target=idle)
         thread.start()
-        assert told.wait(60)
+        assert idles.wait(60)
         with pytest.raises(hvdlite.OperationTimeoutError, match="deadlock"):
             rank.allreduce(f"only{rank.rank}", values(rank, 2))
+        assert thread.is_alive(), "the deadlock was found when the other thread had ended"
         rank.barrier()
         done.set()
+        thread.join()
+
+    with engines(2, {"deadlock_timeout": 0.05}) as ranks:
+        in_threads(ranks, body)
+
+
+def test_a_deadlock_of_a_pools_threads_is_found():
+    """They count while they wait."""
+
+    def body(rank: Rank) -> None:
+        call = Call(rank, ALLREDUCE, [values(rank, 2)], [f"only{rank.rank}"], pool_thread=True)
+        assert call.wait() == [TIMEOUT]
+        call.close()
+
+    with engines(2, {"deadlock_timeout": 0.05}) as ranks:
+        in_threads(ranks, body)
+
+
+def test_a_thread_that_calls_as_one_of_a_pool_once_still_counts():
+    """A framework may run its program in the thread of the caller, which also calls for itself."""
+
+    def body(rank: Rank) -> None:
+        rank.barrier()
+        call = Call(rank, ALLREDUCE, [values(rank, 2)], ["first"], pool_thread=True)
+        assert call.wait() == [0]
+        call.close()
+        thread = threading.Thread(target=rank.allreduce, args=(f"first{rank.rank}", values(rank, 2)))
+        thread.start()
+        assert outlasts(rank.engine, 0.5)
+        rank.allreduce(f"first{1 - rank.rank}", values(rank, 2))
         thread.join()
 
     with engines(2, {"deadlock_timeout": 0.05}) as ranks:

@@ -50,7 +50,7 @@ ALLOWED = {
     "unit/test_leaving.py": "lets ranks leave at moments that it draws",
     "unit/test_parallel_support.py": "has tests that hang on purpose, and is about the watchdog",
     "unit/test_stall.py": "waits until something holds",
-    "unit/test_token.py": "asks for the token at moments that it draws",
+    "unit/test_token.py": "keeps an engine busy until something holds, with a deadline",
     "unit/test_workers.py": "has two tests that wait for each other, with a deadline",
     "native/fuzz_main.cc": "runs for as long as it is told",
     "native/stress.cc": "runs for as long as it is told",

@@ -1,6 +1,7 @@
 """The progress token: a thread that drives for long gives it to one that fails or leaves, and heeds its own deadline."""
 
 import ctypes
+import os
 import threading
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.limits import eventually, waits_in_engine
 from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 
 from hvdlite import _engine
@@ -37,13 +39,20 @@ class LongWait:
             rank.engine.make_current()
             self._engine = ctypes.c_void_p(CORE.hvdlite_current_engine())
         self._thread = threading.Thread(target=self._run, args=(handle, seconds), daemon=True)
+        self._begins = threading.Event()
         self._thread.start()
+        assert self._begins.wait(DEADLINE)
 
     def _run(self, handle: _engine.Work, seconds: float) -> None:
         done = ctypes.c_int()
         work = ctypes.c_int64(handle.number)
+        self._begins.set()
         self.code = CORE.hvdlite_wait(self._engine, ctypes.byref(work), 1, ctypes.c_double(seconds), ctypes.byref(done))
         self.done = bool(done.value)
+
+    def sleeps(self) -> bool:
+        """Does the thread come to sleep, as the one that drives the engine or beside that one?"""
+        return eventually(lambda: waits_in_engine(self._thread.native_id or 0))
 
     def end(self) -> int | None:
         """The wait's code, once it is over."""
@@ -66,11 +75,15 @@ def start(rank: Rank, name: str) -> _engine.Work:
     return rank.start(ALLREDUCE, name, array, array.copy())
 
 
+def passes(rank: Rank) -> int:
+    return rank.engine.counters()["passes"]
+
+
 def test_a_rank_that_raises_is_heard_while_its_other_thread_drives(shared_memory):
     with engines(3, {"shared_memory": shared_memory, "deadlock_timeout": 0.0}) as ranks:
         handles = [start(rank, f"of{rank.rank}") for rank in ranks]
         waits = [LongWait(rank, handle) for rank, handle in zip(ranks, handles, strict=True)]
-        time.sleep(0.1)  # most likely they drive and sleep; whatever they do, the call comes through
+        assert all(wait.sleeps() for wait in waits)
         comes_through(lambda: ranks[1].engine.publish_failure("raised ValueError: bad batch"))
         assert all(wait.end() != 0 for wait in waits)
         assert all("raised ValueError: bad batch" in rank.engine.failure_cause for rank in ranks)
@@ -80,15 +93,12 @@ def test_a_rank_that_leaves_does_so_while_its_other_thread_drives(shared_memory)
     with engines(3, {"shared_memory": shared_memory, "deadlock_timeout": 0.0}) as ranks:
         handles = [start(ranks[1], "alone"), start(ranks[0], "other"), start(ranks[2], "other")]
         waits = [LongWait(ranks[who], handle) for who, handle in zip((1, 0, 2), handles, strict=True)]
-        time.sleep(0.1)
+        assert all(wait.sleeps() for wait in waits)
         comes_through(ranks[1].engine.shutdown)
         assert all(wait.end() == ABORTED for wait in waits)
 
 
 def test_a_paused_engine_makes_no_pass(shared_memory):
-    def passes(rank: Rank) -> int:
-        return rank.engine.counters()["passes"]
-
     with engines(2, {"shared_memory": shared_memory, "deadlock_timeout": 0.0}) as ranks:
         ranks[1].engine.pause()
         paused_at, handles = passes(ranks[1]), [start(rank, "x") for rank in ranks]  # this wakes the engines' threads
@@ -106,17 +116,19 @@ def test_none_of_several_waiters_takes_the_token_before_the_thread_that_fails():
     with engines(2, {"deadlock_timeout": 0.0}) as ranks:
         waits = [LongWait(ranks[0], start(ranks[0], f"x{i}")) for i in range(4)]
         theirs = LongWait(ranks[1], start(ranks[1], "y"))
-        time.sleep(0.1)
+        assert all(wait.sleeps() for wait in [*waits, theirs])
         comes_through(lambda: ranks[0].engine.publish_failure("raised ValueError: bad batch"))
         assert all(wait.end() != 0 for wait in [*waits, theirs])
 
 
 def test_waits_end_and_operations_go_on_after_many_failures_at_any_moment():
-    """The moment at which the token is asked for is drawn by the scheduler: while the waiter spins, yields or sleeps."""
+    """The token is asked for after so many passes: while the waiter spins, yields or sleeps."""
     for turn in range(30):
         with engines(2, {"deadlock_timeout": 0.0}) as ranks:
+            until = passes(ranks[0]) + turn
             wait = LongWait(ranks[0], start(ranks[0], "x"))
-            time.sleep(turn * 1e-5)
+            while passes(ranks[0]) < until:
+                os.sched_yield()
             comes_through(lambda ranks=ranks: ranks[0].engine.publish_failure("raised ValueError: bad batch"))
             assert wait.end() != 0
 

@@ -86,7 +86,8 @@ CallStatus submit(const ffi::CallFrame* frame, CollectiveCall& call) {
     }
     call.place(index, input->data, output->data);
   }
-  return call.submit();
+  // Python's thread need not wait for a program of JAX, so a thread of XLA may submit what other ranks lack at any time.
+  return call.submit(/*pool_thread=*/false);
 }
 
 // Reports a call's end to XLA, which continues the program on this thread.

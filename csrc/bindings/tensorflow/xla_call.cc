@@ -36,7 +36,8 @@ void collective(void** outputs, const void** inputs, const char* config, std::si
   if (!outcome.failed()) {
     if (call.is_weighted()) call.weigh(*static_cast<const double*>(inputs[call.size()]));
     for (std::size_t i = 0; i < call.size(); ++i) call.place(i, inputs[i], outputs[i]);
-    outcome = call.submit();
+    // TensorFlow runs a program in any thread of its pool, while the program's thread waits for the end.
+    outcome = call.submit(/*pool_thread=*/true);
   }
   if (!outcome.failed()) outcome = call.finish();
   if (outcome.failed()) {

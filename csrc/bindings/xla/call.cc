@@ -133,7 +133,7 @@ hvdlite_request CollectiveCall::request(const Tensor& tensor) const {
   return request;
 }
 
-CallStatus CollectiveCall::submit() {
+CallStatus CollectiveCall::submit(bool pool_thread) {
   engine_ = hvdlite_current_engine();
   if (engine_ == nullptr) return outcome_of(HVDLITE_E_NOT_INITIALIZED);
   std::vector<hvdlite_request> requests;
@@ -142,6 +142,7 @@ CallStatus CollectiveCall::submit() {
   hvdlite_submission what{};
   what.requests = requests.data();
   what.count = requests.size();
+  what.pool_thread = pool_thread ? 1 : 0;
   return outcome_of(hvdlite_submit(engine_, &what, &work_));
 }
 

@@ -40,7 +40,8 @@ class CollectiveCall {
   // Sets the address of a tensor, and the address for its result, which may be the same.
   void place(std::size_t index, const void* input, void* output);
 
-  CallStatus submit();
+  // pool_thread: as in hvdlite_submission.
+  CallStatus submit(bool pool_thread);
   // Waits for all submitted operations. Returns the first failure, if any. Afterwards none is in flight.
   CallStatus finish();
 

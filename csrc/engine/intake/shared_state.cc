@@ -37,13 +37,17 @@ void WaitRegistry::may_submit() {
   known_to = serial_;
   const std::shared_ptr<int>& life = thread_life();
   const std::lock_guard lock(mutex_);
-  threads_[std::this_thread::get_id()].life = life;
+  Thread& thread = threads_[std::this_thread::get_id()];
+  thread.life = life;
+  thread.stays = true;
 }
 
 void WaitRegistry::enter(const CompletionPtr& completion) {
   const std::shared_ptr<int>& life = thread_life();
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[std::this_thread::get_id()];
+  // Is it a new thread? Its id may be that of one that has ended.
+  if (thread.life.expired()) thread.stays = !completion->pool_thread;
   thread.life = life;
   thread.waits_for = completion;
   thread.until = base::Clock::time_point::max();
@@ -51,7 +55,12 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
 
 void WaitRegistry::leave(bool done, base::Clock::time_point now) {
   const std::lock_guard lock(mutex_);
-  Thread& thread = threads_[std::this_thread::get_id()];
+  const auto row = threads_.find(std::this_thread::get_id());
+  Thread& thread = row->second;
+  if (done && !thread.stays) {
+    threads_.erase(row);
+    return;
+  }
   if (done) thread.waits_for.reset();
   thread.until = now + kInterruption;
 }

@@ -73,11 +73,12 @@ class FirstFailure {
 };
 
 // Which threads of this rank wait, and for what. A rank is blocked when all threads that ever submitted or waited are waiting
-// now. While one of them runs, it may still submit what other ranks lack.
+// now. While one of them runs, it may still submit what other ranks lack. A thread that only calls as one of a framework's pool
+// counts while it waits: afterwards it may idle in the pool for ever.
 class WaitRegistry {
  public:
   explicit WaitRegistry(base::TimeSource time);
-  // The calling thread is about to submit.
+  // The calling thread is about to submit, and not as one of a pool.
   void may_submit();
   void enter(const CompletionPtr& completion);
   // now: the approximate time. done false: the thread only interrupts its wait, for example to handle signals, so the wait
@@ -89,6 +90,7 @@ class WaitRegistry {
  private:
   struct Thread {
     std::weak_ptr<int> life;  // expires with the thread
+    bool stays = true;        // does it count after its wait?
     CompletionPtr waits_for;
     base::Clock::time_point until = base::Clock::time_point::max();
   };

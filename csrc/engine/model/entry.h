@@ -44,6 +44,7 @@ struct Completion {
   std::int32_t contributors = 0;  // recv: the tag of the message
   std::int32_t value = -1;        // join: last rank; add_process_set: the new id; recv: the sender
   std::uint8_t usage = 0;         // for the token holder: the entry's state in Usage
+  bool pool_thread = false;       // was it submitted by a thread of a framework's pool?
   std::unique_ptr<const base::Status> failure;
   std::unique_ptr<EngineOutput> output;
   Watcher* watcher = nullptr;

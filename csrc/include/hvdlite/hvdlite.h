@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 8
+#define HVDLITE_ABI_VERSION 9
 
 enum {
   HVDLITE_OK = 0,
@@ -170,6 +170,10 @@ typedef struct hvdlite_submission {
   int32_t notice; /* bool; of a group of weighted requests: as HVDLITE_FLAG_NOTICE of each */
   /* 0: the caller is about to wait, so the engine's thread need not be woken. It has no effect if `then` is set. */
   int32_t wake;
+  /* bool; the calling thread belongs to a framework's pool, and a thread of the program waits until it has finished. Deadlock
+   * detection considers it only while it waits: afterwards it may idle in its pool for ever. It has no effect if `then` is
+   * set. */
+  int32_t pool_thread;
   /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread or a waiting
    * thread calls it, at any time after *work was written, perhaps before hvdlite_submit returns. It may submit, wait and
    * release. Keep it short: its thread makes no progress while it runs. It is not called if the submission fails. */

@@ -1,6 +1,7 @@
 """Collectives in programs that XLA compiles (jit_compile=True)."""
 
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -10,8 +11,9 @@ from support.world import REPEATS, WORLD, check, inputs, on_all_ranks
 
 tf = pytest.importorskip("tensorflow")
 
+from hvdlite import allreduce  # noqa: E402
 from hvdlite.dtypes import DType  # noqa: E402
-from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError  # noqa: E402
+from hvdlite.errors import InvalidArgumentError, MismatchError, OperationTimeoutError, UnsupportedError  # noqa: E402
 from hvdlite.requests import Average, Max, Sum  # noqa: E402
 from hvdlite.tensorflow import collective_ops as ops  # noqa: E402
 from hvdlite.tensorflow import xla  # noqa: E402
@@ -121,6 +123,15 @@ def test_a_gradient_of_max_is_refused():
 
     with pytest.raises(UnsupportedError, match="op=Max has no gradient"):
         step(tf.ones(2))
+
+
+def test_the_thread_of_a_program_does_not_hide_a_deadlock():
+    """A thread in which XLA has run a collective may live as long as the process and never call again."""
+    step = compiled(lambda x: ops.allreduce(x, name="xla.pool", op=Sum))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: step(tf.ones(2)).numpy().tolist()).result() == [SIZE] * 2
+        with pytest.raises(OperationTimeoutError, match=r"deadlock: .* rank 0 waits for allreduce of 'only0'"):
+            allreduce(np.ones(2), name=f"only{RANK}")
 
 
 def test_a_mismatch_says_so_and_the_engine_goes_on():

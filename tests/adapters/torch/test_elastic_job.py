@@ -16,6 +16,9 @@ from hvdlite.runtime import RUNTIME
 from hvdlite.torch.elastic import checkpoint_file
 from hvdlite.torch.elastic.samples import SeededSamples
 
+# A rank that waits long for a slow one would tell rank 0 so in a message, and a test counts messages.
+ENVIRONMENT = {"HVDLITE_DEADLOCK_TIMEOUT": "0"}
+
 pytestmark = pytest.mark.usefixtures("hvd")
 RANK, SIZE = WORLD.rank, WORLD.size
 SAMPLES = [(torch.full((3,), float(index)), torch.tensor([float(index % 5)])) for index in range(11)]
