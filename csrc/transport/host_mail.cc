@@ -34,7 +34,8 @@ void HostMail::push_unsent() {
 
 void HostMail::push_unsent(Box& box, int to) {
   const std::size_t before = box.unsent.size(), done = box.done;
-  while (!box.unsent.empty() && (box.out.is_deaf() || box.out.put(box.unsent.front(), &box.done))) {
+  while (!box.unsent.empty() &&
+         (box.out.is_closed() || box.out.put(box.unsent.front(), &box.done))) {
     box.unsent.pop_front();
     box.done = 0;
   }
