@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducer", "owner_of"]
 
-_TURNS = 4  # passes of one step have different names, so that ranks with different numbers of passes get an error
+# Passes of one step have different names, so that ranks with different numbers of passes get an error. Names repeat after so
+# many passes.
+_TURNS = 4
 
 _owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter, which the reducer keeps alive
 
