@@ -136,9 +136,8 @@ class MailRingReader {
     ring_.copy_out(read_, std::as_writable_bytes(std::span(&mark, 1)));
     if (there > ring_.capacity || mark.bytes == 0 || MailRing::space_of(mark.bytes) > there) {
       throw base::Error(base::ErrorCode::kInternal,
-                        "a control message in shared memory is damaged: a piece of it has " +
-                            std::to_string(mark.bytes) + " bytes, and its ring has " +
-                            std::to_string(there));
+                        "a piece of the message has " + std::to_string(mark.bytes) +
+                            " bytes, and the ring in shared memory has " + std::to_string(there));
     }
     const std::size_t before = message->size();
     message->resize(before + mark.bytes);
