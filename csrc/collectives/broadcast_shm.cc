@@ -7,7 +7,8 @@
 //
 // shared_collective.h proves that two buffers are enough and that this cannot deadlock.
 //
-// Cost for S bytes and any number of ranks, in bytes that each rank loads and stores: 2 S, and one wait. Bytes sent: none.
+// Cost for S bytes and any number of ranks: each rank loads and stores 2 S bytes. The other ranks wait once for the root; if
+// there are several tiles, the waits overlap with work on other tiles. Bytes sent: none.
 //
 // All ranks get the same bytes: they are copied, never computed.
 //

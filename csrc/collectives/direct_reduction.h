@@ -1,8 +1,8 @@
 // The exchange that allreduce_direct and reducescatter_direct share: every rank sends its contribution to a piece directly to
 // the piece's owner, which adds the contributions in rank order. The algorithms' own files explain it with an example.
 //
-// A lane is one round of pieces, on a channel of its own; lane i takes the rounds i, i + L, ... one
-// after the other. In a round, rank r works through shifts s = 1 .. n-1, a window of them at once:
+// A lane runs one round of pieces at a time, on a channel of its own; of L lanes, lane i runs the rounds i, i + L, ... one
+// after the other. In a round, rank r works through shifts s = 1 .. n-1, up to 16 of them at once (InFlight):
 //   scatter: send the contribution to piece r+s to rank r+s, receive one to piece r from rank r-s
 //   gather (allreduce only): send the finished piece r to rank r+s, receive piece r-s from r-s
 // So at any time only a few ranks send to the same rank.
@@ -80,9 +80,10 @@ class DirectReduction final : public Collective {
   bool alone_done_ = false;
 };
 
-// Elements of a piece, so that staging stays bounded for any number of ranks; and the number of lanes for
-// this many rounds.
+// The most elements of a piece. The more ranks, the fewer, so that staging takes about 8 MiB; from 512 ranks on it takes more,
+// because pieces do not become smaller than 4 KiB.
 std::size_t direct_piece_limit(const Tuning& tuning, int ranks, std::size_t element_bytes);
+// The number of lanes for this many rounds.
 int direct_lanes(std::size_t rounds);
 
 }  // namespace hvdlite::collectives

@@ -24,7 +24,7 @@
 
 namespace hvdlite::collectives {
 
-// Does prescale, applied to the op's identity as a T, leave it unchanged, and have all ranks the same prescale (see above)?
+// Does prescale leave the op's identity as a T unchanged, and do all ranks have the same prescale (see above)?
 bool identity_survives(const Reduction& reduction);
 
 class ElementReducer {

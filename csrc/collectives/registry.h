@@ -1,7 +1,7 @@
-// The list of algorithms: name = end of file name = knob value = timeline label = doc heading.
-// Selection by size is select.h.
-// Thread: any (constant tables). Owns: nothing. Blocks: no.
-// Throws: Error(InvalidArgument) for an unknown name, listing the known.
+// The lists of algorithms. An algorithm has one name: as the value of a knob, and at the end of its file's name and of its
+// heading in docs/algorithms.md. select.h chooses by size.
+// Thread: any (constant tables). Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for an unknown name, with the known
+// ones.
 #pragma once
 
 #include <memory>

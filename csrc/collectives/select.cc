@@ -21,8 +21,8 @@ constexpr std::string_view kCoded =
     "coded";  // as hierarchical, these serve codecs for every size and knob
 constexpr std::string_view kHierarchical = "hierarchical";
 
-// Is direct faster than recursive doubling for few bytes? It waits for two messages in turn, and sends each byte fewer times. Two
-// ranks wait for one message in recursive doubling. With many ranks direct sends too many messages.
+// Is direct faster than recursive doubling for few bytes? It waits for two messages in turn, and sends each byte fewer times.
+// Two ranks wait for one message in recursive doubling. With many ranks direct sends too many messages.
 constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16; }
 
 // Up to this share of Selection::recursive_doubling_max_bytes latency is nearly all of the time. Then inputs travel with
@@ -37,8 +37,8 @@ bool is_tiny(std::size_t bytes, const Selection& selection) {
 // so that small tiles (with many ranks, or in tests) behave like large ones.
 constexpr std::size_t kInlineShare = 64;
 
-// If a member's input, sent to all others, has at most this many bytes together, all members get it whole: to reduce it on the way
-// would save bytes, but cost the delay of another message.
+// If a member's input, sent to all others, has at most this many bytes together, all members get it whole: to reduce it on the
+// way would save bytes, but cost the delay of another message.
 constexpr std::size_t kSmallPayloads = std::size_t{16} << 10;
 
 std::string knob_of(std::string_view collective) {
@@ -164,18 +164,15 @@ bool may_prepare(base::OpKind kind, const Reduction& reduction, bool shares_memo
   }
 }
 
-}  // namespace
-
 CommShape shape_of(const Comm& comm) {
   CommShape shape{.ranks = comm.size(),
                   .shared = shares_memory(comm),
                   .shared_on_hosts = shares_memory_on_hosts(comm)};
-  if (shape.shared) {
-    shape.inline_bytes = comm.shared()->tile_bytes() / kInlineShare;
-    shape.prepared_bytes = comm.shared()->prepared_bytes();
-  }
+  if (shape.shared) shape.inline_bytes = comm.shared()->tile_bytes() / kInlineShare;
   return shape;
 }
+
+}  // namespace
 
 Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
                            const CommShape& shape, const Selection& selection) {
@@ -208,14 +205,10 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
   }
 }
 
-bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,
-                     const Selection& selection) {
-  if (reduction.op == base::ReduceOp::kAdasum) return true;
-  if (!coded_algorithm(reduction.codec, comm).empty()) return true;
-  return pick(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection), comm)
-      .scattered;
-}
+namespace {
 
+// The name of the algorithm for this many bytes: of the buffer (allreduce, broadcast), of all inputs' parts together
+// (reducescatter), of each rank's part (allgatherv).
 std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) {
     return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);
@@ -258,6 +251,16 @@ std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Sele
   const auto levels = static_cast<std::size_t>(std::bit_width(size - 1));
   return forced_or(selection.broadcast,
                    segments + size < levels * segments + 2 ? "chain" : "binomial");
+}
+
+}  // namespace
+
+bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,
+                     const Selection& selection) {
+  if (reduction.op == base::ReduceOp::kAdasum) return true;
+  if (!coded_algorithm(reduction.codec, comm).empty()) return true;
+  return pick(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection), comm)
+      .scattered;
 }
 
 std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,

@@ -1,4 +1,5 @@
-// Chooses the algorithm for an operation: a pure function of size, rank count and knobs, so that all ranks choose the same.
+// Chooses the algorithm for an operation, from its size, the ranks and their hosts, and the knobs. All ranks choose the same,
+// because these are equal on all ranks.
 // Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a forced name that
 // does not exist, Error(Unsupported) for one that cannot run on this Comm.
 #pragma once
@@ -45,19 +46,8 @@ struct CommShape {
   bool shared = false;             // all of them share memory
   bool shared_on_hosts = false;    // they are on several hosts, and those of each host share memory
   std::size_t inline_bytes = 0;    // up to here an allreduce in the memory that all share is inline
-  std::size_t prepared_bytes = 0;  // the largest input that can be prepared in that memory
+  std::size_t prepared_bytes = 0;  // preparation_of: the largest input prepared in that memory
 };
-CommShape shape_of(const Comm& comm);
-
-// The name that start_* would choose for this many bytes: of the buffer (allreduce, broadcast), of
-// all inputs' parts together (reducescatter). For the timeline, the flight recorder, the benchmark.
-std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection);
-std::string_view chosen_reducescatter(std::size_t bytes, CommShape shape,
-                                      const Selection& selection);
-// parts: the bytes of each rank's part.
-std::string_view chosen_allgatherv(const std::vector<std::size_t>& parts, CommShape shape,
-                                   const Selection& selection);
-std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Selection& selection);
 
 // How members prepare an operation (prepared.h).
 enum class Preparation : std::uint8_t {
@@ -65,8 +55,8 @@ enum class Preparation : std::uint8_t {
   kWhole,  // each member gets the whole input of the others (of a broadcast: of the root)
   kParts,  // each member gets its part of the others' inputs
 };
-// bytes: of a member's input. reduction: of a kind that reduces. shape.shared: the members share memory, and agree there; otherwise
-// the inputs travel in messages.
+// bytes: of a member's input. reduction: of a kind that reduces. shape.shared: the members share memory, and agree there;
+// otherwise the inputs travel in messages.
 Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
                            const CommShape& shape, const Selection& selection);
 

@@ -102,20 +102,20 @@ class TilePipeline : public SharedCollective {
  protected:
   static constexpr int kEverybody = -1;
 
-  // filler: the only member that fills (all others' fill is nothing, and they wait for it alone). They ring it when they
-  // have their turn and whenever they are done with a tile, since nothing else would wake it.
+  // filler: the only member that fills. The others wait only for it. They ring it when they have their turn and whenever they
+  // are done with a tile, since nothing else would wake it.
   TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler = kEverybody);
   // Held back: fill and drain of a tile also wait for may_fill and may_drain.
   struct HeldBack {};
   TilePipeline(Comm comm, const Tuning& tuning, HeldBack);
 
-  // Before the first step. bytes: of one member in each tile, but the last.
+  // Call it before the first step. bytes: of one member in each tile; the last tile may have fewer.
   void set_tiles(std::size_t tiles, std::size_t bytes);
-  // Bytes of the result on each member, none of which it has just read: if they are many, deliver() writes past the caches.
-  // Before the first step.
+  // Call it before the first step, if the memory of the result was not read just before. bytes: of the result on each member.
+  // If these are many, deliver() writes past the caches.
   void set_result_bytes(std::size_t bytes, const Tuning& tuning);
   bool streams() const { return streams_; }
-  // Copies a piece of it, in reduce or drain.
+  // In reduce or drain: copies a piece of the result.
   void deliver(void* to, const void* from, std::size_t bytes) const {
     kernels::copy(to, from, bytes, streams_);
   }

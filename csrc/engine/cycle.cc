@@ -51,7 +51,7 @@ bool Cycle::guard(Step step) {
   try {
     return step();
   } catch (const std::exception& error) {
-    below_failed(error);
+    fail_for(error);
   }
   return !failed_before;
 }
@@ -65,10 +65,12 @@ bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
     messenger_.receive_late();
-    transport_.messages_flushed();  // the messages that tell the other ranks of the failure
+    transport_
+        .messages_flushed();  // moves on the messages that tell the other ranks of the failure
     return false;
   }
   shared_.usage.forget_now();
+  // Far: at messages of all ranks, not only of those that share a window with this one.
   const bool looks_far =
       thorough || !negotiation_.agrees_in_memory() || (point_to_point_.waits() && !share_window_);
   bool moved = (looks_far || point_to_point_.waits()) && messenger_.receive(!looks_far);
@@ -152,8 +154,8 @@ bool Cycle::say_goodbye() {
 
 bool Cycle::drained() {
   return guard([&] {
-    return membership_.goodbyes_answered() && !point_to_point_.is_cleared() && execution_.idle() &&
-           execution_.settled() && transport_.messages_flushed();
+    return membership_.goodbyes_answered() && !point_to_point_.waits_for_sender() &&
+           execution_.idle() && execution_.settled() && transport_.messages_flushed();
   });
 }
 
@@ -164,7 +166,7 @@ void Cycle::raise_failure(const std::string& cause) {
   });
 }
 
-void Cycle::below_failed(const std::exception& error) {
+void Cycle::fail_for(const std::exception& error) {
   const auto* known = dynamic_cast<const base::Error*>(&error);
   // MPI reports that a rank is lost, but not which one.
   if (known != nullptr && known->code() == ErrorCode::kPeerLost) {

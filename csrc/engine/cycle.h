@@ -1,5 +1,6 @@
-// The core of the engine. The holder of the progress token calls pass() again and again. A pass calls the four machines in
-// turn, Negotiation, PointToPoint, Execution and Membership, and carries out what they want.
+// The core of the engine. The holder of the progress token calls pass() again and again. A pass gives messages and queued
+// entries to the four machines Negotiation, PointToPoint, Execution and Membership, lets them advance, and carries out what
+// they want.
 // Thread: the holder of the progress token only. Owns: the machines. Blocks: never. Throws: nothing; an error of the transport
 // or a bug in hvdlite fails the whole engine with its text (SharedState::failure).
 #pragma once
@@ -33,11 +34,12 @@ class Cycle {
   // caller that polls asks for it only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
-  // The last time that anything happened.
+  // The time at which anything happened last.
   base::Clock::time_point moved_at() const { return moved_at_; }
 
-  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when agreed
-  // operations are done and all messages have left. If another rank cannot be reached any more, this rank fails, as in a pass.
+  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when the
+  // coordinators that were asked have answered the goodbye, agreed operations and the GPUs' work are done, and all messages
+  // have left. If another rank cannot be reached any more, this rank fails, as in a pass.
   bool say_goodbye();
   bool drained();
   // This rank fails first. raise_failure ends its operations in flight, and tells every other rank why. failure_seen_by_all:
@@ -50,11 +52,11 @@ class Cycle {
   void end_all(const base::Status& why) { messenger_.end_all(why); }
 
  private:
-  // Runs a step. If it throws, this rank cannot continue, and tells all others the cause. Returns true if that is its first
-  // failure.
+  // Runs a step and returns its result. If the step throws, this rank cannot continue, and tells all others the cause; the
+  // result is then true if this is the rank's first failure.
   template <typename Step>
   bool guard(Step step);
-  void below_failed(const std::exception& error);
+  void fail_for(const std::exception& error);
   bool pass_once(bool flush, bool thorough);
   bool take_queued(bool flush);
   void admit(Entry& entry);

@@ -30,7 +30,7 @@ bool Messenger::receive(bool host_only) {
       hear(source, message);
     } catch (const base::Error& error) {
       throw base::Error(error.code(), "a message of " + transport_.describe_peer(source) +
-                                          " cannot be followed: " + error.what());
+                                          " cannot be carried out: " + error.what());
     }
     if (shared_.failure.happened()) break;
   }

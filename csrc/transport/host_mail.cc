@@ -1,5 +1,6 @@
 #include "transport/host_mail.h"
 
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -34,7 +35,8 @@ void HostMail::push_unsent() {
 
 void HostMail::push_unsent(Box& box, int to) {
   const std::size_t before = box.unsent.size(), done = box.done;
-  while (!box.unsent.empty() && (box.out.is_deaf() || box.out.put(box.unsent.front(), &box.done))) {
+  while (!box.unsent.empty() &&
+         (box.out.is_closed() || box.out.put(box.unsent.front(), &box.done))) {
     box.unsent.pop_front();
     box.done = 0;
   }
@@ -47,7 +49,13 @@ bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   for (std::size_t looked = 0; looked < boxes_.size(); ++looked) {
     if (++looked_last_ >= boxes_.size()) looked_last_ = 0;
     *from = static_cast<int>(looked_last_);
-    if (*from != local_rank_ && take(boxes_[looked_last_], *from, message)) return true;
+    if (*from == local_rank_) continue;
+    try {
+      if (take(boxes_[looked_last_], *from, message)) return true;
+    } catch (const base::Error& error) {
+      throw base::Error(error.code(), "local rank " + std::to_string(*from) +
+                                          " sent an impossible message: " + error.what());
+    }
   }
   return false;
 }
@@ -63,7 +71,9 @@ bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
     if (box.in.starves_writer()) ring_(from);
     if (into.size() > kMostMessageBytes) {
       throw base::Error(base::ErrorCode::kInternal,
-                        "a control message is longer than any rank sends");
+                        "the message has " + std::to_string(into.size()) +
+                            " bytes or more, and at most " + std::to_string(kMostMessageBytes) +
+                            " are allowed");
     }
     if (whole && !last) box.begun.swap(into);
     if (!last) continue;

@@ -2,12 +2,13 @@
 // Thread: plain memory, any; the code that uses a part says which rank may write it. Owns: nothing (the transports own it).
 // Blocks: no. Throws: nothing.
 //
-// The window consists of regions. A process set uses at most one region for its collectives, as collectives/shared_channel.h
-// describes. In each region every rank of the host has its own flags and two tiles. Tiles are small enough that the tiles in
-// use stay in the caches. A rank's flags and tiles lie together, apart from those of other ranks, and that rank touches them
-// first, so that they lie in its NUMA node's memory. Each region also has memory for all ranks: a head, and a ledger
-// (engine/negotiation/ledger.h). Beside the regions, each rank has two rings for each other rank: one for the messages that the
-// other rank sends it (host_mail.h), and one for payloads (payload_stream.h).
+// The window consists of regions. A process set uses one region for its collectives, and two if its members are on several
+// hosts (engine/negotiation/regions.h); the set of all ranks takes as many again for GPU tensors. collectives/shared_channel.h
+// describes the use of a region. In each region every rank of the host has its own flags and two tiles. Tiles are small enough
+// that the tiles in use stay in the caches. A rank's flags and tiles lie together, apart from those of other ranks, and that
+// rank touches them first, so that they lie in its NUMA node's memory. Each region also has memory for all ranks: a head, and a
+// ledger (engine/negotiation/ledger.h). Beside the regions, each rank has two rings for each other rank: one for the messages
+// that the other rank sends it (host_mail.h), and one for payloads (payload_stream.h).
 #pragma once
 
 #include <algorithm>
@@ -77,6 +78,7 @@ class HostWindow {
     std::size_t payload_bytes = kUsualPayload;
 
     // Tiles have at most largest_tile bytes, and fewer if many ranks share a host, so that all together stay within the budget.
+    // But a tile has at least kSmallestTile, so from 129 ranks on the tiles take more than the usual budget.
     static Layout for_ranks(int ranks, std::size_t ledger_bytes,
                             std::size_t largest_tile = kUsualTile,
                             std::size_t budget = std::size_t{32} << 20) {

@@ -45,8 +45,8 @@ std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank,
 // and all bells ring. Messages that it had sent before still arrive.
 void kill(Fabric& fabric, int rank);
 
-// Grows with each post, match, completed test and message. A scheduler that steps ranks in one thread reads it to see whether
-// anything still moves.
+// Grows with each post, match, completed test, message and note_progress(). A scheduler that steps ranks in one thread reads it
+// to see whether anything still moves.
 std::uint64_t activity(const Fabric& fabric);
 
 }  // namespace hvdlite::transport

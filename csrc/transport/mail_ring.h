@@ -1,7 +1,7 @@
 // A ring of message pieces in shared memory. One process writes it and one reads it, without a lock. A ring whose memory is all
 // zero is empty.
 //
-//   head: written, starved | read, deaf
+//   head: written, starved | read, closed
 //   data: ... | header, bytes, padding to 8 | header, bytes, padding to 8 | ...
 //
 // In the head each side has a cache line that only it writes, because the other side polls that line. In the data a piece's
@@ -10,9 +10,9 @@
 // The writer stores a piece before it counts the piece as written (release). So a reader sees whole pieces only, even after the
 // writer was killed.
 //
-// A writer that finds no room sets `starved` and looks once more. Then it sleeps at its bell. The reader rings the bell when it
-// has made room for a starved writer. Each side has a fence between its store and its load. So either the writer's second look
-// finds the room, or the reader finds `starved` set.
+// A writer that finds no room sets `starved` and looks once more. Then its rank sleeps at the rank's bell. The reader rings
+// this bell when it has made room for a starved writer. Each side has a fence between its store and its load. So either the
+// writer's second look finds the room, or the reader finds `starved` set.
 // Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no. Throws: the reader throws
 // Error(Internal) if the ring holds values that no correct writer stores.
 #pragma once
@@ -34,7 +34,7 @@ struct MailRingHead {
   alignas(base::kCacheLine) std::atomic<std::uint64_t> written;  // bytes, since the ring was made
   std::atomic<std::uint32_t> starved;                            // 1: the writer waits for room
   alignas(base::kCacheLine) std::atomic<std::uint64_t> read;
-  std::atomic<std::uint32_t> deaf;  // 1: the reader has closed the ring
+  std::atomic<std::uint32_t> closed;  // 1: the reader takes nothing more
 };
 static_assert(sizeof(MailRingHead) == 2 * base::kCacheLine);
 
@@ -100,10 +100,11 @@ class MailRingWriter {
     }
     return true;
   }
-  bool is_deaf() const { return ring_.head->deaf.load(std::memory_order_acquire) != 0; }
+  bool is_closed() const { return ring_.head->closed.load(std::memory_order_acquire) != 0; }
 
  private:
   bool has_room(std::size_t space) const { return ring_.capacity - (written_ - read_) >= space; }
+  // Reads the reader's count anew. Only if that shows no room, sets `starved` and reads it once more.
   bool finds_room(std::size_t space) {
     std::atomic<std::uint32_t>& starved = ring_.head->starved;
     for (const std::uint32_t says : {0U, 1U}) {
@@ -134,9 +135,9 @@ class MailRingReader {
     MailRing::PieceHeader mark;
     ring_.copy_out(read_, std::as_writable_bytes(std::span(&mark, 1)));
     if (there > ring_.capacity || mark.bytes == 0 || MailRing::space_of(mark.bytes) > there) {
-      throw base::Error(base::ErrorCode::kInternal, "a piece of a control message claims " +
-                                                        std::to_string(mark.bytes) + " bytes of " +
-                                                        std::to_string(there));
+      throw base::Error(base::ErrorCode::kInternal,
+                        "a piece of the message has " + std::to_string(mark.bytes) +
+                            " bytes, and the ring in shared memory has " + std::to_string(there));
     }
     const std::size_t before = message->size();
     message->resize(before + mark.bytes);
@@ -151,7 +152,7 @@ class MailRingReader {
     return ring_.head->starved.load(std::memory_order_relaxed) != 0;
   }
   // Tells the writer that this reader takes nothing more.
-  void close() { ring_.head->deaf.store(1, std::memory_order_release); }
+  void close() { ring_.head->closed.store(1, std::memory_order_release); }
 
  private:
   MailRing ring_;

@@ -116,9 +116,10 @@ PayloadReader::PayloadReader(const PayloadRing& ring, pid_t writer)
 std::size_t PayloadReader::there() const {
   const std::uint64_t bytes = ring_.head->written.load(std::memory_order_acquire) - read_;
   if (bytes > ring_.capacity) {
-    throw base::Error(base::ErrorCode::kInternal, "a ring of " + std::to_string(ring_.capacity) +
-                                                      " bytes claims to hold " +
-                                                      std::to_string(bytes));
+    throw base::Error(base::ErrorCode::kInternal,
+                      "a payload in shared memory is damaged: its ring of " +
+                          std::to_string(ring_.capacity) + " bytes counts " +
+                          std::to_string(bytes) + " bytes");
   }
   return bytes;
 }

@@ -36,8 +36,8 @@ class ResultMemory {
  public:
   // Parts begin on such a boundary, and so do blocks of at least this size.
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  // The smallest result here. Results above Tuning::streaming_bytes are not here either: each rank writes those itself, past
-  // the caches.
+  // The sizes of the smallest and of the largest result here. If the results of all ranks together have more than
+  // Tuning::streaming_bytes, each rank writes its own result itself, past the caches.
   static constexpr std::size_t kSmallest = std::size_t{1} << 20;
   static constexpr std::size_t largest(std::size_t streaming_bytes, int ranks) {
     return streaming_bytes > 0 ? streaming_bytes / static_cast<std::size_t>(ranks)

@@ -1,6 +1,6 @@
 // Messages between two ranks of a job. Below this interface is MPI or the in-process fabric.
-// Thread: only the holder of the progress token. Owns: its operations in flight. Blocks: never, except wait(). Throws:
-// Error(PeerLost) if a peer is known to be gone, Error(System) if the layer below refuses.
+// Thread: only the holder of the progress token; the doorbell: any. Owns: its operations in flight. Blocks: never, except
+// wait(). Throws: Error(PeerLost) if a peer is known to be gone, Error(System) if the layer below refuses.
 #pragma once
 
 #include <chrono>
@@ -42,10 +42,12 @@ class Transport {
   // --- control plane ----------------------------------------------------------------------------------------------
   // Whole messages of any size, in order for each pair of ranks. Not from a rank to itself.
   virtual void send_message(int peer, std::vector<std::byte> message) = 0;
-  // host_only: looks only for messages of ranks that share a window with this rank, because this look is fast.
+  // Gives the next message that has arrived; false: there is none. host_only: looks only for messages of ranks that share a
+  // window with this rank, which is fast.
   virtual bool receive_message(int* source, std::vector<std::byte>* message,
                                bool host_only = false) = 0;
-  virtual bool messages_flushed() = 0;  // has every message sent so far left this rank
+  // Moves messages on that could not be sent at once. Has every message now left this rank?
+  virtual bool messages_flushed() = 0;
 
   // --- doorbell ---------------------------------------------------------------------------------------------------
   // A thread that will sleep first calls listen() and looks for work once more; then it calls wait() with the result of
@@ -56,6 +58,7 @@ class Transport {
   virtual void unlisten() = 0;
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
   virtual void ring(int peer) = 0;
+  // Can ring(peer) wake that rank?
   virtual bool reaches_by_bell(int peer) const = 0;
 
   // --- hosts ------------------------------------------------------------------------------------------------------
@@ -67,12 +70,13 @@ class Transport {
   virtual HostWindow* window() { return nullptr; }
   // Does each host of the job have such a window? All ranks get the same answer.
   virtual bool windows_everywhere() { return window() != nullptr; }
-  // Counts progress that did not pass through this transport.
+  // Counts progress in shared memory, which this transport does not see, in activity().
   virtual void note_progress() { ++activity_; }
 
   // --- life and death ---------------------------------------------------------------------------------------------
   // Leaves the cause where other ranks of this host can read it, even when this rank does not answer messages any more.
   virtual void announce_failure(const std::string& cause) { static_cast<void>(cause); }
+  // This rank ends without a failure: the other ranks of this host do not take it for lost.
   virtual void announce_leaving() {}
   // Has a rank of this host ended without leaving, or announced a failure? If so, gives the rank and the cause.
   virtual bool find_lost_peer(int* rank, std::string* how) {
@@ -98,7 +102,8 @@ class Transport {
   // unknown (MPI may touch it until it is finalised).
   virtual bool close() = 0;
 
-  // Counts completed sends and receives; a caller compares it with an earlier value.
+  // A number that grows with each completed send and receive, and each note_progress(). A caller compares it with an earlier
+  // value.
   std::uint64_t activity() const { return activity_; }
   // Bytes handed to post_send so far.
   std::uint64_t bytes_sent() const { return bytes_sent_; }

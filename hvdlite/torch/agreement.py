@@ -73,7 +73,7 @@ class ReducerSettings:
         """Checks the settings of two optimizers that share a parameter: there is only one way to reduce its gradient.
 
         Raises:
-            InvalidArgumentError: the settings differ.
+            InvalidArgumentError: op or process set differ. The other settings may differ.
 
         """
         mine = (OP_NAMES[self.op], self.process_set.process_set_id)

@@ -9,13 +9,16 @@ __all__ = ["AtEnd", "fetch_ahead", "install"]
 
 
 class AtEnd:
-    """Calls a function at the end of a graph task, or when the task is gone without an end."""
+    """Calls a function at the end of a graph task, and again when the task is destroyed.
+
+    So the function is called even if the task ends without its callbacks. A second call must do nothing.
+    """
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
 
     def __call__(self) -> None:
-        """The task is over."""
+        """Called by the task when it is over."""
         self._action()
 
     def __del__(self) -> None:
@@ -54,8 +57,8 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
 def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> None:
     """Lets native hooks prefetch the memory that the hooks of the next gradient will read.
 
-    Until a parameter's next gradient, its hooks and torch's lists of hooks leave the caches. With many small gradients the
-    cache misses were most of the hooks' cost.
+    Between two gradients of one parameter, its hooks and torch's lists of hooks leave the caches. With many small gradients
+    most of the hooks' time was spent on cache misses.
 
     Args:
         expected: for each gradient, in the probable order: other objects that its hooks use, and the result of `install`.

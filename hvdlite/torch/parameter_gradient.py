@@ -168,8 +168,7 @@ class ParameterGradient(GradientState):
         stamp: the last pass in which backward produced this gradient.
         sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: in the arena, if there is one for this gradient.
-        fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not offered its place yet?
-
+        fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not moved to its place yet?
         coding: the state of a compression (`hvdlite.compression.BucketCodec`).
         dtype: the dtype of the gradient on all ranks, once there is a plan.
         implementation: torch's object behind the parameter when this was made; the hooks are on it.

@@ -1,13 +1,13 @@
 """Finds the beginning and the end of a backward pass, from what autograd reports.
 
-Autograd runs a backward as a *graph task* with a number. Code that it calls (our hooks) can register a callback for the
+Autograd runs a backward as a *graph task* with a number. Code that a task calls (our hooks) can register a callback for the
 end of the task. Three cases are not obvious:
 
-- Reentrant checkpointing runs a whole backward, a task of its own, inside a node of the outer one. The end of the inner task
-  is not the end of the pass, and the outer task may never call one of these hooks. But when the inner task is destroyed, the
-  outer task is current again on this thread, so `EndOfTask` registers itself there.
+- Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task. The end of the inner task
+  is not the end of the pass, and the outer task may never call one of our hooks. But when the inner task is destroyed, the
+  outer task is current again on this thread. `EndOfTask` reports this to the reducer, which then watches the outer task.
 - A task that raises never calls the callback. It still destroys the callback, which then knows that it was not called.
-- Compiled autograd may accept a callback and never call it. To us that looks like a task that raised.
+- Compiled autograd may accept a callback and never call it. For the reducer this is the same as a task that raised.
 """
 
 import sys
@@ -30,7 +30,7 @@ TOO_MANY_PASSES = (
 
 current_task: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside of backward
 
-# Python frames that start a graph task, and the frame through which a task calls a Python autograd Function.
+# The code of the functions that start a graph task, and of the function through which a task calls a Python autograd Function.
 _ENTRANCES: frozenset[CodeType] = frozenset({torch.autograd.backward.__code__, torch.autograd.grad.__code__})
 _CALLED_BY_TASK: CodeType = torch.autograd.function.BackwardCFunction.apply.__code__
 
@@ -38,10 +38,11 @@ _CALLED_BY_TASK: CodeType = torch.autograd.function.BackwardCFunction.apply.__co
 def is_nested(leaving: bool = False) -> bool:
     """Does the current graph task run inside a node of another one?
 
-    A task that this cannot recognise (one started from C++) counts as a pass of its own. That is correct, only slower.
+    The answer comes from the Python frames on the stack. A task that was started from C++ has none, and counts as a pass of its
+    own. That is correct, only slower.
 
     Args:
-        leaving: is the current task's inner task being destroyed? Its frames are still on the stack then.
+        leaving: is an inner task of the current task being destroyed? Then the frames of the inner task are still on the stack.
     """
     frame = sys._getframe()
     entrances = 0
@@ -68,30 +69,34 @@ def when_task_ends(callback: Callable[[], None]) -> bool:
 
 
 class EndOfTask:
-    """The callback of one graph task. After `wait` it reports exactly one of three events to the reducer."""
+    """The callback of one graph task.
+
+    After `wait` has registered it, it reports exactly one of three events to the reducer: the pass is over (`task_ended`), a
+    nested task is over (`task_left`), or the task has ended without calling it (`task_lost`).
+    """
 
     __slots__ = ("_nested", "_over", "_reducer", "_stamp", "_waiting")
 
     def __init__(self, reducer: PassDriver, stamp: int, nested: bool) -> None:
         self._waiting = self._over = False
         self._reducer = reducer
-        self._stamp = stamp  # of the pass it belongs to
+        self._stamp = stamp  # of the pass to which the task belongs
         self._nested = nested
 
     def wait(self) -> None:
-        """Waits for the end of the current task. Reports nothing if that task does not report its end."""
+        """Registers this callback for the end of the current task, if that task takes callbacks. Returns at once."""
         if when_task_ends(self):
             self._waiting = True
 
     def __call__(self) -> None:
-        """The task is over, and all its hooks have run. backward() raises what the reducer raises here."""
+        """Called by the task when it is over and all its hooks have run. What the reducer raises here, backward() raises."""
         self._waiting = False
         self._over = True
         if not self._nested:
             self._reducer.task_ended(self._stamp)
 
     def __del__(self) -> None:
-        with suppress(HvdliteError):  # settle() will meet the same error, and can raise it
+        with suppress(HvdliteError):  # settle() will get the same error, and can raise it
             if getattr(self, "_waiting", False):  # no attribute exists if Ctrl-C came before __init__
                 self._reducer.task_lost(self._stamp)
             elif getattr(self, "_over", False) and self._nested:

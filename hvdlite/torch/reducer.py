@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducer", "owner_of"]
 
-_TURNS = 4  # passes of one step have different names, so that ranks with different numbers of passes get an error
+_TURNS = 4  # a step's passes take so many names in turn: ranks with different numbers of passes get an error
 
 _owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter, which the reducer keeps alive
 

@@ -1,7 +1,7 @@
-"""Reduces sparse (coordinate) tensors by their rows: every rank gets all ranks' rows and adds them up.
+"""The rows of sparse (coordinate) tensors: what a rank sends, and the sum of what all ranks have sent.
 
 A gradient without rows is not the same as no gradient: an optimizer with momentum updates a parameter even if its gradient is
-empty. So a tensor without rows is sent as one row with the index -1.
+empty. So a gradient without rows is sent as one row with the index -1, and no gradient as no row.
 """
 
 import torch
@@ -14,13 +14,13 @@ __all__ = ["join_rows", "rows_of"]
 def rows_of(
     grad: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype, sparse_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices (int64, one row per value) and values of a gradient, in memory that the engine can use; none for None.
+    """The indices (int64, one row for each row of the values) and the values of a gradient, in memory that the engine can use.
 
     Args:
-        grad: sparse (coordinates) or dense.
+        grad: a sparse (coordinate) or dense gradient; None: this rank has no gradient, and sends no row.
         like: a tensor of the gradient's shape and device.
         dtype: the dtype of the values.
-        sparse_dim: how many leading dimensions the indices count.
+        sparse_dim: the number of leading dimensions that the indices address.
     """
     device = like.device if is_reachable(like.device) else torch.device("cpu")
     if grad is None:
@@ -37,21 +37,20 @@ def rows_of(
 
 
 def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, divisor: int) -> torch.Tensor:
-    """The sparse tensor (coordinates, coalesced) of the rows that all ranks sent, which are at least one.
+    """The sum of the rows that all ranks have sent, as a sparse (coordinate) tensor without duplicate indices.
 
     Args:
-        indices: int64, one row for each of `values`.
+        indices: int64, one row for each row of `values`. A row of -1 stands for a gradient without rows.
         values: the rows.
         like: a tensor of the result's shape and device.
-        divisor: the divisor of the sums.
-
+        divisor: the number by which the sum is divided.
     """
     with torch.no_grad():
-        placed = (indices >= 0).all(1)
-        if not placed.all():
-            indices, values = indices[placed], values[placed]
-        where = values.device
-        total = torch.sparse_coo_tensor(indices.t(), values, like.shape, device=where, check_invariants=False).coalesce()
+        is_row = (indices >= 0).all(1)
+        if not is_row.all():
+            indices, values = indices[is_row], values[is_row]
+        device = values.device
+        total = torch.sparse_coo_tensor(indices.t(), values, like.shape, device=device, check_invariants=False).coalesce()
         if divisor != 1:
             total = total / divisor
         return total.to(like.device)

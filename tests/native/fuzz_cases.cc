@@ -336,7 +336,7 @@ void deciding_twice() {
   }
 }
 
-// A message that came early for a set and cannot be followed: what made the set has ended all the same.
+// A message that came early for a set and cannot be carried out: what made the set has ended all the same.
 void early() {
   Pair pair(false);
   Request on_new = request_of(OpKind::kAllgather, "x", 4);

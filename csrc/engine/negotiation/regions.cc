@@ -20,14 +20,14 @@ Regions::Grant Regions::take(std::int32_t set, const std::vector<int>& members) 
   }
   const bool on_several = members_on.size() > 1;
   if (most < 2 || (on_several && !everywhere_)) return {};
-  std::vector<std::size_t> free;
+  std::vector<std::size_t> unused;
   for (std::size_t i = 0; i < uses_.size(); ++i) {
-    if (uses_[i].set < 0) free.push_back(i);
+    if (uses_[i].set < 0) unused.push_back(i);
   }
-  if (free.size() < (on_several ? 2 : 1)) return {};
+  if (unused.size() < (on_several ? 2 : 1)) return {};
   Grant grant;
-  grant.first = take_one(free[0], set, members);
-  if (on_several) grant.second = take_one(free[1], set, members);
+  grant.first = take_one(unused[0], set, members);
+  if (on_several) grant.second = take_one(unused[1], set, members);
   return grant;
 }
 

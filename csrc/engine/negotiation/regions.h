@@ -13,27 +13,30 @@ class Regions {
  public:
   struct Region {
     int number = 0;
-    std::uint64_t departures = 0;  // ranks that have to leave the region before it is free
+    // The region is free for this set when so many ranks of this host have left it since the window was made.
+    std::uint64_t departures = 0;
   };
-  // One region if all members are on one host. Two if they are on several hosts and at least one host has several members.
-  // Otherwise none.
+  // If some host has several members: one region if all members are on that host, and two if members are on other hosts as
+  // well. None if no host has several members, if too few regions have no set, or if members are on several hosts and some host
+  // has no window.
   struct Grant {
     std::optional<Region> first;
     std::optional<Region> second;
   };
 
-  // count: the window's regions; 0 without a window. host_of: a number for each rank's host. everywhere: do all hosts have
-  // windows?
+  // count: the number of the window's regions; 0 without a window. host_of: for each rank a number that stands for its host.
+  // everywhere: do all hosts of the job have windows?
   Regions(int count, std::vector<int> host_of, int rank, bool everywhere);
 
-  // Gives a set of these members the first free regions.
+  // Gives a set of these members the first regions that have no set.
   Grant take(std::int32_t set, const std::vector<int>& members);
   void give_back(std::int32_t set);
 
  private:
   struct Use {
-    std::int32_t set = -1;
-    std::uint64_t users = 0;  // ranks of this host in all sets that have used the region
+    std::int32_t set = -1;  // -1: none
+    // The sum over all sets that have had the region: the number of the set's members on this host.
+    std::uint64_t users = 0;
   };
   Region take_one(std::size_t number, std::int32_t set, const std::vector<int>& members);
 

@@ -1,4 +1,5 @@
-// A trace of this rank's operations for the viewers of Chrome and Perfetto: what each waited for, and when its data moved.
+// A trace of this rank's operations for the viewers of Chrome and Perfetto: what each operation waited for, and when its data
+// moved.
 // Thread: any. Owns: its queue, its thread, its file. Blocks: start and stop only. Throws: Error(InvalidArgument) from start.
 //
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file

@@ -1,6 +1,6 @@
 // The file of a timeline: turns events into spans, and spans into JSON of Chrome's trace event format.
-// Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made. If the
-// disk fills up later, the trace ends, and the file says so.
+// Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made. If a
+// later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays valid.
 //
 // In the trace, a rank is a process and a tensor is one of its threads, with the spans of docs/timeline.md in sequence. A
 // caller that waits has a thread of its own.

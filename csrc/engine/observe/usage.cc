@@ -10,11 +10,13 @@ using base::OpKind;
 
 namespace {
 
-std::int64_t count_of(base::Clock::duration time) {
+std::int64_t nanoseconds_in(base::Clock::duration time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
 }
 
-std::int64_t count_of(base::Clock::time_point time) { return count_of(time.time_since_epoch()); }
+std::int64_t nanoseconds_in(base::Clock::time_point time) {
+  return nanoseconds_in(time.time_since_epoch());
+}
 
 }  // namespace
 
@@ -22,18 +24,19 @@ void BusyTime::change(std::int64_t more, Time now) {
   const bool turns = would_turn(more);
   count_ += more;
   if (!turns) return;
-  const std::int64_t at = std::max(count_of(now), ended_);
+  const std::int64_t at = std::max(nanoseconds_in(now), ended_);
   const std::int64_t word = word_.load(std::memory_order_relaxed);
   if (count_ > 0) {
     word_.store(2 * (word / 2 - at) + 1, std::memory_order_relaxed);
   } else {
     ended_ = at;
+    // total - begin may be negative. A shift rounds down, as the added 1 needs; a division would round towards 0.
     word_.store(2 * ((word >> 1) + at), std::memory_order_relaxed);
   }
 }
 
 std::int64_t BusyTime::nanoseconds(std::int64_t word, Time now) {
-  return (word & 1) == 0 ? word / 2 : (word >> 1) + count_of(now);
+  return (word & 1) == 0 ? word / 2 : (word >> 1) + nanoseconds_in(now);
 }
 
 Usage::Usage(int ranks, base::TimeSource time)
@@ -46,6 +49,7 @@ void Usage::taken(std::span<const Entry> entries, Time since) {
 }
 
 void Usage::reached(std::span<const Entry> entries, Stage stage) {
+  // In the order of Stage.
   static constexpr Where kWhere[] = {kNegotiating, kWaiting, kAgreed, kMoving, kNowhere, kNowhere};
   move(entries, kWhere[static_cast<std::size_t>(stage)], std::nullopt);
 }
@@ -84,7 +88,8 @@ void Usage::came_last(int rank, std::size_t operations) {
 }
 
 void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
-  std::size_t factor = 0;  // of bytes / ranks: the least that each rank's link has to carry
+  // bytes * factor / ranks is the least that each rank's link has to carry.
+  std::size_t factor = 0;
   switch (kind) {
     case OpKind::kAllreduce:
       factor = 2 * (ranks - 1);
@@ -106,11 +111,12 @@ void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
       return;
   }
   bytes_ += static_cast<std::int64_t>(bytes);
+  // The product bytes * factor may overflow.
   bus_bytes_ += static_cast<std::int64_t>(bytes / ranks * factor + bytes % ranks * factor / ranks);
 }
 
 void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
-  const std::int64_t all = count_of(to - from);
+  const std::int64_t all = nanoseconds_in(to - from);
   if (all <= 0) return;
   exposed_ns_.fetch_add(all, std::memory_order_relaxed);
   const std::int64_t meanwhile = std::min(moving(to) - moving_before, all);
@@ -123,7 +129,7 @@ Usage::Numbers Usage::numbers() const {
   const std::int64_t waiting = waiting_.word();
   const std::int64_t moving = moving_.word();
   const Time now = time_.now();
-  numbers.time_ns = count_of(now - made_);
+  numbers.time_ns = nanoseconds_in(now - made_);
   numbers.bytes = bytes_;
   numbers.bus_bytes = bus_bytes_;
   numbers.negotiating_ns = BusyTime::nanoseconds(negotiating, now);

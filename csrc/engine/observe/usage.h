@@ -2,9 +2,9 @@
 // blocked, and the ranks that it waited for.
 // Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: nothing.
 //
-// A stage's time is the time during which at least one operation was in it; operations that overlap count once. The clock is
-// read once in a pass that has something to record, and when data start or stop moving. A blocking call does not read the
-// clock only to measure these times.
+// A stage's time is the time during which at least one operation was in it; operations that overlap count once. A pass reads
+// the clock once, and a second time if operations are in flight. Each time that data start or stop moving, it reads the clock
+// as well. A blocking call does not read the clock only to measure these times.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ class SingleWriterCounter {
   std::atomic<std::int64_t> value_{0};
 };
 
-// The counters. The holder of the progress token changes a SingleWriterCounter.
+// hvdlite_counters in include/hvdlite/hvdlite.h explains them.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
   SingleWriterCounter completed, failed;
@@ -85,7 +85,8 @@ class Usage {
   Usage(int ranks, base::TimeSource time);
 
   // --- for the holder of the progress token ---
-  // The time, read once in this pass.
+  // now() returns the time that was last read in this pass. It reads the clock only if no time was read; read_clock() always
+  // reads it.
   Time now() { return now_ ? *now_ : read_clock(); }
   Time read_clock() { return *(now_ = time_.now()); }
   void forget_now() { now_.reset(); }
@@ -95,7 +96,8 @@ class Usage {
   // Rank `rank` was the last to ask for this many operations, which are now agreed. The time spent waiting since the last such
   // call is charged to that rank.
   void came_last(int rank, std::size_t operations);
-  // One FusedOp of this kind among `ranks` ranks moves data: bytes as docs/stats.md counts them.
+  // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). docs/stats.md says what
+  // `bytes` are.
   void moves(base::OpKind kind, std::size_t bytes, std::size_t ranks);
 
   // --- for any thread ---

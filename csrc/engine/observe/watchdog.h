@@ -1,7 +1,7 @@
-// The meeting point of the engine and the watchdog, a thread of the binding that can say where this rank's program is. The
-// engine cannot say it, because it does not take the GIL.
-// Thread: the holder of the progress token calls ask and take; the watchdog calls wait and tell; any calls close, and
-// StallExemption. Owns: the answer until take(). Blocks: wait(), until a question or close(). Throws: nothing.
+// The questions of the engine to the watchdog, and its answers. The watchdog is a thread of the binding that can say where this
+// rank's program is. The engine cannot say it, because it does not take the GIL.
+// Thread: the holder of the progress token calls ask and take; the watchdog calls wait and tell; any thread calls close and
+// uses StallExemption. Owns: the answer until take(). Blocks: wait(), until a question or close(). Throws: nothing.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ class Watchdog {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool attended_ = false;  // a thread has come to wait
+  bool attended_ = false;  // a watchdog has called wait()
   bool asked_ = false;
   bool closed_ = false;
   std::optional<std::string> answer_;

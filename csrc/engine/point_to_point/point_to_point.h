@@ -113,8 +113,8 @@ class PointToPoint {
   // Does any send or receive of this rank wait for a message?
   bool waits() const { return !offered_.empty() || !cleared_.empty() || posted_ > 0; }
   bool waits(SetId set) const;
-  // Does a receive of this rank wait for a Coming or a Withdrawal?
-  bool is_cleared() const { return !cleared_.empty(); }
+  // Does a receive of this rank wait for a sender's Coming or Withdrawal?
+  bool waits_for_sender() const { return !cleared_.empty(); }
   // Calls visit(const Entry&) for each send and receive that is not matched.
   template <typename Visit>
   void for_each_unmatched(Visit visit) const {

@@ -376,7 +376,7 @@ typedef struct hvdlite_counters {
   int64_t riding_ops;   /* operations whose payloads came with the announcements */
   int64_t open_results; /* allreduces whose result other ranks stored directly into the output */
   int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
-  int64_t staged_ops;   /* fused operations on GPU memory through host memory */
+  int64_t staged_ops;   /* fused operations, sends and receives of GPU memory through host memory */
   int64_t notices; /* fused operations in which any rank has given notice (HVDLITE_FLAG_NOTICE) */
   /* The bytes of the elements that this rank has sent coded, before and after coding. */
   int64_t coded_bytes_before, coded_bytes_after;

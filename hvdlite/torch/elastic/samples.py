@@ -18,8 +18,8 @@ __all__ = ["SeededSamples"]
 class SeededSamples(torch.utils.data.Dataset[Any]):
     """Samples whose random numbers depend on the seed, the epoch and the index, and not on the rank that loads them.
 
-    This holds for the random numbers of torch on the CPU, of Python's `random` and of NumPy. After a sample is loaded, their
-    generators have the same state as before. Random numbers of GPUs do not change.
+    This holds for the random numbers of torch on the CPU, of Python's `random` and of NumPy. After a sample or a batch is
+    loaded, their generators have the same state as before. The generators of GPUs are neither seeded nor restored.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:

@@ -52,13 +52,13 @@ class TorchState(ObjectState):
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
     def save(self) -> None:
-        """Copies the attributes, for `restore`. If it keeps a sharded optimizer, the call is collective over all ranks."""
+        """Copies the attributes, for `restore`. If an optimizer is sharded, the call is collective over all ranks."""
         super().save()
         if any(sharded_state_of(optimizer) is not None for optimizer in self._optimizers()):
-            barrier()  # all have gathered the state, and a rank may leave
+            barrier()  # after it all ranks have gathered the state, so any rank may leave
 
     def check_host_updates(self) -> None:
-        """As `State.check_host_updates`. Before other ranks come, each rank gets the whole state of sharded optimizers."""
+        """As `State.check_host_updates`. Before the ranks change, each rank gets the whole state of sharded optimizers."""
         try:
             super().check_host_updates()
         except HostsUpdatedInterrupt:
@@ -89,7 +89,7 @@ class StateDictHandler(StateHandler):
         return copy.deepcopy(self.value.state_dict())
 
     def load(self, state: Any) -> None:
-        """Gives the object such a state, which stays unchanged: an optimizer would use the loaded tensors themselves."""
+        """Gives the object a copy of this state, because an optimizer uses and changes the tensors that it has loaded."""
         self.value.load_state_dict(copy.deepcopy(state))
 
     def receive(self, root_rank: int) -> None:

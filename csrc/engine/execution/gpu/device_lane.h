@@ -5,9 +5,9 @@
 //
 // An operation starts when all earlier ones have started. An NCCL operation also waits until the one before it has handed over
 // all its calls. A staged operation begins to move data in shared host memory when all earlier ones have begun: members take
-// turns there. An operation ends when the GPU has its work. The lane keeps its event until the GPU has done the work, and
-// meanwhile asks NCCL for errors. Operations on host memory of the same set are in another lane, and neither lane waits for the
-// other.
+// turns there. An operation ends when the GPU has its work. The lane keeps the operation's event until the GPU has done the
+// work, and meanwhile asks NCCL for errors. Operations on host memory of the same set are in another lane, and neither lane
+// waits for the other.
 #pragma once
 
 #include <algorithm>

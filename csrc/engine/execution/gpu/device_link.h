@@ -76,7 +76,7 @@ class DeviceLink {
   // Both end the link; abort() also ends kernels that wait for a lost peer.
   void finish();
   void abort();
-  // An event after all work in both streams. Null if there is no GPU, or if it gives no more events.
+  // An event after all work in both streams. Null if there is no GPU, or if an event cannot be recorded.
   device::EventPtr last_event() const;
 
  private:

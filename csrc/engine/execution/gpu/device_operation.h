@@ -36,7 +36,7 @@ class DeviceOperation : public Operation {
 
   void abandon() override;
   virtual bool is_nccl() const = 0;
-  // Must it still begin a step that members begin in one order?
+  // Will it begin a step later that all members begin in the lane's order?
   virtual bool awaits_turn() const { return false; }
   // Valid after the operation has finished. It has no event if the GPU had nothing to do.
   HandedOver& handed_over() { return handed_over_; }

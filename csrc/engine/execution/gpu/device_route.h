@@ -26,7 +26,7 @@ struct RouteCard {
 
 struct RouteChoice {
   bool nccl = false;
-  bool refused = false;       // gpu_route demands a route that is impossible
+  bool refused = false;       // ranks demand different routes by gpu_route, or an impossible one
   bool falls_back = false;    // staged, although no rank asked for it
   bool float32_sums = false;  // NCCL adds in float32, on all members if one asks for it
   std::string why;

@@ -50,7 +50,6 @@ void NcclOperation::start() {
   if (has_no_value()) return;
   const device::Current current(gpu());
   gather();
-  moves_ = true;
   switch (first_request().kind) {
     case OpKind::kAllreduce:
       allreduce();
@@ -73,7 +72,7 @@ void NcclOperation::start() {
 }
 
 bool NcclOperation::advance() {
-  if (!moves_) return true;
+  if (has_no_value()) return true;
   if (link().busy()) return false;
   const device::Current current(gpu());
   if (unpack_from_ != nullptr) {
@@ -141,7 +140,7 @@ void NcclOperation::reducescatter() {
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
-// Adds up each member's rows of `from`, and gives that member the sum at its `to`.
+// Reduces the rows of each member. `from` has the rows of all members, and `to` gets the result for this rank's own rows.
 void NcclOperation::reduce_rows(const void* from, void* to, const std::vector<std::size_t>& counts,
                                 const Recipe& how) {
   if (all_equal(counts)) {

@@ -1,8 +1,8 @@
 // An operation on GPU memory through NCCL, with all work in the link's stream.
 // Thread, Owns, Blocks, Throws: as device_operation.h says.
 //
-// NCCL's calls may still be at work on the host after they return. Until the communicator is no longer busy, this rank must
-// enqueue nothing after them in the stream, and call the communicator for nothing else.
+// After a call of NCCL has returned, NCCL may still work on it on the host. Until the communicator is no longer busy, this rank
+// must enqueue nothing more in the stream, and make no other call on the communicator.
 #pragma once
 
 #include "engine/execution/gpu/device_operation.h"
@@ -42,8 +42,7 @@ class NcclOperation final : public DeviceOperation {
   int ranks() const { return static_cast<int>(set_.members->size()); }
 
   const ProcessSet& set_;
-  bool moves_ = false;           // some NCCL call was made
-  void* unpack_from_ = nullptr;  // not null: the result there has to be unpacked
+  void* unpack_from_ = nullptr;  // a result that has to be unpacked; null: there is none
   std::vector<device::Piece> unpack_to_;
 };
 

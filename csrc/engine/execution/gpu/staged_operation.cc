@@ -57,7 +57,7 @@ bool StagedOperation::advance() {
 
 std::byte* StagedOperation::host_memory(std::size_t bytes) {
   if (has_gpu()) return static_cast<std::byte*>(pinned_memory(bytes));
-  return plain_.emplace_back(context_.pool.get(bytes)).data();
+  return leases_.emplace_back(context_.pool.get(bytes)).data();
 }
 
 void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t bytes) {
@@ -66,7 +66,7 @@ void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t b
   fetched_ = true;
 }
 
-// A single tensor that needs no conversion is not packed, unless its values must be checked.
+// A single tensor that needs no conversion is not packed, unless its result has to be checked: unpacking does that.
 bool StagedOperation::is_packed() const {
   return entries().size() > 1 || first_request().wire != Wire::kSame || watches_finite();
 }
@@ -131,7 +131,7 @@ void StagedOperation::fetch_reduction() {
   const device::Conversion cast = {
       .from = first.dtype, .to = first.wire_dtype(), .factor = 1.0, .divisor = 1, .op = first.op};
   packed_ = device_memory(bytes, link().stream());
-  kernels().pack(inputs(wire_bytes()), packed_, cast, nullptr, link().stream());
+  kernels().pack(inputs(element_bytes()), packed_, cast, nullptr, link().stream());
   fetch_bytes(input_, packed_, bytes);
 }
 
@@ -175,14 +175,14 @@ void StagedOperation::move_allreduce() {
   }
   args.reduction.dtype = first_request().wire_dtype();
   if (args.reduction.op == ReduceOp::kAdasum) {
-    for (const device::Piece& piece : inputs(wire_bytes())) {
-      const std::size_t offset = piece.offset * wire_bytes();
+    for (const device::Piece& piece : inputs(element_bytes())) {
+      const std::size_t offset = piece.offset * element_bytes();
       const bool given = input_ != nullptr && piece.tensor != nullptr;
       args.parts.push_back({given ? input_ + offset : nullptr, output_ + offset, piece.count});
     }
   } else {
     const std::byte* input = weights_.counts_nothing() ? nullptr : input_;
-    args.parts = {{input, output_, buffer_elements(wire_bytes())}};
+    args.parts = {{input, output_, buffer_elements(element_bytes())}};
   }
   collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
 }
@@ -216,7 +216,7 @@ void StagedOperation::bring_back() {
     bring(packed_, bytes);
     const device::Conversion cast = {
         .from = first.wire_dtype(), .to = first.dtype, .factor = 1.0, .divisor = 1, .op = first.op};
-    kernels().unpack(outputs(wire_bytes()), packed_, cast, make_flags(stream), stream);
+    kernels().unpack(outputs(element_bytes()), packed_, cast, make_flags(stream), stream);
   }
   hand_over(stream);
 }

@@ -1,10 +1,10 @@
-// An operation on GPU memory through host memory, for sets whose ranks share a GPU, or that lack NCCL, or whose operation NCCL
-// cannot do.
+// An operation on GPU memory that moves its data through host memory. A set uses it if device_route.h has chosen the staged
+// route (for example because two ranks share a GPU, or one has no NCCL), or if NCCL cannot do the operation.
 // Thread, Blocks, Throws: as device_operation.h says. Owns, in addition: the collective that moves the copies.
 //
-//   arriving    pack (if there are several tensors, or narrower ones travel), copy to page-locked memory, record an event
-//   weighing    of a weighted mean: the members exchange their weights
-//   moving      after the event: the collective of host memory, which does all scaling
+//   arriving    pack (only an allreduce, see is_packed()), copy to page-locked memory, record an event
+//   weighing    only for a weighted mean, after the event: the members exchange their weights
+//   moving      after the event: a collective of host memory moves the copies, and does all scaling
 //   returning   copy back, unpack, and record the operation's event
 //
 // A joined rank without a GPU takes part with ordinary memory. Members that share memory for this (Sharing in
@@ -52,22 +52,23 @@ class StagedOperation final : public DeviceOperation {
   void move_allreduce();
   // Host memory for copies from and to the GPU.
   std::byte* host_memory(std::size_t bytes);
-  // Starts a copy of `bytes` bytes at `from` on the GPU. It is complete after the event.
+  // Starts to copy `bytes` bytes at `from` on the GPU to host memory. The copy is complete after `arrived_`.
   void fetch_bytes(std::byte* to, const void* from, std::size_t bytes);
   bool is_packed() const;
-  std::size_t wire_bytes() const { return base::size_of(first_request().wire_dtype()); }
-  std::size_t buffer_bytes() const { return buffer_elements(wire_bytes()) * wire_bytes(); }
+  // Of one element, in the dtype in which it travels.
+  std::size_t element_bytes() const { return base::size_of(first_request().wire_dtype()); }
+  std::size_t buffer_bytes() const { return buffer_elements(element_bytes()) * element_bytes(); }
 
   collectives::Comm comm_;
   Context context_;
   Stage stage_ = Stage::kArriving;
-  bool fetched_ = false;  // a copy is under way
-  device::EventPtr arrived_;
+  bool fetched_ = false;        // a copy from the GPU was started
+  device::EventPtr arrived_;    // after these copies; null: there are none
   std::byte* input_ = nullptr;  // host memory; null: this rank contributes nothing
   std::byte* output_ = nullptr;
   void* packed_ = nullptr;  // GPU memory with the tensors one after the other, in the wire dtype
   std::unique_ptr<Extents> extents_;
-  std::vector<FusionBufferPool::Lease> plain_;
+  std::vector<FusionBufferPool::Lease> leases_;  // host memory of a rank without a GPU
   WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;
 };

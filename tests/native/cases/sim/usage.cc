@@ -87,7 +87,8 @@ TEST(what_the_program_does_not_wait_for_is_not_exposed) {
     Job job({.hosts = {0, 0}, .shared_memory = memory}, usual());
     job.begin([](Rank& rank) -> Program {
       if (rank.number() == kLate) co_await rank.compute(kDelay);
-      Operation& operation = rank.start("x", 1'000'000);  // more than moves at once
+      // So large that its data move in several passes. In one pass virtual time stands still.
+      Operation& operation = rank.start("x", 1'000'000);
       co_await rank.until([&] { return operation.ended(); });
       EXPECT((co_await rank.wait(operation)).ok());
     });
