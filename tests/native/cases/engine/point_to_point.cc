@@ -219,8 +219,13 @@ void Rank::ask(const Step& step) {
   request.name = std::string(base::name_of(request.kind)) + "." + std::to_string(asked.size());
   request.shape = {step.elements};
   request.seal();
-  machine_.admit({std::make_shared<const Request>(request), mine.memory.data(), mine.memory.data(),
-                  mine.completion, nullptr, nullptr});
+  machine_.admit({std::make_shared<const Request>(request),
+                  mine.memory.data(),
+                  mine.memory.data(),
+                  mine.completion,
+                  nullptr,
+                  nullptr,
+                  {}});
 }
 
 void Rank::send(int rank, const Message& message) {
