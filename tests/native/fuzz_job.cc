@@ -70,7 +70,7 @@ void Rank::submit(Request request) {
       !base::rows_may_differ(request.kind) && request.kind != OpKind::kReducescatter;
   entry.output = operation.count == 0 || !gives_output ? nullptr : operation.output.get();
   entry.completion = operation.completion;
-  entry.weight = number() + 1;
+  entry.weight = {number() + 1.0, number() == 0};
   entry.request = std::make_shared<const Request>(std::move(request));
   shared_.recorder.submitted({&entry, 1});
   try {
