@@ -377,9 +377,6 @@ class Job:
         """Tells the waiting processes why this process ends."""
     def kill_stopped(self) -> None:
         """Ends the processes of this host that are stopped."""
-    def pause(self) -> None:
-        """Until `resume`, which the same thread must call, no thread of the job calls MPI."""
-    def resume(self) -> None: ...
     def close(self) -> None:
         """Ends the checks of the other processes. Call it before MPI ends."""
 

@@ -85,14 +85,6 @@ class Job:
         """Kills the stopped processes of this host, because the job is over and its launcher may wait for them."""
         self._native.kill_stopped()
 
-    def pause(self) -> None:
-        """Until `resume`, which the same thread must call, no thread of this object calls MPI."""
-        self._native.pause()
-
-    def resume(self) -> None:
-        """Ends the pause."""
-        self._native.resume()
-
     def close(self) -> None:
         """Stops watching. Call it before MPI is finalised."""
         self._native.close()

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,14 +181,15 @@ class Runtime:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """A with statement in which no thread of hvdlite calls MPI. Before it, agreed operations end."""
-        with ExitStack() as paused:
-            callers: tuple[Engine | Job | None, ...] = (self.engine, *self._jobs())
-            for each in callers:
-                if each is not None:
-                    each.pause()
-                    paused.callback(each.resume)
+        """A with statement in which the engine does not call MPI. Before it, agreed operations end."""
+        engine = self.engine
+        if engine is not None:
+            engine.pause()
+        try:
             yield
+        finally:
+            if engine is not None:
+                engine.resume()
 
     def forget_failed_jobs(self) -> None:
         """Lets this process enter a new job after ranks of earlier jobs were lost. After that, MPI is never finalised."""

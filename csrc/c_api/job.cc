@@ -61,7 +61,5 @@ int hvdlite_job_kill_stopped(hvdlite_job* job) {
   return guarded([&] { job->driver.with([](Job& each) { each.kill_the_stopped(); }); });
 }
 
-void hvdlite_job_pause(hvdlite_job* job) { job->driver.pause(); }
-void hvdlite_job_resume(hvdlite_job* job) { job->driver.resume(); }
 void hvdlite_job_close(hvdlite_job* job) { job->driver.close(); }
 void hvdlite_job_destroy(hvdlite_job* job) { delete job; }

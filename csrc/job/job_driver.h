@@ -36,9 +36,6 @@ class JobDriver {
   void set_limits(Job::Limits limits);
   // Tells the waiting ranks why this process fails. Waits a moment for the text to leave this process.
   void tell(const std::string& cause);
-  // Until resume() no thread looks. The same thread calls both.
-  void pause() { mutex_.lock(); }
-  void resume() { mutex_.unlock(); }
   // Called before MPI ends: stops looking. Call no function after it.
   void close();
 

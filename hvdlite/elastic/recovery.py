@@ -198,7 +198,8 @@ def _help_at_exit(loss: HvdliteError) -> bool:
 
 def _shrink(comm: Any) -> Any:
     # Open MPI 5.0 spoils messages of MPIX_Comm_shrink that a second thread receives: `era_cb_fn` in its file
-    # coll_ftagree_earlyreturning.c writes pointers over the received data. Then all processes crash, or wait for ever.
+    # coll_ftagree_earlyreturning.c writes pointers over the received data. Then all processes crash, or wait for ever. The
+    # thread that sends heartbeats goes on, because other hosts rely on it. It calls MPI seldom and shortly.
     with RUNTIME.quiet():
         return (shrink_at_exit if RUNTIME.exiting else shrink_in_thread)(comm, startup.patience_of(RUNTIME.config))
 

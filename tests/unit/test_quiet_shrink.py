@@ -1,33 +1,30 @@
-"""MPI makes the communicator of the living ranks while nothing else of hvdlite calls MPI."""
+"""MPI makes the communicator of the living ranks while the engine does not call MPI."""
 
 from hvdlite import runtime
 from hvdlite.elastic import recovery
 
 
 class Pausing:
-    """An engine or a job that records its pauses."""
+    """An engine that records its pauses."""
 
-    def __init__(self, name, events):
-        self._name, self._events = name, events
+    def __init__(self, events):
+        self._events = events
 
     def pause(self):
-        self._events.append(f"pause {self._name}")
+        self._events.append("pause")
 
     def resume(self):
-        self._events.append(f"resume {self._name}")
+        self._events.append("resume")
 
 
-def test_mpi_shrinks_a_communicator_while_no_other_thread_of_hvdlite_calls_it(monkeypatch):
+def test_mpi_shrinks_a_communicator_while_the_engine_does_not_call_it(monkeypatch):
     """Otherwise messages of Open MPI's agreement are spoilt now and then, and all processes crash."""
     events = []
     process = runtime.Runtime()
-    process.engine, process._job = Pausing("engine", events), Pausing("job", events)
-    process._other_jobs = [Pausing("earlier job", events)]
     monkeypatch.setattr(recovery, "RUNTIME", process)
-    for exiting, function in (False, "shrink_in_thread"), (True, "shrink_at_exit"):
-        events.clear()
-        process.exiting = exiting
-        monkeypatch.setattr(recovery, function, lambda *_: events.append("shrink"))
-        recovery._shrink(None)
-        assert events[:3] == ["pause engine", "pause earlier job", "pause job"]
-        assert events[3:] == ["shrink", "resume job", "resume earlier job", "resume engine"]
+    monkeypatch.setattr(recovery, "shrink_in_thread", lambda *_: events.append("shrink"))
+    process.engine = Pausing(events)
+    recovery._shrink(None)
+    process.engine = None
+    recovery._shrink(None)
+    assert events == ["pause", "shrink", "resume", "shrink"]

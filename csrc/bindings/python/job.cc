@@ -50,13 +50,6 @@ void Job::tell(const char* cause) {
 
 void Job::kill_stopped() { check(hvdlite_job_kill_stopped(job_)); }
 
-void Job::pause() {
-  const nb::gil_scoped_release released;
-  hvdlite_job_pause(job_);
-}
-
-void Job::resume() { hvdlite_job_resume(job_); }
-
 void Job::close() {
   const nb::gil_scoped_release released;
   hvdlite_job_close(job_);
@@ -72,8 +65,6 @@ void register_job(nb::module_& module) {
       .def("values", &Job::values, "size"_a)
       .def("tell", &Job::tell, "cause"_a)
       .def("kill_stopped", &Job::kill_stopped)
-      .def("pause", &Job::pause)
-      .def("resume", &Job::resume)
       .def("close", &Job::close);
 }
 

@@ -1,5 +1,5 @@
 // A job without an engine as a Python object.
-// Thread: with the GIL held; released while a call waits or writes. Owns: its native job. Blocks: wait, tell, pause, close.
+// Thread: with the GIL held; released while a call waits or writes. Owns: its native job. Blocks: wait, tell, close.
 // Throws: the classes of hvdlite.errors.
 #pragma once
 
@@ -22,8 +22,6 @@ class Job {
   nb::list values(std::int32_t size);
   void tell(const char* cause);
   void kill_stopped();
-  void pause();
-  void resume();
   void close();
 
  private:

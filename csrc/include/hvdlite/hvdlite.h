@@ -228,7 +228,6 @@ HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* com
  *                next gather
  *   tell         tells the waiting processes why this process ends
  *   kill_stopped ends the stopped processes of this host
- *   pause        until resume, which the same thread must call, no thread of the job calls MPI
  *   close        is called before MPI ends; after it only hvdlite_job_destroy may be called */
 HVDLITE_API int hvdlite_job_open(const char* shim_path, const void* comm_address, int takes_comm,
                                  hvdlite_job** out);
@@ -239,8 +238,6 @@ HVDLITE_API int hvdlite_job_value(hvdlite_job* job, int32_t rank, const void** d
                                   int64_t* bytes);
 HVDLITE_API int hvdlite_job_tell(hvdlite_job* job, const char* cause);
 HVDLITE_API int hvdlite_job_kill_stopped(hvdlite_job* job);
-HVDLITE_API void hvdlite_job_pause(hvdlite_job* job);
-HVDLITE_API void hvdlite_job_resume(hvdlite_job* job);
 HVDLITE_API void hvdlite_job_close(hvdlite_job* job);
 HVDLITE_API void hvdlite_job_destroy(hvdlite_job* job);
 
