@@ -15,8 +15,8 @@
 // exchange has no partials: contributions travel in the user's type.
 //
 // Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma); if p is not a power of two, 2 (alpha + S beta) more. Bytes
-// sent by a rank: log2(p) S (as accumulators, but for the first exchange of unfolded ranks). Staging: two vectors of accumulators, so forcing this algorithm for a large
-// buffer costs memory as well as time.
+// sent by a rank: log2(p) S (as accumulators, but for the first exchange of unfolded ranks). Staging: two vectors of
+// accumulators, so forcing this algorithm for a large buffer costs memory as well as time.
 //
 // It cannot deadlock: both partners of an exchange post their receive before their send, and go on
 // only when both are complete, so the k-th exchange waits for nothing but the partners' (k-1)-th.

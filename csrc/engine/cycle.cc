@@ -65,8 +65,8 @@ bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
     messenger_.receive_late();
-    transport_
-        .messages_flushed();  // moves on the messages that tell the other ranks of the failure
+    // Moves on the messages that tell the other ranks of the failure.
+    transport_.messages_flushed();
     return false;
   }
   shared_.usage.forget_now();

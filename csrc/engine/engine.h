@@ -1,7 +1,7 @@
 // One rank's engine as callers see it. Any number of engines can live in one process (ranks as threads).
 // Thread: any thread may call any public function, except shutdown and the destructor: one thread calls these last. Owns: the
-// transport, the shared state, the cycle and the engine thread. Blocks: wait, pause, shutdown and publish_failure only. Throws: Error,
-// as each function says.
+// transport, the shared state, the cycle and the engine thread. Blocks: wait, pause, shutdown and publish_failure only. Throws:
+// Error, as each function says.
 //
 // The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
 // blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that fails or

@@ -128,9 +128,8 @@ void a_short_frame_does_not_wait_for_the_rest_of_a_long_one() {
   WireTest wire(3, {.rate_mbit = 100, .delay_us = 1000});
   wire.send(0, 2, 65536, 7);  // 44 frames on the wire: 5327.36 us
   wire.arrived(2, 2000);
-  wire.send(
-      1, 2, 100,
-      8);  // the first of its bytes reaches the receiver when about 2000 us of the other's have
+  // Its first byte reaches the receiver when about 2000 us of the other's have.
+  wire.send(1, 2, 100, 8);
   expect(wire.arrived(2, 3000 + 9.9).empty(), "it shares the link with the long one");
   expect(wire.arrived(2, 3000 + 20.0) == Numbers{8}, "byte by byte");
   expect(wire.arrived(2, 1000 + 5327.36 + 9.8).empty(),

@@ -54,8 +54,8 @@ class Wire {
   struct Port {
     int device = -1;
     Clock::time_point sends_until{};  // its link is busy until then
-    Clock::duration
-        backlog{};  // of its link as the receiver, in the time that the link needs for it, at `known`
+    // Of its link as the receiver, in the time that the link needs for it, at `known`.
+    Clock::duration backlog{};
     Clock::time_point known{};
     int arriving = 0;  // frames whose first byte has reached it and whose last byte has not
     std::vector<Clock::time_point> latest;  // arrival of the last frame from each port
