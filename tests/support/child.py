@@ -59,11 +59,12 @@ def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
         connection.sendall(message[sent:])
     answers = connection.makefile("rb", buffering=0)  # unbuffered, so that select sees the next answer
     pid = _answer(answers)["pid"]
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, frame: _pass_on(pid, number))
+    # The program may have begun already. Whoever sees this file can send it signals through this process.
     with open(f"{pid_file}.unfinished", "w") as file:
         file.write(str(pid))
     os.rename(f"{pid_file}.unfinished", pid_file)
-    for number in PASSED_ON:
-        signal.signal(number, lambda number, frame: _pass_on(pid, number))
     # In a fresh rank, MPI ends the process when mpirun has ended. This process has no MPI, so it watches mpirun itself.
     mpirun = os.pidfd_open(os.getppid())
     if connection in select.select([connection, mpirun], [], [])[0]:

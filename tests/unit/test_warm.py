@@ -151,9 +151,10 @@ def waiting(folder: Path) -> Iterator[tuple[Job, int, dict[str, list[int]]]]:
     program = folder / "program.py"
     program.write_text(textwrap.dedent(WAITS))
     job = Job([str(program), str(folder / "begun")], 1, folder, frameworks=set())
+    begun = [folder / "begun", folder / "rank0.pid"]  # written by the rank and its stub, in either order
     try:
-        assert job.wait(60, until=(folder / "begun").exists), job.result().report()
-        rank = int((folder / "rank0.pid").read_text())
+        assert job.wait(60, until=lambda: all(file.exists() for file in begun)), job.result().report()
+        rank = int(begun[1].read_text())
         running = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in job.running()}
         parts = {
             "stub": [
