@@ -187,8 +187,8 @@ KNOBS: tuple[Knob, ...] = (
         "bytes",
         512 << 10,
         "Up to this size auto takes the algorithm with low latency (recursive doubling for 2 ranks; direct for 3 to 16 ranks, "
-        "and for reducescatter), above it the ring. Up to an eighth of it data travel with the announcements of up to 16 "
-        "ranks, and more than 16 ranks take recursive doubling.",
+        "and for reducescatter), above it the ring. Up to half of it data travel with the announcements of up to 16 ranks. Up "
+        "to an eighth of it more than 16 ranks take recursive doubling.",
         low=0,
     ),
     Knob(

@@ -25,12 +25,14 @@ constexpr std::string_view kHierarchical = "hierarchical";
 // Two ranks wait for one message in recursive doubling. With many ranks direct sends too many messages.
 constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16; }
 
-// Up to this share of Selection::recursive_doubling_max_bytes latency is nearly all of the time. Then inputs travel with
-// announcements, in small frames, and many ranks take recursive doubling, which sends all bytes log2(p) times.
-constexpr std::size_t kTinyShare = 8;
+// Up to this share of Selection::recursive_doubling_max_bytes inputs travel with announcements. That saves a delay, but the
+// bytes are copied more often.
+constexpr std::size_t kPreparedShare = 2;
+// Up to this share many ranks take recursive doubling, which sends all bytes log2(p) times.
+constexpr std::size_t kManyRanksShare = 8;
 
-bool is_tiny(std::size_t bytes, const Selection& selection) {
-  return bytes <= selection.recursive_doubling_max_bytes / kTinyShare;
+bool may_travel(std::size_t bytes, const Selection& selection) {
+  return bytes <= selection.recursive_doubling_max_bytes / kPreparedShare;
 }
 
 // Up to this share of a tile, allreduce_inline is faster: it waits once less, but does p times as many additions. It is a share
@@ -184,22 +186,21 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
   }
   const std::size_t to_others = static_cast<std::size_t>(shape.ranks - 1) * bytes;
   const bool is_small = to_others <= kSmallPayloads;
-  const bool latency_counts = is_tiny(bytes, selection);
+  const bool travels = may_travel(bytes, selection);
   switch (kind) {
     case base::OpKind::kAlltoall:
     case base::OpKind::kReducescatter:
-      return latency_counts ? Preparation::kParts : Preparation::kNone;
+      return travels ? Preparation::kParts : Preparation::kNone;
     case base::OpKind::kAllgather:
-      return is_small || (!shape.shared_on_hosts && is_tiny(to_others, selection))
+      return is_small || (!shape.shared_on_hosts && may_travel(to_others, selection))
                  ? Preparation::kWhole
                  : Preparation::kNone;
     case base::OpKind::kAllreduce:
       if (is_small) return Preparation::kWhole;
-      if (shape.shared_on_hosts || !latency_counts) return Preparation::kNone;
+      if (shape.shared_on_hosts || !travels) return Preparation::kNone;
       return shape.ranks == 2 ? Preparation::kWhole : Preparation::kParts;
     case base::OpKind::kBroadcast:
-      return is_small || (shape.ranks == 2 && latency_counts) ? Preparation::kWhole
-                                                              : Preparation::kNone;
+      return is_small || (shape.ranks == 2 && travels) ? Preparation::kWhole : Preparation::kNone;
     default:
       return Preparation::kNone;
   }
@@ -215,10 +216,11 @@ std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Sele
   }
   if (shape.shared_on_hosts) return forced_or(selection.allreduce, kHierarchical);
   std::string_view automatic = selection.deterministic ? "direct" : "ring";
-  if (bytes <= selection.recursive_doubling_max_bytes) {
+  const std::size_t most = selection.recursive_doubling_max_bytes;
+  if (bytes <= most) {
     if (is_direct_faster(shape.ranks)) {
       automatic = "direct";
-    } else if (shape.ranks <= 2 || (is_tiny(bytes, selection) && !selection.deterministic)) {
+    } else if (shape.ranks <= 2 || (bytes <= most / kManyRanksShare && !selection.deterministic)) {
       // With 2 ranks there is one addition an element, and all algorithms give the same bits.
       automatic = "recursive_doubling";
     }

@@ -33,12 +33,12 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override {
     execution_.execute(set, std::move(fused), std::move(entries));
   }
-  std::optional<InlinePayload> prepare(SetId set, const Entry& entry) override {
-    return execution_.prepare(set, entry);
+  std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) override {
+    return execution_.prepare(set, unit);
   }
-  void execute_prepared(SetId set, Entry& entry,
+  void execute_prepared(SetId set, std::vector<Entry>& unit,
                         std::vector<std::vector<std::byte>> payloads) override {
-    execution_.execute_prepared(set, entry, std::move(payloads));
+    execution_.execute_prepared(set, unit, std::move(payloads));
   }
   void finish(std::span<const Entry> entries, const base::Status& status) override {
     shared_.finish(entries, status);

@@ -62,7 +62,7 @@ def test_ranks_agree_without_the_coordinator_and_small_payloads_travel_along():
 
         apart = bool(int(sys.argv[1]))  # each rank is on a host of its own
         for call in (reduce, gather):
-            for count in (4, 4000, 20000):
+            for count in (4, 4000, 80000):
                 prepared = count == 4 or (apart and count == 4000)
                 in_parts = call is reduce and count > 4  # the parts are gathered afterwards
                 before = RUNTIME.engine.counters()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.requests import address, allreduce
 from support.thread_ranks import (
     ALLGATHER,
     ALLREDUCE,
@@ -12,6 +13,7 @@ from support.thread_ranks import (
     PRODUCT,
     REDUCESCATTER,
     SUM,
+    outcomes_of,
     run_ranks,
 )
 
@@ -152,7 +154,7 @@ def test_operations_of_every_kind_that_moves_data_are_prepared(kind, size, share
 
 
 APART = {"shared_memory": "off", "ledger_copies": 16}
-MOST = 64 << 10  # bytes of an input
+MOST = 256 << 10  # bytes of an input
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -173,6 +175,44 @@ def test_an_allreduce_between_hosts_is_prepared_whole_or_in_parts(size, in_place
                 total = total + other
             assert result.tobytes() == total.tobytes()  # the order of the ranks, whichever way
             assert in_place or mine.tobytes() == everyone[rank.rank].tobytes()
+
+    run_ranks(size, body, config={**APART, "deterministic": True})
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_group_between_hosts_is_prepared_as_one_tensor(size):
+    """Then a step with one small bucket has one message to each other rank, which carries the data."""
+    names = ("riding_ops", "fused_ops", "agreed_in_memory", "control_messages_sent", "data_bytes_sent")
+
+    def body(rank):
+        for length, prepared in ((1, True), (3000, True), (MOST // 8, False)):
+            shapes = [(7,), (0,), (2, length), ()]
+            everyone = [
+                [np.random.default_rng([other, index]).normal(0, 3, shape).astype(np.float32) for index, shape in enumerate(shapes)]
+                for other in range(size)
+            ]
+            bucket = [array.copy() for array in everyone[rank.rank]]
+            group = rank.engine.prepare([
+                allreduce(f"x{length}.{index}", array, group=f"g{length}", group_size=len(shapes), group_index=index)
+                for index, array in enumerate(bucket)
+            ])  # fmt: skip
+            for step in range(3):
+                for array, own in zip(bucket, everyone[rank.rank], strict=True):
+                    array[...] = own * (step + 1)
+                before = rank.engine.counters()
+                handle = rank.engine.submit_prepared(group, [address(array) for array in bucket], (), False)
+                assert outcomes_of(rank.engine, [handle]) == [size] * len(shapes)
+                after = rank.engine.counters()
+                riding, fused, agreed, messages, sent = (after[name] - before[name] for name in names)
+                assert (riding, fused, agreed, messages) == (int(prepared), 1, len(shapes), size - 1)
+                whole = prepared and (size == 2 or length == 1)
+                assert (sent == 0) == whole
+                for index, array in enumerate(bucket):
+                    total = everyone[0][index] * (step + 1)
+                    for other in everyone[1:]:
+                        total = total + other[index] * (step + 1)
+                    assert array.tobytes() == total.tobytes()
+            rank.engine.release_prepared(group)
 
     run_ranks(size, body, config={**APART, "deterministic": True})
 

@@ -1,5 +1,6 @@
 #include "engine/execution/execution.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -36,6 +37,23 @@ std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) 
   std::size_t bytes = 0;
   for (const AgreedOperation& part : fused.parts) {
     bytes += payload_of(*part.request, rows * first.row_elements());
+  }
+  return bytes;
+}
+
+std::size_t bytes_of(std::span<const Entry> unit) {
+  std::size_t bytes = 0;
+  for (const Entry& entry : unit) bytes += entry.request->bytes();
+  return bytes;
+}
+
+// The inputs of several tensors, one after the other.
+std::vector<std::byte> packed(std::span<const Entry> unit) {
+  std::vector<std::byte> bytes;
+  bytes.reserve(bytes_of(unit));
+  for (const Entry& entry : unit) {
+    const auto* const input = static_cast<const std::byte*>(entry.input);
+    bytes.insert(bytes.end(), input, input + entry.request->bytes());
   }
   return bytes;
 }
@@ -112,50 +130,59 @@ bool Execution::share_memory(SetId set) const {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-Preparation Execution::preparation_of(const SharingSet& set, const Request& request) const {
-  if (request.absent || request.on_gpu() || request.weighted || request.arena != 0 ||
-      request.bytes() == 0) {
-    return Preparation::kNone;
-  }
+Preparation Execution::preparation_of(const SharingSet& set, std::span<const Entry> unit) const {
+  const auto cannot = [](const Entry& entry) {
+    const Request& request = *entry.request;
+    return request.absent || request.on_gpu() || request.weighted || request.arena != 0;
+  };
+  const std::size_t bytes = bytes_of(unit);
+  if (bytes == 0 || std::ranges::any_of(unit, cannot)) return Preparation::kNone;
+  const Request& request = *unit.front().request;
   const bool shares = share_ledger(set);
   const collectives::CommShape shape{
       .ranks = set.size(),
       .shared = shares,
       .shared_on_hosts = set.shared.hosts != nullptr,
       .prepared_bytes = shares ? set.shared.channel->prepared_bytes() : 0};
-  return collectives::preparation_of(request.kind, request.bytes(), reduction_of(request, 1), shape,
+  return collectives::preparation_of(request.kind, bytes, reduction_of(request, 1), shape,
                                      selection_);
 }
 
-std::optional<InlinePayload> Execution::prepare(SetId set, const Entry& entry) {
+std::optional<InlinePayload> Execution::prepare(SetId set, std::span<const Entry> unit) {
   const SharingSet& known = *sets_.find(set)->second.host;
+  const Entry& entry = unit.front();
   const Request& request = *entry.request;
-  const Preparation preparation = preparation_of(known, request);
+  const Preparation preparation = preparation_of(known, unit);
   if (preparation == Preparation::kNone) return std::nullopt;
   InlinePayload payload;
-  // Nobody needs the input of a broadcast's receivers.
-  if (request.kind != OpKind::kBroadcast || request.root == transport_.rank()) {
+  if (unit.size() > 1) {
+    payload.packed = std::make_shared<const std::vector<std::byte>>(packed(unit));
+    payload.input = *payload.packed;
+  } else if (request.kind != OpKind::kBroadcast || request.root == transport_.rank()) {
+    // Nobody needs the input of a broadcast's receivers.
     payload.input = {static_cast<const std::byte*>(entry.input), request.bytes()};
   }
   if (share_ledger(known)) collectives::prepare(*known.shared.channel, payload.input);
-  if (preparation == Preparation::kParts) payload.parts = parts_of(entry.request, known);
+  if (preparation == Preparation::kParts) payload.parts = parts_of(unit, known);
   return payload;
 }
 
-void Execution::execute_prepared(SetId set, Entry& entry,
+void Execution::execute_prepared(SetId set, std::vector<Entry>& unit,
                                  std::vector<std::vector<std::byte>> payloads) {
   Set& state = sets_.find(set)->second;
   const SharingSet& known = *state.host;
+  Entry& entry = unit.front();
   const Request& request = *entry.request;
-  const Preparation preparation = preparation_of(known, request);
+  const Preparation preparation = preparation_of(known, unit);
   HVD_CHECK(preparation != Preparation::kNone);
   const int members = known.size();
-  if (preparation == Preparation::kParts && request.kind == OpKind::kAllreduce) {
-    shared_.reached({&entry, 1}, FlightRecorder::Stage::kAgreed);
-    ++shared_.counters.riding_ops;
-    QueuedOperation operation{{{{entry.request, members}}, {}}, {}, 0, std::move(payloads)};
-    operation.entries.push_back(std::move(entry));
-    enqueue(state, std::move(operation));
+  ++shared_.counters.riding_ops;
+  const bool in_parts = preparation == Preparation::kParts && request.kind == OpKind::kAllreduce;
+  if (in_parts || unit.size() > 1) {
+    shared_.reached(unit, FlightRecorder::Stage::kAgreed);
+    FusedOp fused;
+    for (const Entry& each : unit) fused.parts.push_back({each.request, members});
+    enqueue(state, {std::move(fused), std::move(unit), 0, std::move(payloads)});
     return;
   }
   const bool moves = request.bytes() > kTinyBytes || !payloads.empty();
@@ -170,7 +197,6 @@ void Execution::execute_prepared(SetId set, Entry& entry,
   // An operation that moved nothing counts as one with a single member: no link had to carry it.
   shared_.usage.moves(request.kind, payload_of(request, request.elements() * members),
                       moves ? static_cast<std::size_t>(members) : 1);
-  ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;
   shared_.finish({&entry, 1}, base::Status{});
 }

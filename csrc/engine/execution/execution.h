@@ -10,8 +10,8 @@
 //
 // Small operations are prepared (collectives/prepared.h): before the members have agreed, each puts its input where the others
 // will look for it, or into the message that announces it. If all have done so, the operation ends as soon as it is agreed,
-// without waiting in a lane. Only an allreduce in which each member reduces one part (Preparation::kParts) has a second
-// exchange, and waits for its turn in the lane.
+// without waiting in a lane. Two kinds wait for their turn in the lane: an allreduce in which each member reduces one part
+// (Preparation::kParts) has a second exchange, and an allreduce of several tensors needs a buffer.
 #pragma once
 
 #include <algorithm>
@@ -48,9 +48,10 @@ class Execution {
 
   // --- operations ---
   // As Effects::prepare. If the members share memory, this rank's input then lies where the others will look for it.
-  std::optional<InlinePayload> prepare(SetId set, const Entry& entry);
+  std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit);
   // As Effects::execute_prepared, called when all members have prepared the operation.
-  void execute_prepared(SetId set, Entry& entry, std::vector<std::vector<std::byte>> payloads);
+  void execute_prepared(SetId set, std::vector<Entry>& unit,
+                        std::vector<std::vector<std::byte>> payloads);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
 
   // Payloads of point to point; see Transfers.
@@ -101,7 +102,7 @@ class Execution {
     std::deque<std::unique_ptr<Operation>> running;
     std::size_t running_bytes = 0;
   };
-  collectives::Preparation preparation_of(const SharingSet& set, const Request& request) const;
+  collectives::Preparation preparation_of(const SharingSet& set, std::span<const Entry> unit) const;
   void enqueue(Set& set, QueuedOperation operation);
   std::uint32_t next_tag(Set& set) const;
   DeviceLane& device_lane(Set& set, const std::vector<Entry>& entries);

@@ -62,7 +62,7 @@ struct QueuedOperation {
   FusedOp fused;
   std::vector<Entry> entries;
   std::uint32_t tag = 0;
-  // Of an allreduce of parts: of each member, this member's part.
+  // Of a prepared allreduce: of each member's input, all of it or this member's part.
   std::vector<std::vector<std::byte>> payloads{};
 };
 

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -27,6 +28,8 @@ struct InlinePayload {
   std::span<const std::byte> input{};
   // The bytes for each member, one after the other in the input. Empty: all members need all of it.
   std::vector<std::size_t> parts{};
+  // The memory of `input`, if the operation has several tensors; null if `input` is the caller's tensor.
+  std::shared_ptr<const std::vector<std::byte>> packed{};
 
   std::span<const std::byte> part(int member) const {
     if (parts.empty()) return input;

@@ -33,14 +33,15 @@ class Effects {
   // All members execute this FusedOp now. entries[i] is this rank's part in fused.parts[i]; an entry without a request means that
   // this rank has joined.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
-  // Called just before the entry is announced, if this rank has announced nothing else in that set. Prepares the operation, to
-  // save time after the agreement, and returns this rank's input as far as other members need it; or nothing, if the operation
-  // cannot be prepared. If all members have prepared it, execute_prepared() follows, otherwise execute().
-  virtual std::optional<InlinePayload> prepare(SetId set, const Entry& entry) = 0;
+  // Called just before a unit that is one FusedOp is announced. Prepares the operation, to save time after the agreement, and
+  // returns this rank's input as far as other members need it; or nothing, if the operation cannot be prepared. If all members
+  // have prepared it, execute_prepared() follows, otherwise execute(). If the members share memory, a rank that prepares an
+  // operation has announced nothing else in that set.
+  virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
   // payloads: by the member's index, this member's part of what prepare() returned on that member; empty if the members share
   // memory and prepare() has put the inputs there.
-  // Takes the entry, or ends it before it returns.
-  virtual void execute_prepared(SetId set, Entry& entry,
+  // Takes the unit's entries, or ends them before it returns.
+  virtual void execute_prepared(SetId set, std::vector<Entry>& unit,
                                 std::vector<std::vector<std::byte>> payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
   virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;

@@ -115,11 +115,6 @@ void LocalUnits::remember_rows(const Response& response, int members) {
   uneven_.insert(lasting_name(request));
 }
 
-const Entry* LocalUnits::only_one() const {
-  const bool alone = waiting_.size() == 1 && announced_.empty();
-  return alone && waiting_.front().size() == 1 ? &waiting_.front().front() : nullptr;
-}
-
 void LocalUnits::mark_prepared(std::optional<InlinePayload> payload) {
   units_.front().prepared = payload.has_value();
   units_.front().payload = std::move(payload).value_or(InlinePayload{});
@@ -248,9 +243,25 @@ void SetNegotiation::abandon() {
   if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
 }
 
+// Prepares the waiting unit, if only one waits and this port serves it.
+std::optional<InlinePayload> SetNegotiation::prepare_waiting() const {
+  const std::span<const Entry> unit = local_units_.only_one();
+  if (unit.empty()) return std::nullopt;
+  if (port_->is_in_memory()) {
+    // The memory has one place for this rank's next input.
+    if (unit.size() > 1 || local_units_.has_announced()) return std::nullopt;
+  } else if (unit.size() > 1) {
+    std::vector<AgreedOperation> agreed;
+    for (const Entry& entry : unit) agreed.push_back(agreed_in_memory(entry.request, set_.size()));
+    if (plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() > 1) {
+      return std::nullopt;
+    }
+  }
+  return all_.effects_.prepare(set_.id, unit);
+}
+
 bool SetNegotiation::announce_waiting() {
-  const Entry* one = local_units_.only_one();
-  local_units_.mark_prepared(one != nullptr ? all_.effects_.prepare(set_.id, *one) : std::nullopt);
+  local_units_.mark_prepared(prepare_waiting());
   all_.effects_.before_announcing();
   std::vector<Entry> by_message;
   const bool announced = after_reading([&] {
@@ -336,9 +347,8 @@ void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
   came_last(entry.by, unit.size());
   if (entry.prepared != 0) {
     taken = std::move(unit);
-    HVD_CHECK(taken.size() == 1);
-    ++all_.counters_.agreed_in_memory;
-    all_.effects_.execute_prepared(set_.id, taken.front(), port_->take_payloads());
+    all_.counters_.agreed_in_memory += static_cast<std::int64_t>(taken.size());
+    all_.effects_.execute_prepared(set_.id, taken, port_->take_payloads());
     taken.clear();
     return;
   }

@@ -52,8 +52,10 @@ class LocalUnits {
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);
-  // The waiting entry, if it is the only one and this rank has announced nothing else; null otherwise.
-  const Entry* only_one() const;
+  // The waiting unit, if only one waits; empty otherwise.
+  std::span<const Entry> only_one() const {
+    return waiting_.size() == 1 ? waiting_.front() : std::span<const Entry>();
+  }
   // Marks the first waiting unit as prepared, with this payload; without a payload, as not prepared.
   void mark_prepared(std::optional<InlinePayload> payload);
 

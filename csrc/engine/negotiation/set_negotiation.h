@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -109,6 +110,7 @@ class SetNegotiation {
   bool agree();
   bool begin();
   bool announce_join();
+  std::optional<InlinePayload> prepare_waiting() const;
   bool announce_waiting();
   template <typename Try>
   bool after_reading(Try try_step);

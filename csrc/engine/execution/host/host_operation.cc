@@ -46,7 +46,7 @@ void HostOperation::start() {
     case OpKind::kRecv:
       HVD_CHECK(false);  // Negotiation and PointToPoint handle these kinds
   }
-  if (collective_->result_is_open()) ++context_.counters.open_results;
+  if (collective_ && collective_->result_is_open()) ++context_.counters.open_results;
 }
 
 bool HostOperation::advance() {
@@ -75,17 +75,32 @@ void HostOperation::abandon() {
 
 void HostOperation::start_allreduce() {
   if (!payloads_.empty()) {
-    const Entry& entry = entries().front();
-    collective_ = collectives::allreduce_of_parts(
-        comm_, collectives::PreparedInputs(payloads_),
-        {nullptr, entry.output, static_cast<std::size_t>(first_request().elements())},
-        reduction_of(first_request(), comm_.size()), context_.selection.tuning);
-    payloads_.clear();
+    start_prepared_allreduce();
   } else if (first_request().weighted) {
     collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
   } else {
     reduce(reduction_of(fused().parts.front(), comm_.size()));
   }
+}
+
+// Reduces what came with the announcements.
+void HostOperation::start_prepared_allreduce() {
+  const collectives::PreparedInputs inputs(payloads_);
+  const collectives::Reduction reduction = reduction_of(first_request(), comm_.size());
+  const collectives::Tuning& tuning = context_.selection.tuning;
+  collectives::AllreducePart part{nullptr, entries().front().output,
+                                  bytes() / base::size_of(first_request().dtype)};
+  if (entries().size() > 1) {
+    buffer_ = context_.pool.get(bytes());
+    packed_ = true;
+    part.output = buffer_->data();
+  }
+  if (payloads_.front().size() == bytes()) {
+    collectives::allreduce_prepared(inputs, part, reduction, tuning.isa);
+  } else {
+    collective_ = collectives::allreduce_of_parts(comm_, inputs, part, reduction, tuning);
+  }
+  payloads_.clear();
 }
 
 const void* HostOperation::input_of(std::size_t part) const {

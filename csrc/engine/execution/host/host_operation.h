@@ -41,6 +41,7 @@ class HostOperation final : public Operation {
 
  private:
   void start_allreduce();
+  void start_prepared_allreduce();
   void reduce(collectives::Reduction reduction);
   void start_scattered_allreduce(collectives::Reduction reduction);
   void start_fused_allreduce(collectives::Reduction reduction);
@@ -59,7 +60,7 @@ class HostOperation final : public Operation {
   collectives::Comm comm_;
   Context context_;
   std::optional<FusionBufferPool::Lease> buffer_;
-  bool packed_ = false;  // the result lies in buffer_; finish() has to copy it out
+  bool packed_ = false;  // the result lies in buffer_; unpack() has to copy it out
   WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;
 };

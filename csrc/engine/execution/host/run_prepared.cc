@@ -52,11 +52,13 @@ void run_with_rows(const collectives::PreparedInputs& inputs, const ProcessSet& 
 
 }  // namespace
 
-std::vector<std::size_t> parts_of(const RequestPtr& request, const ProcessSet& set) {
+std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet& set) {
+  const RequestPtr& request = unit.front().request;
   if (request->kind == OpKind::kAllreduce) {
     const std::size_t element = base::size_of(request->dtype);
-    std::vector<std::size_t> parts = collectives::allreduce_parts(
-        static_cast<std::size_t>(request->elements()), set.size(), element);
+    std::size_t count = 0;
+    for (const Entry& entry : unit) count += static_cast<std::size_t>(entry.request->elements());
+    std::vector<std::size_t> parts = collectives::allreduce_parts(count, set.size(), element);
     for (std::size_t& part : parts) part *= element;
     return parts;
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "collectives/prepared.h"
@@ -12,8 +13,8 @@
 
 namespace hvdlite::engine {
 
-// The bytes of each member's part of the input, for Preparation::kParts.
-std::vector<std::size_t> parts_of(const RequestPtr& request, const ProcessSet& set);
+// The bytes of each member's part of the inputs of a FusedOp, for Preparation::kParts.
+std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet& set);
 
 // Makes the result of this rank's entry from the inputs of all members. Takes memory for it from `outputs` if the caller has given
 // none.

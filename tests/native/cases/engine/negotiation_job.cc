@@ -145,16 +145,24 @@ void Rank::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
   finish(entries, {});
 }
 
-std::optional<InlinePayload> Rank::prepare(SetId, const Entry& entry) {
+std::optional<InlinePayload> Rank::prepare(SetId, std::span<const Entry> unit) {
   if (!prepares) return std::nullopt;
-  return InlinePayload{
-      std::span(static_cast<const std::byte*>(entry.input), entry.request->bytes()), parts};
+  std::vector<std::byte> bytes;
+  for (const Entry& entry : unit) {
+    const auto* const input = static_cast<const std::byte*>(entry.input);
+    bytes.insert(bytes.end(), input, input + entry.request->bytes());
+  }
+  auto packed = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  return InlinePayload{*packed, parts, packed};
 }
 
-void Rank::execute_prepared(SetId, Entry& entry, std::vector<std::vector<std::byte>> inputs) {
+void Rank::execute_prepared(SetId, std::vector<Entry>& unit,
+                            std::vector<std::vector<std::byte>> inputs) {
   payloads = std::move(inputs);
-  did.push_back(entry.request->name + "!");
-  finish({&entry, 1}, {});
+  std::string names;
+  for (const Entry& entry : unit) names += (names.empty() ? "" : "+") + entry.request->name;
+  did.push_back(names + "!");
+  finish(unit, {});
 }
 
 void Rank::finish(std::span<const Entry> entries, const base::Status& status) {

@@ -61,8 +61,8 @@ class Rank final : public Effects {
   void send(int rank, const Message& message) override;
   void ring(int) override { ++rung; }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override;
-  std::optional<InlinePayload> prepare(SetId, const Entry& entry) override;
-  void execute_prepared(SetId set, Entry& entry,
+  std::optional<InlinePayload> prepare(SetId, std::span<const Entry> unit) override;
+  void execute_prepared(SetId set, std::vector<Entry>& unit,
                         std::vector<std::vector<std::byte>> payloads) override;
   void finish(std::span<const Entry> entries, const base::Status& status) override;
   bool idle(SetId) override { return !busy; }

@@ -121,6 +121,54 @@ TEST(each_member_gets_its_part_of_each_payload) {
   }
 }
 
+TEST(a_group_has_one_payload) {
+  CopiesJob job(kApart);
+  for (int rank = 0; rank < 2; ++rank) {
+    job[rank].prepares = true;
+    job[rank].ask_group("g", {"b", "a"});
+  }
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT(job[rank].did == Did({"b+a!"}));
+    for (int member = 0; member < 2; ++member) {
+      EXPECT(job[rank].payloads[member] ==
+             std::vector<std::byte>(32, static_cast<std::byte>(member)));
+    }
+  }
+}
+
+TEST(a_group_that_takes_several_operations_has_no_payload) {
+  CopiesJob job(kApart);
+  for (int rank = 0; rank < 2; ++rank) {
+    job[rank].prepares = true;
+    for (const int place : {0, 1}) {
+      Request request = allreduce(place == 0 ? "a" : "b");
+      request.group = "g";
+      request.group_size = 2;
+      request.group_index = place;
+      request.op = place == 0 ? base::ReduceOp::kSum : base::ReduceOp::kMax;
+      job[rank].ask(std::move(request));
+    }
+  }
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) EXPECT(job[rank].did == Did({"a", "b"}));
+}
+
+TEST(a_payload_travels_while_an_earlier_operation_waits) {
+  CopiesJob job(kApart);
+  for (const char* name : {"x", "y"}) {
+    for (int rank = 0; rank < 2; ++rank) job[rank].prepares = true;
+    job[0].ask(name);
+    job.run();
+  }
+  for (const char* name : {"x", "y"}) {
+    job[1].ask(name);
+    job.pass(1);
+  }
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) EXPECT(job[rank].did == Did({"x!", "y!"}));
+}
+
 TEST(a_payload_is_unused_if_one_rank_has_none) {
   CopiesJob job(kApart);
   job[0].prepares = true;
