@@ -81,7 +81,7 @@ struct Goodbye {
 // this message, and makes no further ones.
 struct GoodbyeSeen {};
 
-// A leader of a host -> the leaders of other hosts, at intervals: a heartbeat.
+// The leader of a host (its lowest rank) -> the leaders of the other hosts, at intervals: a heartbeat.
 struct Alive {};
 
 // An operation that a rank has submitted and that is not agreed, as deadlock detection sees it.

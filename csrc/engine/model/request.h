@@ -96,6 +96,7 @@ struct Request {
   bool on_gpu() const { return device >= 0; }
   // The dtype of the elements that move between ranks.
   base::DType wire_dtype() const;
+  // A group of one counts as none.
   bool in_group() const { return !group.empty() && group_size > 1; }
   // Must a rank of the set ask for this operation, too, before it can run? For a new set for which only the new members ask,
   // true for these. For a send or receive, true for the other rank (with kAny for every rank).

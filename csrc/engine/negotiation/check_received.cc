@@ -68,7 +68,7 @@ void check_set_change(const Request& request, SetId set, std::size_t ranks) {
           request, "these are no ranks of a new process set");
 }
 
-// Bytes of one row. The shape was checked before.
+// Bytes of one row. The decoder has checked the shape.
 std::int64_t row_bytes(const Request& request) {
   return request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
 }
@@ -85,7 +85,7 @@ void check_sizes(const Response& response, std::size_t ranks) {
           "the members' rows are too many for a tensor");
 }
 
-// The numbers of rows that the member gives.
+// The rows that the member of this index gives: one number, or in an alltoall one for each member.
 std::span<const std::int64_t> rows_of(const Response& response, int index, std::size_t ranks) {
   const std::size_t each = response.request->kind == OpKind::kAlltoall ? ranks : 1;
   return std::span(response.sizes).subspan(static_cast<std::size_t>(index) * each, each);
@@ -160,7 +160,7 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
   }
   if (kind == OpKind::kAlltoall) {
     require(request.splits.size() == members.size() && add_up(request.splits, request.shape[0]),
-            request, "its splits are not those of its rows");
+            request, "its splits do not fit its rows or the members");
   }
   if (changes_sets(kind)) check_set_change(request, set, members.size());
 }
@@ -194,7 +194,7 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
     return;
   }
   require(with_differences(asked, agreed) == agreed, asked,
-          "was decided as something else than this rank asked for");
+          "was decided as something other than this rank asked for");
 }
 
 }  // namespace hvdlite::engine

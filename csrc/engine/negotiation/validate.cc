@@ -17,7 +17,8 @@ using base::ReduceOp;
 using base::reduces;
 using base::Status;
 
-// Names of dtypes without an engine code. `Request::layout` identifies them by a hash of the name; other dtypes have a number.
+// Names of dtypes that the engine does not know. `Request::layout` has a hash of the name. If a dtype is not in this list,
+// error texts give the hash.
 constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
                                         "float8_e5m2",
                                         "float8_e8m0fnu",

@@ -104,7 +104,7 @@ TEST(unnamed_operations_of_a_kind_are_one_name_for_rows_that_differ) {
   job.run();
   EXPECT(job[0].negotiation().find(0)->has_pending());
   int announced = 0;
-  job[0].negotiation().find(0)->for_each_announced_in_memory([&](const Entry&) { ++announced; });
+  job[0].negotiation().find(0)->for_each_announced_at_port([&](const Entry&) { ++announced; });
   EXPECT(announced == 0);
 }
 
