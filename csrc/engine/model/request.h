@@ -98,8 +98,8 @@ struct Request {
   base::DType wire_dtype() const;
   // A group of one counts as none.
   bool in_group() const { return !group.empty() && group_size > 1; }
-  // Must a rank of the set ask for this operation, too, before it can run? For a new set for which only the new members ask,
-  // true for these. For a send or receive, true for the other rank (with kAny for every rank).
+  // Must this rank of the set ask, too, before the operation can run? If only the members of a new set ask for the set: true
+  // for these. For a send or receive: true for the other rank, with kAny for every rank. For all other operations: true.
   bool asks(int rank) const;
 
   // Computes the derived fields. Call it after the last change of any other field except `absent`.

@@ -42,7 +42,7 @@ class Agreement {
  public:
   virtual ~Agreement() = default;
 
-  // Do the members share it in memory, so that a step needs no message?
+  // Do the members share the table and the log in memory, so that a step needs no message?
   virtual bool is_in_memory() const = 0;
 
   // --- its beginning ---

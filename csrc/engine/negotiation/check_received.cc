@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <span>
 #include <string>
 
 #include "kernels/kernels.h"
@@ -68,11 +67,6 @@ void check_set_change(const Request& request, SetId set, std::size_t ranks) {
           request, "these are no ranks of a new process set");
 }
 
-// Bytes of one row. The decoder has checked the shape.
-std::int64_t row_bytes(const Request& request) {
-  return request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
-}
-
 void check_sizes(const Response& response, std::size_t ranks) {
   const Request& request = *response.request;
   const std::size_t expected = !rows_may_differ(request.kind)       ? 0
@@ -80,8 +74,7 @@ void check_sizes(const Response& response, std::size_t ranks) {
                                                                     : ranks * ranks;
   require(response.sizes.size() == expected, request,
           "the number of row counts does not fit the members");
-  const std::int64_t row = expected > 0 ? row_bytes(request) : 0;
-  require(add_up(response.sizes, row > 0 ? kMostBytes / row : kMostBytes), request,
+  require(rows_fit_in_tensor(request, response.sizes), request,
           "the members' rows are too many for a tensor");
 }
 
@@ -137,6 +130,12 @@ void check_without_mine(const Response& response, bool joined, const std::vector
 }
 
 }  // namespace
+
+bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes) {
+  const std::int64_t row_bytes =
+      request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
+  return add_up(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);
+}
 
 void check_received(const Request& request, SetId set, const std::vector<int>& members) {
   const OpKind kind = request.kind;

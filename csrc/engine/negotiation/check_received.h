@@ -6,6 +6,8 @@
 // rank, which could falsify the tensors as well.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/model/entry.h"
@@ -17,6 +19,9 @@ namespace hvdlite::engine {
 void check_received(const Request& request, SetId set, const std::vector<int>& members);
 // Checks a response that the coordinator of this set sent in full.
 void check_received(const Response& response, SetId set, const std::vector<int>& members);
+
+// Can one tensor hold the rows of all members (Response::sizes) of this request?
+bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes);
 
 // Checks an agreed response without error before this rank carries it out. mine: the entry with which this rank asked for that
 // name; null if it did not ask. For a barrier or an operation that moves data, that is correct only if this rank has joined.

@@ -41,7 +41,7 @@ class Coordinator {
   // fail_doomed() will follow for these operations. Until then the coordinator decides none of them. Otherwise the last member
   // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
-  // Fails the doomed operations that have not ended meanwhile.
+  // Fails those of the doomed operations that the coordinator still counts.
   void fail_doomed(const std::vector<std::string>& names, const base::Status& why);
 
   // Must everything go through messages? This is so while members have joined or left.
@@ -112,14 +112,15 @@ class Coordinator {
   std::vector<Settled> decided_;
   // Names that are settled but not collected. Their slots must not be given to other names.
   std::unordered_set<std::string> settled_names_;
-  // Of each name that failed: the number of the response list that says so. Older announcements are void.
+  // Of each name that fail() was called for: the number of the response list that tells the members. Older announcements are
+  // void.
   std::unordered_map<std::string, std::uint64_t> failed_at_;
   std::set<std::string> doomed_;
   std::vector<bool> joined_;
   std::vector<bool> uncounted_;  // members that have joined and that an Average does not count
   int joined_count_ = 0;
   base::Status left_;  // not ok after a member has left
-  int last_ = -1;  // see take_last()
+  int last_ = -1;      // see take_last()
 
   std::vector<AssignedSlot> slots_;
   std::unordered_map<std::string, std::uint32_t> slot_by_name_;

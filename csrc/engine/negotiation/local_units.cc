@@ -23,8 +23,7 @@ namespace {
 // How many times to read the log and try a step, if the log grows between the two.
 constexpr int kRounds = 4;
 
-// Larger allgathers and alltoalls go by message: there check_received checks that the members' rows together are a possible
-// size.
+// Larger allgathers and alltoalls go by message: the coordinator checks that one tensor can hold the rows of all members.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
 // The most names in uneven_. When it has so many, all are removed before another one is added.

@@ -123,7 +123,7 @@ bool Negotiation::hold_removal(Entry& entry) {
   return true;
 }
 
-// Returns true if some removal need not be held back any more.
+// Admits the removals whose reason to be held back is over. Returns true if there was one.
 bool Negotiation::resume_removals() {
   const std::size_t held = held_removals_.size();
   for (Entry& entry : std::exchange(held_removals_, {})) admit(entry);

@@ -147,8 +147,8 @@ class SetNegotiation {
   bool try_again_ = false;  // see tries_again()
   bool joins_ = false;      // a thread of this rank has called join, which is not announced yet
   std::deque<ResponseList> lists_;  // lists that have come before their place in the log
-  std::uint64_t closings_ = 0;  // the number of closings that this member has read in the log
-  bool tells_closing_ = false;  // it must still tell the coordinator of the last one
+  std::uint64_t closings_ = 0;      // the number of closings that this member has read in the log
+  bool tells_closing_ = false;      // it must still tell the coordinator of the last one
 
   // Null except on the set's first member.
   std::unique_ptr<Coordinator> coordinator_;

@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "engine/model/text.h"
+#include "engine/negotiation/check_received.h"
 
 namespace hvdlite::engine {
 namespace {
@@ -223,6 +224,13 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   }
   if (response.error.ok() && rows_may_differ(agreed.kind)) {
     response.sizes = collect_sizes(requests, agreed);
+    if (!rows_fit_in_tensor(agreed, response.sizes)) {
+      response.error = {ErrorCode::kInvalidArgument,
+                        describe(agreed) +
+                            ": the rows of all ranks are together too many for a "
+                            "tensor; split them over several calls"};
+      response.sizes.clear();
+    }
   }
   response.request = std::make_shared<const Request>(std::move(agreed));
   return response;
