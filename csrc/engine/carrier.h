@@ -53,7 +53,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   void reached(std::span<const Entry> entries, FlightRecorder::Stage stage) override {
     shared_.reached(entries, stage);
   }
-  void announced_in_memory(std::span<const Entry> entries) override {
+  void announced_at_port(std::span<const Entry> entries) override {
     shared_.usage.reached(entries, FlightRecorder::Stage::kAnnounced);
   }
   void before_announcing() override { static_cast<void>(shared_.usage.now()); }

@@ -122,9 +122,9 @@ void Messenger::carry_out(const Membership::Fail& action) {
 // Tells the user of the first failure.
 void Messenger::tell_user(const Status& why) {
   if (shared_.failure.happened()) return;
-  // Announcements in shared memory are recorded only here, because recording each of them would cost time in every operation.
+  // Announcements at a port are recorded only here, because recording each of them would cost time in every operation.
   negotiation_.for_each_set([&](const SetNegotiation& set) {
-    set.for_each_announced_in_memory([&](const Entry& entry) {
+    set.for_each_announced_at_port([&](const Entry& entry) {
       shared_.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
     });
   });

@@ -1,7 +1,8 @@
 // One rank's part in one operation, from the call to the end: the request, its memory, and the result. Also the agreed
 // operations, several of which may run as one.
-// Thread: an Entry has one owner at a time. The holder of the progress token writes a Completion's fields and then sets `done`;
-// readers load `done` (acquire) first. Owns: the output that the engine made. Blocks: no. Throws: std::bad_alloc.
+// Thread: an Entry has one owner at a time. The submitting thread makes the Completion. Later the holder of the progress token
+// writes the result there and then sets `done`; readers load `done` (acquire) first. Owns: the output that the engine made.
+// Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <atomic>
@@ -20,31 +21,33 @@ namespace hvdlite::engine {
 // The output that the engine made for an allgather, alltoall or reducescatter.
 struct EngineOutput {
   std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> received_splits;  // alltoall
+  std::vector<std::int64_t> received_splits;  // alltoall: the rows from each member
   std::size_t bytes = 0;
   OutputCache::Block block;
-  // Instead of `block`, if the input lies on a GPU; free after the operation's event.
+  // Holds the output instead of `block`, if the input lies on a GPU. It may be reused after the operation's event.
   device::Buffer gpu_block;
-  std::int32_t device = -1;
+  std::int32_t device = -1;  // the GPU of gpu_block; -1: `block` holds the output
 
   void* data() const { return device < 0 ? block.data() : gpu_block.data(); }
 };
 
-// A callback of one submission. It is called when all operations of the submission have ended, and then deleted.
+// A callback of one submission. When all operations of the submission have ended, the thread that drives the engine calls it
+// (Engine::tell) and deletes it.
 struct Watcher {
-  std::size_t awaited = 0;
+  std::size_t awaited = 0;  // operations that have not ended
   void (*then)(void*) = nullptr;
   void* data = nullptr;
 };
 
 // The result of one operation. It is small, because a step with thousands of small tensors has thousands of them.
 struct Completion {
-  std::uint64_t record = 0;  // its number in the flight recorder
+  std::uint64_t record = 0;  // the operation's number in the flight recorder
   std::atomic<std::uint32_t> done{0};
-  std::int32_t contributors = 0;  // recv: the tag of the message
-  std::int32_t value = -1;        // join: last rank; add_process_set: the new id; recv: the sender
-  std::uint8_t usage = 0;         // for the token holder: the entry's state in Usage
-  bool pool_thread = false;       // was it submitted by a thread of a framework's pool?
+  std::int32_t contributors = 0;  // members with a value; recv: the tag of the message
+  // join: the rank that joined last. add_process_set: the new id. recv: the sender.
+  std::int32_t value = -1;
+  std::uint8_t usage = 0;    // for the holder of the progress token: the entry's state in Usage
+  bool pool_thread = false;  // a thread of a framework's pool has submitted the operation
   std::unique_ptr<const base::Status> failure;
   std::unique_ptr<EngineOutput> output;
   Watcher* watcher = nullptr;
@@ -54,7 +57,8 @@ struct Completion {
 };
 using CompletionPtr = std::shared_ptr<Completion>;
 
-// The caller owns the memory and keeps it valid until the completion is done.
+// The caller owns the memory, and keeps it valid until the completion is done. GPU memory must stay valid until the GPU has
+// reached the completion's event.
 struct Entry {
   RequestPtr request;
   const void* input = nullptr;
@@ -77,7 +81,7 @@ struct AgreedOperation {
 // Agreed operations that run as one collective. A single operation is a FusedOp, too.
 struct FusedOp {
   std::vector<AgreedOperation> parts;
-  std::vector<std::int64_t> sizes;  // Response::sizes, if the operation runs alone
+  std::vector<std::int64_t> sizes;  // as Response::sizes; empty if several operations run
 
   const Request& first() const { return *parts.front().request; }
 };

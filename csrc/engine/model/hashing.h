@@ -22,13 +22,14 @@ inline void add_message(base::Hasher& hasher, const Message& message) {
   hasher.add_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
+// Includes the fields that content_hash leaves out although states differ by them.
 inline void add_request(base::Hasher& hasher, const Request& request) {
   hasher.add(request.name_hash);
   hasher.add(request.content_hash);
-  hasher.add_pair(request.absent ? 1 : 0, request.group_index);
+  hasher.add_pair(request.absent ? 1 : 0, request.tag);
 }
 
-// Hashes requests, null where there is none.
+// Hashes a list in which a request may be null.
 inline void add_requests(base::Hasher& hasher, const std::vector<RequestPtr>& requests) {
   hasher.add(requests.size());
   for (const RequestPtr& request : requests) {
@@ -42,7 +43,7 @@ inline void add_status(base::Hasher& hasher, const base::Status& status) {
   hasher.add_text(status.message);
 }
 
-// Hashes a table whose order has no meaning. Calls add(hasher, value) for each value.
+// Hashes the keys and values of a table whose order has no meaning. Calls add(hasher, value) for each value.
 template <typename Table, typename Add>
 void add_table(base::Hasher& hasher, const Table& table, Add add) {
   std::uint64_t sum = 0;

@@ -117,8 +117,7 @@ void put(Writer& writer, const BlockedReport& message) {
     writer.put(operation.root);
     writer.put(operation.tag);
     writer.put(static_cast<std::uint8_t>(operation.waited_for));
-    writer.put(static_cast<std::uint32_t>(operation.not_asking.size()));
-    for (const std::int32_t rank : operation.not_asking) writer.put(rank);
+    writer.put_vector(operation.not_asking);
   }
 }
 
@@ -136,9 +135,7 @@ void get(Reader& reader, BlockedReport& message) {
     operation.root = reader.get<std::int32_t>();
     operation.tag = reader.get<std::int32_t>();
     operation.waited_for = reader.get<std::uint8_t>() != 0;
-    for (auto left = reader.get<std::uint32_t>(); left > 0; --left) {
-      operation.not_asking.push_back(reader.get<std::int32_t>());
-    }
+    operation.not_asking = reader.get_vector<std::int32_t>();
     message.open.push_back(std::move(operation));
   }
 }
@@ -193,27 +190,20 @@ void get(Reader& reader, Inquiry& message) {
   }
 }
 
-void put_places(Writer& writer, const std::vector<std::uint32_t>& places) {
-  writer.put(static_cast<std::uint32_t>(places.size()));
-  for (const std::uint32_t place : places) writer.put(place);
-}
-
 std::vector<std::uint32_t> get_places(Reader& reader) {
-  std::vector<std::uint32_t> places;
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
-    places.push_back(reader.get<std::uint32_t>());
-    if (places.back() >= Inquiry::kMost || places.size() > Inquiry::kMost) {
-      throw base::Error(base::ErrorCode::kInternal,
-                        "a control message answers about more operations than a question may name");
-    }
+  auto places = reader.get_vector<std::uint32_t>();
+  const auto is_place = [](std::uint32_t place) { return place < Inquiry::kMost; };
+  if (places.size() > Inquiry::kMost || !std::ranges::all_of(places, is_place)) {
+    throw base::Error(base::ErrorCode::kInternal,
+                      "a control message answers about more operations than a question may name");
   }
   return places;
 }
 
 void put(Writer& writer, const StallReply& message) {
   writer.put(message.number);
-  put_places(writer, message.lacks);
-  put_places(writer, message.in_hand);
+  writer.put_vector(message.lacks);
+  writer.put_vector(message.in_hand);
   writer.put(message.since_exemption);
   writer.put_string(message.text);
 }

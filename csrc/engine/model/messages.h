@@ -1,5 +1,6 @@
 // The control messages between engines, and their wire form. docs/architecture.md shows which rank sends which message to whom.
-// Thread: plain values. Owns: their content. Blocks: no. Throws: the decoders throw Error(Internal) on malformed bytes.
+// Thread: plain values. Owns: their content, except for the payload of an Offer. Blocks: no. Throws: the decoder throws
+// Error(Internal) on malformed bytes.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +17,9 @@ namespace hvdlite::engine {
 // Member -> coordinator: the operations that this member now asks for.
 struct Announcement {
   SetId set;
-  std::uint64_t seen = 0;
-  // The number of closings of the ledger that this member has carried out. It has announced all operations that they took out
-  // of it.
+  std::uint64_t seen = 0;  // the number of response lists that this member has processed
+  // The number of closings that this member has read in the ledger's log. This message and the earlier ones contain all its
+  // operations that these closings removed from the ledger.
   std::uint64_t closings = 0;
   std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full
@@ -28,20 +29,22 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // The member whose request completed the latest decision; -1: no member's request did.
+  // The index of the member whose request completed the latest decision; -1: no member's request did.
   std::int32_t last = -1;
-  // Of a hit, the wire carries response->slot only (slot_only after decoding).
+  // Of a hit, the message contains only the slot. The decoder fills the two lists below, and SetNegotiation::hear makes
+  // decisions of them.
   std::vector<Decision> decisions;
-  // After decoding: the slot of a hit; -1: the next of `responses`.
+  // Of each decision: the slot of a hit; -1: it is the next of `responses`.
   std::vector<std::int32_t> slots;
-  std::vector<Response> responses;  // after decoding
+  std::vector<Response> responses;
 };
 
-// A member -> all other members, if the set's ledger is replicated (replicated_ledger.h): steps that this member makes in it.
+// A member -> all other members, if each member has a copy of the ledger (replicated_ledger.h): steps that this member makes in
+// it.
 struct LedgerSteps {
   enum class Kind : std::uint8_t { kAnnounce, kDivert, kClose, kReopen, kList };
-  // What a step is about. announce: a unit (Agreement::Unit). divert, reopen: in `keys` those that the coordinator counts. list:
-  // its number in `key`, and in `keys` those that it decides.
+  // announce: a unit (Agreement::Unit) in all fields but `keys`. divert, reopen: in `keys` the keys that the coordinator
+  // counts. list: in `key` the number of the response list, and in `keys` the keys that it decides. close: uses no field.
   struct Step {
     Kind kind = Kind::kAnnounce;
     bool absent = false;
@@ -50,7 +53,8 @@ struct LedgerSteps {
     std::uint64_t content = 0;
     std::vector<std::uint64_t> keys{};
   };
-  // Larger stamps than any rank reaches would leave no stamps after them.
+  // The largest stamp that the decoder accepts. No correct member reaches it. After a stamp near 2^64 there would be no larger
+  // one.
   static constexpr std::uint64_t kMostStamp = std::uint64_t{1} << 62;
 
   SetId set{};
@@ -58,25 +62,26 @@ struct LedgerSteps {
   // The number of exceptions in the log (entries that are not complete units) that the sender had read.
   std::uint64_t exceptions = 0;
   std::vector<Step> steps{};
-  std::vector<std::byte> payload{};  // of a prepared unit, which is then the only step
+  // Of a prepared unit, which is then the only step: what the receiver needs of the sender's input.
+  std::vector<std::byte> payload{};
 };
 
-// Any rank -> all: this rank is about to end for this cause.
+// Any rank -> other ranks: the sender has failed for this cause, and takes part in no later operation.
 struct Failure {
   std::string cause;
 };
-// The receiver of a Failure has told its user.
+// The answer to a Failure: the receiver of the Failure has told its user.
 struct FailureSeen {};
 // Any rank -> all: this rank takes part in no later operation.
 struct Goodbye {
   // The receiver must answer, because it may still decide operations that the sender has announced.
   bool answer = false;
 };
-// The answer to such a Goodbye: the receiver decides nothing more with the sender. It sent all earlier decisions before this
-// message.
+// A coordinator's answer to such a Goodbye. The coordinator has sent all decisions in which the leaving rank takes part before
+// this message, and makes no further ones.
 struct GoodbyeSeen {};
 
-// A leader of a host -> the leaders of other hosts, at intervals: a heartbeat.
+// The leader of a host (its lowest rank) -> the leaders of the other hosts, at intervals: a heartbeat.
 struct Alive {};
 
 // An operation that a rank has submitted and that is not agreed, as deadlock detection sees it.
@@ -86,9 +91,9 @@ struct OpenOperation {
   std::string name;
   std::string group;
   std::int32_t group_size = 0;
-  bool waited_for = false;  // a caller of this rank sleeps until it is done
-  std::vector<std::int32_t>
-      not_asking;         // ranks of the set that need not ask for it (Request::asks)
+  bool waited_for = false;  // a caller or a callback of the rank waits for it
+  // Ranks of the set that need not ask for it (Request::asks).
+  std::vector<std::int32_t> not_asking;
   std::int32_t root = 0;  // send, recv: root and tag as in Request
   std::int32_t tag = 0;
   friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
@@ -96,8 +101,8 @@ struct OpenOperation {
 // Any rank -> rank 0. blocked: all callers of this rank sleep until other ranks submit something. Not blocked: withdraws the
 // report.
 struct BlockedReport {
-  std::uint64_t version = 0;  // changes when the rank submits or completes an operation
-  std::uint64_t probe = 0;    // the probe that it answers; 0: no probe asked for it
+  std::uint64_t version = 0;  // changes when the rank submits an operation, and when one ends
+  std::uint64_t probe = 0;    // the probe that this report answers; 0: it answers none
   bool blocked = false;
   std::vector<OpenOperation> open;
 };
@@ -105,36 +110,38 @@ struct BlockedReport {
 struct Probe {
   std::uint64_t number = 0;
 };
-// Rank 0 -> a coordinator, or the ranks of a send or receive: these operations can never complete.
+// Rank 0 -> the coordinator of the set, or the rank that has asked for these sends and receives: the operations can never
+// complete.
 struct Verdict {
   SetId set;
   std::vector<std::string> names;
   std::string text;
-  bool point_to_point = false;  // the operations belong to the receiver of this message alone
+  bool point_to_point = false;  // the operations are the receiver's own sends and receives
 };
 
 // A rank that has waited for too long -> the ranks that it waits for: have you asked for these operations, and where is your
 // program?
 struct Inquiry {
-  static constexpr std::size_t kMost = 64;
+  static constexpr std::size_t kMost = 64;  // operations in one question
   struct OperationName {
     SetId set;
     std::string name;
     friend bool operator==(const OperationName&, const OperationName&) = default;
   };
   std::uint64_t number = 0;
-  bool last = false;    // the sender will give up after this question
-  bool where = false;   // a receiver that lacks one of them must say where its program is
+  bool last = false;    // the last question before the sender may give up
+  bool where = false;   // a receiver that lacks an operation must say where its program is
   double patience = 1;  // seconds for which the sender waits for the answer
   std::vector<OperationName> operations{};
 };
 // The answer to an Inquiry.
 struct StallReply {
-  static constexpr std::size_t kMostText = 4096;
-  std::uint64_t number = 0;
-  // Operations, by their place in the question, that this rank has not asked for.
+  static constexpr std::size_t kMostText = 4096;  // bytes
+  std::uint64_t number = 0;                       // of the question
+  // Operations by their place in the question. lacks: this rank has not asked for them. in_hand: this rank looks after their
+  // stall itself.
   std::vector<std::uint32_t> lacks{};
-  std::vector<std::uint32_t> in_hand{};  // operations whose stall this rank looks after itself
+  std::vector<std::uint32_t> in_hand{};
   double since_exemption = 0;  // seconds since its stall exemption ended (StallExemption::over_for)
   std::string text{};          // where its program is, or ""
 };
@@ -174,11 +181,12 @@ struct Rejection {
   bool whole = false;
   std::string why;
 };
-// Receiver -> sender: receives have taken whole messages that count for `bytes` bytes (PointToPoint::counted_bytes).
+// Receiver -> sender: whole messages that count for `bytes` bytes (PointToPoint::counted_bytes) no longer wait for a receive.
 struct Receipt {
   std::uint64_t bytes = 0;
 };
 
+// The place of a type in this list is its number on the wire.
 using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, Goodbye,
                              BlockedReport, Probe, Verdict, GoodbyeSeen, Inquiry, StallReply, Alive,
                              Offer, Clearance, Coming, Withdrawal, Rejection, Receipt, LedgerSteps>;

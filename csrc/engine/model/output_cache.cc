@@ -14,9 +14,9 @@ namespace hvdlite::engine {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// Frameworks copy memory that is not aligned to a cache line.
+// Some frameworks copy an array whose memory is not aligned to a cache line.
 constexpr std::size_t kAlignment = base::kCacheLine;
-// This number of tries takes a hundred times as long as any holder keeps the lock.
+// These tries take about a hundred times as long as a running thread holds the lock.
 constexpr int kTriesForTheLock = 10'000;
 
 // Maps page-aligned memory. A mapping that is at least as large as a huge page begins at a huge page's boundary, so that the

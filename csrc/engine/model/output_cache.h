@@ -1,17 +1,17 @@
 // Memory for results that outlive their operation. The cache reuses it, because a page fault on a fresh page takes longer than
-// to fill a warm one.
-// Thread: any; one lock, held for a few stores. Owns: returned memory. Blocks: while the system makes or takes pages.
+// filling a warm one.
+// Thread: any; one lock, held for a short search. Owns: returned memory. Blocks: while the system makes or takes pages.
 // Throws: std::bad_alloc.
 //
 //   get ──► Block (a result, then the user's array over it) ──► destroyed, on any thread ──► kept, unless over the limit
 //    ▲                                                                                        │
 //    └────────────────────── the best fit among those kept, at most a quarter too large ◄─────┘
 //
-// Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h): blocks
-// up to a limit, while there is room.
+// Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h), if they
+// are not too large (`most_shared`) and there is room.
 //
-// Over the limit the cache frees the blocks that were returned first. A block keeps the cache alive, so arrays may outlive the
-// engine.
+// If the returned blocks exceed `keep_bytes`, the cache frees those that were returned first. A block keeps the cache alive, so
+// arrays may outlive the engine.
 //
 // Fork: a child may inherit the lock in the locked state, and a list that was half changed, because another thread of the
 // parent held the lock. So a thread that returns a block stops trying to take the lock after some tries, and frees the memory
@@ -33,8 +33,8 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   // Smaller blocks come from malloc, which reuses them well.
   static constexpr std::size_t kSmallest = transport::ResultMemory::kSmallest;
 
-  // Keeps at most `keep_bytes` of returned memory. shared: memory that other ranks map, for blocks up to a limit; null: there
-  // is none.
+  // Keeps at most `keep_bytes` of returned memory. shared: memory that other ranks map, for blocks of up to `most_shared`
+  // bytes; null: there is none.
   explicit OutputCache(std::size_t keep_bytes,
                        std::shared_ptr<transport::ResultMemory> shared = nullptr,
                        std::size_t most_shared = 0)
@@ -72,9 +72,10 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   };
 
   // Returns a block of at least `bytes` uninitialised bytes; a block of 0 bytes has an address, too. Blocks are aligned to 64
-  // bytes, and from kSmallest on to a page. open: other ranks can store into the block, if the host allows it.
+  // bytes, and from kSmallest on to a page. open: takes memory that other ranks map, if possible, so that they can store into
+  // the block.
   Block get(std::size_t bytes, bool open = false);
-  // Frees returned memory now, and from now on at once when it comes back.
+  // Frees the returned memory. Blocks that are returned later are freed at once.
   void close();
 
  private:
@@ -83,9 +84,9 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     std::size_t capacity;
     bool shared;
   };
-  // Fills `block` with the best fit among the free blocks. Returns false if none fits.
+  // Fills `block` with the best fit among the kept blocks (shared ones or not, as block.shared_ says). Returns false if none
+  // fits.
   bool take(std::size_t wanted, Block& block);
-  // Counts one more existing block.
   void expect_one_more();
   void expect_one_less();
   void give_back(FreeBlock memory) noexcept;
@@ -95,7 +96,7 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   std::mutex mutex_;
   std::size_t keep_bytes_;
   std::size_t kept_bytes_ = 0;
-  std::size_t mapped_ = 0;       // existing blocks, free or in use
+  std::size_t mapped_ = 0;       // blocks that exist, kept or in use
   std::vector<FreeBlock> kept_;  // in order of return, the oldest first
   const std::shared_ptr<transport::ResultMemory> shared_;
   const std::size_t most_shared_;

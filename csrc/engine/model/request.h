@@ -1,6 +1,6 @@
 // Process sets, what one rank asks a set for (Request), what all its ranks agreed on (Response), and their wire form.
-// Thread: plain values; a Request does not change after seal(). Owns: its strings and vectors. Blocks: no. Throws: the decoders
-// throw Error(Internal) on malformed bytes.
+// Thread: plain values; a shared Request (RequestPtr) does not change. Owns: its strings and vectors. Blocks: no.
+// Throws: the decoders throw Error(Internal) on malformed bytes.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +24,12 @@ using base::SetId;
 struct ProcessSet {
   SetId id;
   std::shared_ptr<const std::vector<int>> members;  // global ranks, ascending
-  int index = -1;                                   // of this rank among them, -1: not a member
+  int index = -1;                                   // of this rank among them; -1: not a member
 
   int size() const { return static_cast<int>(members->size()); }
   bool is_member() const { return index >= 0; }
   int coordinator_rank() const { return members->front(); }
-  // -1: not a member.
+  // The index of a global rank among the members; -1: not a member.
   int index_of(int rank) const {
     const auto found = std::ranges::lower_bound(*members, rank);
     return found != members->end() && *found == rank ? static_cast<int>(found - members->begin())
@@ -44,9 +44,10 @@ inline constexpr int kNumWires = 3;
 // For a receive: from any rank, or with any tag.
 inline constexpr std::int32_t kAny = -1;
 
-// The limit to a tensor's bytes; sums of a few sizes do not overflow.
+// The largest number of bytes of a tensor. It is so small that a sum of a few such numbers does not overflow.
 inline constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
-// Can a tensor have this shape? No extent may be negative, and the product of the extents that are not 0 is at most kMostBytes.
+// Can a tensor have this shape? No extent may be negative. The element's size times all extents other than 0 is at most
+// kMostBytes.
 bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype);
 
 struct Request {
@@ -58,12 +59,14 @@ struct Request {
   base::Codec codec;    // of an allreduce: how its elements travel
   bool absent = false;  // this rank has no value: it contributes the identity and takes the result
   bool weighted = false;  // an Average that counts each rank's value by its weight (Entry::weight)
-  // broadcast: global rank. send: the receiver's global rank. recv: the sender's, or kAny. remove_process_set: the id.
-  // add_process_set: 1 if only the new set's members ask. join: 1 if an Average is not to count this rank. allgather: 1 if it
-  // may run without joined ranks.
+  // broadcast: the root's global rank. send: the receiver's global rank. recv: the sender's, or kAny. remove_process_set: the
+  // id. add_process_set: 1 if only the new set's members ask. join: 1 if an Average is not to count this rank. allgather: 1 if
+  // it may run without the ranks that have joined (refuse_without_joined).
   std::int32_t root = 0;
   std::int32_t tag = 0;      // send, recv: the message's tag; recv: or kAny
-  std::int32_t device = -1;  // the number of this rank's GPU; ranks may differ in it
+  std::int32_t device = -1;  // this rank's GPU (ranks may differ in it); -1: host memory
+  // 0: row-major, with a dtype that the engine knows. Other values must only be equal on all ranks: codes of other memory
+  // layouts, and hashes of the names of other dtypes (hvdlite/dtypes.py).
   std::int32_t layout = 0;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -73,13 +76,14 @@ struct Request {
   std::string name;
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
+  // alltoall: the rows for each member. add_process_set: the global ranks of the new set.
   std::vector<std::int64_t> splits;
-  // The arena in which this rank's tensor lies, and the tensor's offset there; 0: it lies in none.
+  // The arena in which this rank's tensor lies, and the tensor's offset there in bytes; arena 0: it lies in none.
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
   // seal() computes these. Two ranks that ask for the same have the same values.
   std::uint64_t name_hash = 0;  // of the set (id and epoch) and the name
-  // Of all other fields except `absent`, which may differ between ranks.
+  // Of all other fields except `tag`, which is not negotiated, and `absent`. Of `device`, only whether it is a GPU.
   std::uint64_t content_hash = 0;
   std::uint64_t group_hash = 0;  // of the set and the group; 0: no group
   std::int64_t count = 0;        // of elements
@@ -92,12 +96,13 @@ struct Request {
   bool on_gpu() const { return device >= 0; }
   // The dtype of the elements that move between ranks.
   base::DType wire_dtype() const;
+  // A group of one counts as none.
   bool in_group() const { return !group.empty() && group_size > 1; }
-  // Must this rank ask for the operation? Not every rank of the set must: if only the members of a new set ask for it, the
-  // other ranks do not, and for point to point only two ranks do.
+  // Must this rank of the set ask, too, before the operation can run? If only the members of a new set ask for the set: true
+  // for these. For a send or receive: true for the other rank, with kAny for every rank. For all other operations: true.
   bool asks(int rank) const;
 
-  // The last step of building a request: computes the derived fields. After it only `absent` may change.
+  // Computes the derived fields. Call it after the last change of any other field except `absent`.
   void seal();
   void encode(base::Writer& writer) const;
   // Returns a sealed request. The tag is not part of the wire form, since point to point has messages of its own.
@@ -109,13 +114,13 @@ using RequestPtr = std::shared_ptr<const Request>;
 
 // The name of every join.
 inline constexpr const char* kJoinName = "join";
-// In the names of unnamed operations, before the number (Numbering).
+// The part of an unnamed operation's name between the kind and the numbers (Numbering).
 inline constexpr std::string_view kUnnamed = ".noname.";
 
-// What one rank states of a weighted request. Ranks may have different weights.
+// What one rank adds to a weighted request. Ranks may have different weights.
 struct Weight {
   double value = 0;     // how much this rank's tensor counts
-  bool notice = false;  // this rank gives notice, and all members learn of that with the weights
+  bool notice = false;  // this rank gives notice; all members learn of it with the weights
   friend bool operator==(const Weight&, const Weight&) = default;
 };
 
@@ -143,13 +148,13 @@ struct RequestView {
   std::span<const std::int64_t> splits;
   std::int64_t arena = 0;
   std::int64_t arena_offset = 0;
-  // These are no part of the request:
+  // These are not part of the request:
   Weight weight;           // of this rank, if the request is weighted
   void* stream = nullptr;  // GPU memory is ready in the order of this stream
   bool unnamed = false;    // the name was made for this call and will not come again
 
   std::size_t bytes() const;
-  // Would copy(set), when sealed, equal this request?
+  // Would copy(set), when sealed, equal `request`?
   bool describes(const Request& request, SetId set) const;
   // The copy is not sealed.
   Request copy(SetId set) const;
@@ -158,14 +163,14 @@ struct RequestView {
 // The hash of set and name, as in Request::name_hash.
 std::uint64_t hash_of_name(SetId set, std::string_view name);
 
-// "allreduce of 'conv1.weight' in process set 0", the beginning of each message about an operation; for point to point "send of
-// 'act' to rank 1 (tag 0) in process set 0".
+// "allreduce of 'conv1.weight' in process set 0", the beginning of messages to the user about an operation; for point to point
+// "send of 'act' to rank 1 (tag 0) in process set 0".
 std::string describe(const Request& request);
 // The name without the kind that the doors put in front.
 std::string display_name(const Request& request);
 
-// Calls work(). If that throws an error that names no operation, adds the operation's description, so that the user learns
-// where the job was.
+// Calls work(), whose errors do not name the operation. If it throws an Error, puts the operation's description in front of the
+// text, so that the user learns which operation failed.
 template <typename Work>
 void naming(const Request& request, Work work) {
   try {
@@ -176,30 +181,30 @@ void naming(const Request& request, Work work) {
 }
 
 struct Response {
-  // The agreed content: the request of the first member with a value. Its arena is 0 unless the tensors of all members lie at
-  // one offset of one arena.
+  // The agreed content: the request of the first member that asked, as if it had a value. Its arena is 0 unless the tensors of
+  // all members lie at one offset of one arena. With an error, only its set and name are certain.
   RequestPtr request;
-  base::Status error;             // not ok: nothing is executed, and every member's handle gets it
+  base::Status error;             // not ok: the operation fails with it on every member
   std::int32_t slot = -1;         // in the response cache; -1: not cached
   std::int32_t contributors = 0;  // members with a value
   std::int32_t divisor = 0;       // of an Average; 0: the number of members
   std::int32_t value = -1;        // join: the last rank that joined
-  // Allgather: rows of each member; alltoall: splits, row = sender.
+  // allgather: the rows of each member. alltoall: the splits of each member, one member after the other. Otherwise empty.
   std::vector<std::int64_t> sizes;
 
   void encode(base::Writer& writer) const;
   static Response decode(base::Reader& reader);
 };
 
-// Response::sizes if all members have equal requests; empty for kinds without sizes.
+// Response::sizes if all members have equal requests.
 std::vector<std::int64_t> sizes_of_equal(const Request& request, int members);
 
 using ResponsePtr = std::shared_ptr<const Response>;
 
-// The largest number of slots for one process set, for any value of the knob.
+// The largest number of slots for one process set, whatever HVDLITE_CACHE_CAPACITY is.
 inline constexpr std::uint32_t kMostSlots = std::uint32_t{1} << 24;
 
-// A decision of the coordinator. hit: all members know the response under response->slot.
+// A decision of the coordinator. hit: all members know the response under response->slot, so only the slot is sent.
 struct Decision {
   ResponsePtr response;
   bool hit = false;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <span>
 #include <string>
 
 #include "kernels/kernels.h"
@@ -68,11 +67,6 @@ void check_set_change(const Request& request, SetId set, std::size_t ranks) {
           request, "these are no ranks of a new process set");
 }
 
-// Bytes of one row. The shape was checked before.
-std::int64_t row_bytes(const Request& request) {
-  return request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
-}
-
 void check_sizes(const Response& response, std::size_t ranks) {
   const Request& request = *response.request;
   const std::size_t expected = !rows_may_differ(request.kind)       ? 0
@@ -80,12 +74,11 @@ void check_sizes(const Response& response, std::size_t ranks) {
                                                                     : ranks * ranks;
   require(response.sizes.size() == expected, request,
           "the number of row counts does not fit the members");
-  const std::int64_t row = expected > 0 ? row_bytes(request) : 0;
-  require(add_up(response.sizes, row > 0 ? kMostBytes / row : kMostBytes), request,
+  require(rows_fit_in_tensor(request, response.sizes), request,
           "the members' rows are too many for a tensor");
 }
 
-// The numbers of rows that the member gives.
+// The rows that the member of this index gives: one number, or in an alltoall one for each member.
 std::span<const std::int64_t> rows_of(const Response& response, int index, std::size_t ranks) {
   const std::size_t each = response.request->kind == OpKind::kAlltoall ? ranks : 1;
   return std::span(response.sizes).subspan(static_cast<std::size_t>(index) * each, each);
@@ -138,6 +131,12 @@ void check_without_mine(const Response& response, bool joined, const std::vector
 
 }  // namespace
 
+bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes) {
+  const std::int64_t row_bytes =
+      request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
+  return add_up(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);
+}
+
 void check_received(const Request& request, SetId set, const std::vector<int>& members) {
   const OpKind kind = request.kind;
   require(request.set == set, request, "was sent for another process set");
@@ -160,7 +159,7 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
   }
   if (kind == OpKind::kAlltoall) {
     require(request.splits.size() == members.size() && add_up(request.splits, request.shape[0]),
-            request, "its splits are not those of its rows");
+            request, "its splits do not fit its rows or the members");
   }
   if (changes_sets(kind)) check_set_change(request, set, members.size());
 }
@@ -194,7 +193,7 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
     return;
   }
   require(with_differences(asked, agreed) == agreed, asked,
-          "was decided as something else than this rank asked for");
+          "was decided as something other than this rank asked for");
 }
 
 }  // namespace hvdlite::engine

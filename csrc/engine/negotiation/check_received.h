@@ -1,11 +1,13 @@
 // Checks what other ranks send before this rank uses it: against what a correct rank can send, and against what this rank asked
-// for. The decoders (request.h, messages.h) have refused values that cannot be represented.
+// for. The decoders (request.h, messages.h) have refused unknown codes and impossible shapes before.
 // Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: Error(Internal), which names the operation and the fault.
 //
 // The checks keep a bug or a damaged message from writing outside a tensor's memory. They are no defence against a malicious
 // rank, which could falsify the tensors as well.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "engine/model/entry.h"
@@ -18,8 +20,12 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
 // Checks a response that the coordinator of this set sent in full.
 void check_received(const Response& response, SetId set, const std::vector<int>& members);
 
+// Can one tensor hold the rows of all members (Response::sizes) of this request?
+bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes);
+
 // Checks an agreed response without error before this rank carries it out. mine: the entry with which this rank asked for that
-// name; null if it did not ask, which is correct only if it has joined. index: of this rank among the members.
+// name; null if it did not ask. For a barrier or an operation that moves data, that is correct only if this rank has joined.
+// index: of this rank among the members.
 void check_fits(const Response& response, const Entry* mine, bool joined,
                 const std::vector<int>& members, int index);
 

@@ -1,4 +1,4 @@
-// SetNegotiation on the set's first member, which coordinates (the rest is set_negotiation.cc).
+// SetNegotiation on the set's first member, which coordinates. set_negotiation.cc and local_units.cc have the rest.
 
 #include <algorithm>
 #include <utility>
@@ -49,7 +49,7 @@ bool SetNegotiation::send_decided() {
   return sent;
 }
 
-// True if the coordinator only waits for other ranks. A port that is closed or has not begun still needs it.
+// Does the coordinator only wait for other ranks? It has work while the port is closed or has not begun.
 bool SetNegotiation::has_nothing_left() const {
   if (coordinator_->has_decisions() || !verdicts_.empty()) return false;
   return !port_ ||
@@ -89,7 +89,8 @@ void SetNegotiation::begin_port() {
   wake_members();
 }
 
-// Diverts keys that are counted in messages, closes the port when it must, and opens it again.
+// Diverts keys that the coordinator counts, closes the port when it must be closed, and opens it again. Returns true if the
+// port has made a step.
 bool SetNegotiation::keep_port() {
   const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
   upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;

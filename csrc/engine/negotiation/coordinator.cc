@@ -67,15 +67,15 @@ RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t s
 }
 
 RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
-  HVD_CHECK(slot < lines_.size() && seen <= sequence_);
-  const AssignedSlot& line = lines_[slot];
-  if (line.filled > seen) {
-    return nullptr;  // the slot was refilled meanwhile; the member will see that and announce in full
+  HVD_CHECK(slot < slots_.size() && seen <= sequence_);
+  const AssignedSlot& assigned = slots_[slot];
+  if (assigned.filled > seen) {
+    return nullptr;  // refilled meanwhile; the member will see that and announce in full
   }
-  const std::string& name = line.response->request->name;
+  const std::string& name = assigned.response->request->name;
   const auto failed = failed_at_.find(name);
   if (failed != failed_at_.end() && seen < failed->second) return nullptr;
-  RequestPtr request = line.requests[static_cast<std::size_t>(member)];
+  RequestPtr request = assigned.requests[static_cast<std::size_t>(member)];
   RequestTally& tally = add(member, request);
   ++tally.hits;
   tally.slot = slot;
@@ -140,7 +140,7 @@ void Coordinator::settle_if_complete(const std::string& name) {
 
 Coordinator::Settled Coordinator::settle(RequestTally tally) {
   const int size = static_cast<int>(members_.size());
-  if (tally.hits == size && left_.ok()) return {lines_[tally.slot].response, {}, true};
+  if (tally.hits == size && left_.ok()) return {slots_[tally.slot].response, {}, true};
   Response response = validate(tally.requests, members_);
   if (join_refuses_others_ && response.error.ok()) {
     response.error = refuse_without_joined(tally.requests, members_);
@@ -154,7 +154,8 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
 }
 
-// Counts a member that asked before it joined. Counts a member that joined without asking, unless it declined.
+// The number of members that an Average counts; 0: all. It leaves out members that have not asked and that joined with the wish
+// not to be counted.
 std::int32_t Coordinator::divisor_of(const RequestTally& tally) const {
   std::int32_t uncounted = 0;
   for (std::size_t i = 0; joined_count_ > 0 && i < members_.size(); ++i) {
@@ -211,7 +212,7 @@ void Coordinator::join(int member, const RequestPtr& request) {
   joined_[index] = true;
   uncounted_[index] = request->root != 0;
   ++joined_count_;
-  // Includes names of the last member to join: other members may have asked for them and then joined.
+  // Operations that lacked only this member are settled now. Sorted, so that their order does not depend on the hash table.
   std::vector<std::string> names;
   names.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) names.push_back(name);
@@ -236,7 +237,7 @@ void Coordinator::end_join(RequestPtr request, int last, Status error) {
   decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
 }
 
-void Coordinator::leave(int, const Status& why) {
+void Coordinator::leave(const Status& why) {
   if (left_.ok()) left_ = why;
   std::vector<std::string> names;
   names.reserve(tallies_.size());
@@ -268,7 +269,7 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
       tallies_.erase(tally);
     }
     if (!request) request = name_only(set_, OpKind::kAllreduce, name);
-    // A group that has lost a member can never complete: its settled members fail as well.
+    // A group that has lost an operation can never complete: its settled operations fail as well.
     for (auto group = groups_.begin(); group != groups_.end();) {
       const bool member =
           group->first == request->group ||
@@ -305,7 +306,7 @@ std::vector<Decision> Coordinator::collect() {
   for (Settled& settled : std::exchange(decided_, {})) {
     settled_names_.erase(settled.response->request->name);
     if (settled.hit) {
-      touch(lines_[static_cast<std::size_t>(settled.response->slot)]);
+      touch(slots_[static_cast<std::size_t>(settled.response->slot)]);
     } else if (!settled.requests.empty()) {
       remember(settled);
     }
@@ -318,16 +319,16 @@ void Coordinator::remember(Settled& settled) {
   const std::string& name = settled.response->request->name;
   std::uint32_t slot = 0;
   if (!slot_for(name, &slot)) return;
-  AssignedSlot& line = lines_[slot];
-  if (line.response) slot_by_name_.erase(line.response->request->name);
+  AssignedSlot& assigned = slots_[slot];
+  if (assigned.response) slot_by_name_.erase(assigned.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
   response->slot = static_cast<std::int32_t>(slot);
   settled.response = response;
-  line.response = std::move(response);
-  line.requests = std::move(settled.requests);
-  line.filled = sequence_;
-  slot_by_name_[line.response->request->name] = slot;
-  touch(line);
+  assigned.response = std::move(response);
+  assigned.requests = std::move(settled.requests);
+  assigned.filled = sequence_;
+  slot_by_name_[assigned.response->request->name] = slot;
+  touch(assigned);
 }
 
 // Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation.
@@ -337,16 +338,16 @@ bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
     *slot = own->second;
     return true;
   }
-  if (lines_.size() < capacity_) {
-    *slot = static_cast<std::uint32_t>(lines_.size());
-    lines_.emplace_back();
-    lines_.back().recency = recency_.insert(recency_.begin(), *slot);
+  if (slots_.size() < capacity_) {
+    *slot = static_cast<std::uint32_t>(slots_.size());
+    slots_.emplace_back();
+    slots_.back().recency = recency_.insert(recency_.begin(), *slot);
     return true;
   }
   int tries = kEvictionTries;
   for (auto candidate = recency_.rbegin(); candidate != recency_.rend() && tries > 0;
        ++candidate, --tries) {
-    const std::string& victim = lines_[*candidate].response->request->name;
+    const std::string& victim = slots_[*candidate].response->request->name;
     if (tallies_.contains(victim) || settled_names_.contains(victim)) continue;
     *slot = *candidate;
     return true;
@@ -354,8 +355,8 @@ bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   return false;
 }
 
-void Coordinator::touch(AssignedSlot& line) {
-  recency_.splice(recency_.begin(), recency_, line.recency);
+void Coordinator::touch(AssignedSlot& assigned) {
+  recency_.splice(recency_.begin(), recency_, assigned.recency);
 }
 
 }  // namespace hvdlite::engine

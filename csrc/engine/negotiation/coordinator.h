@@ -1,12 +1,12 @@
 // The coordinator, on the first rank of a process set: counts which members asked for what, and decides the order of the
 // operations.
-// A pure machine: no I/O, no threads.
+// A pure machine.
 // Thread: the holder of the progress token. Owns: the tallies and the coordinator's side of the response cache. Blocks: no.
 // Throws: Error(Internal) on announcements that no correct member sends.
 //
-// The life of a name: some members announce it (RequestTally) -> all members that have not joined have announced it: it is
-// settled -> if it belongs to a group, it waits until the whole group is settled -> it is decided -> collect() puts it into the
-// next response list.
+// The life of a name: some members announce it (RequestTally) -> all members that must ask and have not joined have announced
+// it: it is settled -> if it belongs to a group, it waits until the whole group is settled -> it is decided -> collect() puts
+// it into the next response list.
 #pragma once
 
 #include <cstdint>
@@ -25,31 +25,30 @@ namespace hvdlite::engine {
 
 class Coordinator {
  public:
-  // join_refuses_others: while members have joined, only allreduces are allowed.
+  // join_refuses_others: operations that refuse_without_joined() refuses fail.
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
               bool join_refuses_others);
 
-  // Member `member` asks for an operation, in full or by a slot of the response cache. It had processed the response lists up to
-  // `seen`. Returns the request, or null if the announcement is void.
+  // A member asks for an operation, in full or by a slot of the response cache. It had processed the response lists up to
+  // number `seen`. Returns the request; null if the announcement is void.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
-  // The member has left or died. Each operation that needs the member fails with this text, now and later.
-  void leave(int member, const base::Status& why);
-  // Forgets these operations and fails them on every member: the verdict of deadlock detection.
+  // A member has left. All operations of the set that are not decided fail with this text, now and later.
+  void leave(const base::Status& why);
+  // Fails these operations on every member, for example after a verdict of deadlock detection.
   void fail(const std::vector<std::string>& names, const base::Status& why);
 
-  // fail_doomed() will follow for these operations. Until then the coordinator decides none of them. Reason: if one of them
-  // failed earlier, a member could ask for another one, and that one could complete here although its members have been told that
-  // it never will.
+  // fail_doomed() will follow for these operations. Until then the coordinator decides none of them. Otherwise the last member
+  // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
-  // Fails the doomed operations that have not ended meanwhile.
+  // Fails those of the doomed operations that the coordinator still counts.
   void fail_doomed(const std::vector<std::string>& names, const base::Status& why);
 
   // Must everything go through messages? This is so while members have joined or left.
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
   // Does the coordinator count this name, or does the name wait for its group?
   bool knows(const std::string& name) const;
-  // One request for each of these names.
+  // One request for each name that the coordinator counts or that waits for its group. Joins are not included.
   std::vector<RequestPtr> open() const;
 
   bool has_decisions() const { return !decided_.empty(); }
@@ -68,9 +67,9 @@ class Coordinator {
  private:
   struct RequestTally {
     std::vector<RequestPtr> requests;  // by member
-    int count = 0;
-    int hits = 0;  // members that announced it by a slot
-    std::uint32_t slot = 0;
+    int count = 0;                     // members that announced it
+    int hits = 0;                      // members that announced it by a slot
+    std::uint32_t slot = 0;            // that slot
   };
   struct Settled {
     ResponsePtr response;
@@ -80,7 +79,7 @@ class Coordinator {
   struct PendingGroup {
     std::vector<Settled> ready;
     int settled = 0;
-    base::Status error;  // of the first member that failed; the others fail with the same one
+    base::Status error;  // of the first operation that failed; the others fail with the same one
   };
   struct AssignedSlot {
     ResponsePtr response;
@@ -96,12 +95,12 @@ class Coordinator {
   void decide(Settled settled);
   void decide_in_group(Settled settled);
   void join(int member, const RequestPtr& request);
-  // last: the member that joined last, unless the join fails.
+  // last: the rank that joined last; -1 if the join fails.
   void end_join(RequestPtr request, int last, base::Status error = {});
   void decide_failure(RequestPtr request, base::Status why);
   void remember(Settled& settled);
   bool slot_for(const std::string& name, std::uint32_t* slot);
-  void touch(AssignedSlot& line);
+  void touch(AssignedSlot& assigned);
 
   SetId set_;
   std::vector<int> members_;
@@ -111,18 +110,19 @@ class Coordinator {
   std::unordered_map<std::string, RequestTally> tallies_;
   std::unordered_map<std::string, PendingGroup> groups_;
   std::vector<Settled> decided_;
-  // Names that are settled but not collected. Their cache lines must not be replaced.
+  // Names that are settled but not collected. Their slots must not be given to other names.
   std::unordered_set<std::string> settled_names_;
-  // Of each name that failed: the number of the response list that says so. Older announcements are void.
+  // Of each name that fail() was called for: the number of the response list that tells the members. Older announcements are
+  // void.
   std::unordered_map<std::string, std::uint64_t> failed_at_;
   std::set<std::string> doomed_;
   std::vector<bool> joined_;
   std::vector<bool> uncounted_;  // members that have joined and that an Average does not count
   int joined_count_ = 0;
   base::Status left_;  // not ok after a member has left
-  int last_ = -1;
+  int last_ = -1;      // see take_last()
 
-  std::vector<AssignedSlot> lines_;
+  std::vector<AssignedSlot> slots_;
   std::unordered_map<std::string, std::uint32_t> slot_by_name_;
   std::list<std::uint32_t> recency_;  // most recent first
 };

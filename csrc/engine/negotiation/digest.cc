@@ -1,4 +1,4 @@
-// The digests of Negotiation and its parts. States that continue alike have equal digests.
+// The digests of Negotiation and its parts (Negotiation::digest).
 
 #include "engine/model/hashing.h"
 #include "engine/negotiation/negotiation.h"
@@ -43,11 +43,11 @@ void LocalUnits::add_to(base::Hasher& hasher) const {
 }
 
 void ResponseCache::add_to(base::Hasher& hasher) const {
-  hasher.add(lines_.size());
-  for (const KnownResponse& line : lines_) {
-    hasher.add_pair(line.response ? 1 : 0, line.mine ? 1 : 0);
-    if (line.response) add_response(hasher, *line.response);
-    if (line.mine) add_request(hasher, *line.mine);
+  hasher.add(slots_.size());
+  for (const KnownResponse& known : slots_) {
+    hasher.add_pair(known.response ? 1 : 0, known.mine ? 1 : 0);
+    if (known.response) add_response(hasher, *known.response);
+    if (known.mine) add_request(hasher, *known.mine);
   }
 }
 
@@ -76,10 +76,10 @@ void Coordinator::add_to(base::Hasher& hasher) const {
   }
   add_status(hasher, left_);
   hasher.add_signed(last_);
-  for (const AssignedSlot& line : lines_) {
-    add_response(hasher, *line.response);
-    add_requests(hasher, line.requests);
-    hasher.add(line.filled);
+  for (const AssignedSlot& assigned : slots_) {
+    add_response(hasher, *assigned.response);
+    add_requests(hasher, assigned.requests);
+    hasher.add(assigned.filled);
   }
   for (const std::uint32_t slot : recency_) hasher.add(slot);
 }

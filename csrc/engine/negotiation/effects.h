@@ -30,17 +30,16 @@ class Effects {
   virtual void ring(int rank) = 0;
 
   // --- operations ---
-  // All members execute this FusedOp now. entries[i] is this rank's part in fused.parts[i]; an entry without a request means that
-  // this rank has joined.
+  // All members execute this FusedOp at this place in the order. entries[i] is this rank's part in fused.parts[i]; an entry
+  // without a request means that this rank has joined.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
-  // Called just before a unit that is one FusedOp is announced. Prepares the operation, to save time after the agreement, and
-  // returns this rank's input as far as other members need it; or nothing, if the operation cannot be prepared. If all members
-  // have prepared it, execute_prepared() follows, otherwise execute(). If the members share memory, a rank that prepares an
-  // operation has announced nothing else in that set.
+  // Called just before a unit that is one FusedOp is announced at the set's port. If the members share memory, nothing else that
+  // this rank has announced there waits for agreement. Prepares the operation, to save time after the agreement, and returns this
+  // rank's input as far as other members need it; or nothing, if the operation cannot be prepared. When the operation is agreed,
+  // execute_prepared() follows if all members have prepared it, and otherwise execute().
   virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
-  // payloads: by the member's index, this member's part of what prepare() returned on that member; empty if the members share
-  // memory and prepare() has put the inputs there.
-  // Takes the unit's entries, or ends them before it returns.
+  // Takes the unit's entries, or ends them before it returns. payloads: by the member's index, this member's part of what
+  // prepare() returned on that member; empty if the members share memory and prepare() has put the inputs there.
   virtual void execute_prepared(SetId set, std::vector<Entry>& unit,
                                 std::vector<std::vector<std::byte>> payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
@@ -49,8 +48,8 @@ class Effects {
   virtual bool idle(SetId set) = 0;
 
   // --- process sets ---
-  // A set was added; it gets these regions of the window. Returns the port in the memory that all its members share, or null if
-  // they share none.
+  // A set was added; it gets these regions of the window. Returns the port in the memory that all its members share; null if
+  // there is none.
   virtual std::unique_ptr<Agreement> add_set(const ProcessSet& set,
                                              const Regions::Grant& regions) = 0;
   virtual void remove_set(SetId set) = 0;
@@ -60,10 +59,10 @@ class Effects {
 
   // --- for records and counters ---
   virtual void reached(std::span<const Entry> entries, Stage stage) = 0;
-  // The entries were announced in memory. The flight recorder does not record this step, because that would cost time in every
-  // operation.
-  virtual void announced_in_memory(std::span<const Entry> entries) = 0;
-  // Called just before a step in memory. Do slow preparations here, so that they do not delay the step.
+  // The entries were announced at the set's port. The flight recorder does not record this step, because that would cost time
+  // in every operation.
+  virtual void announced_at_port(std::span<const Entry> entries) = 0;
+  // Called just before announcements at a port. What takes time belongs here, so that it does not delay the announcements.
   virtual void before_announcing() = 0;
   // Rank `rank` was the last to ask for this many operations, which are now agreed.
   virtual void came_last(int rank, std::size_t operations) = 0;

@@ -18,7 +18,8 @@ namespace {
 // A key of 0 marks an empty cell.
 constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
 
-// Several processes write this memory, so its content is not trusted: loops over it are bounded, and indices from it are masked.
+// Several processes write this memory, so its content is not trusted: loops over it are bounded, and indices from it are
+// masked.
 [[noreturn]] void damaged(const char* how) {
   throw base::Error(base::ErrorCode::kInternal,
                     std::string("the shared memory in which ranks agree is damaged: ") + how);
@@ -94,7 +95,7 @@ std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
 std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
 
 Ledger::LogEntry Ledger::front() const {
-  // A writer must not overtake a reader.
+  // has_room() lets no entry be overwritten that a member has not read.
   if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
   const LogEntry entry = entries_[read_ & (capacity_.entries - 1)];
   if (entry.kind > Kind::kList) damaged("its log holds an entry of an unknown kind");
@@ -195,12 +196,12 @@ void Ledger::divert(std::uint64_t hash) {
   const std::uint64_t key = as_key(hash);
   if (!is_open()) return;
   const Cell* cell = find(key);
-  const bool told = cell->key != 0 && cell->diverted == 0;
+  const bool is_announced = cell->key != 0 && cell->diverted == 0;
   if (!fits(1)) {
     close();
   } else {
     mark_diverted(key);
-    if (told) append({.key = key, .kind = Kind::kDiverted});
+    if (is_announced) append({.key = key, .kind = Kind::kDiverted});
   }
 }
 
@@ -235,7 +236,8 @@ void Ledger::reopen(std::span<const std::uint64_t> keys) {
   for (const std::uint64_t key : keys) mark_diverted(key);
 }
 
-// Announcements leave room for as many diverted keys, so the table never fills up.
+// Announcements make cells only while less than half of the table is in use, and diverted keys only up to seven eighths. So
+// each search ends at an empty cell.
 bool Ledger::fits(std::size_t keys) const {
   return header_->used + keys <= capacity_.cells - capacity_.cells / 8;
 }

@@ -1,38 +1,41 @@
 // Negotiation without messages: if all members of a process set are on one host, they agree in shared memory on what they all
 // asked for and on its order.
 //
-// The ledger has a table and a log. A member announces a unit (a tensor, or a whole group) by its key (a hash of its name) and
-// content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their bit
-// to it; the last one takes the cell out and appends "complete" to the log. Each member reads the log when it can, and
+// The ledger has a table and a log. A member announces a unit (an operation, or a whole group) by its key (a hash of its name)
+// and content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their
+// bit to it; the last one takes the cell out and appends "complete" to the log. Each member reads the log when it can, and
 // executes its entries in order. So an agreement costs each member one short critical section, and only members that ask need
 // to be awake.
 //
-// All other operations go to the coordinator in messages. The ledger keeps the two ways apart:
+// All other operations go to the coordinator in messages. The ledger keeps these two ways of agreement apart:
 //
 //   announce ----> waits ----(last bit)----> complete       execute it
 //                    |
 //                    +--(other content, or the coordinator got the same key in a message)--> diverted
-//                    +--(the coordinator closed the ledger: join, leave, verdict)----------> closed
+//                    +--(the ledger was closed: join, leave, failure, verdict, full table)-> closed
 //
-//   diverted: members that have announced the unit read this in the log and send their requests in full. A member that announces
-//   it later is told at once to send its request. The marked cell stays until the coordinator has decided the unit.
+//   diverted: members that have announced the unit read this in the log and send their requests to the coordinator. A member
+//   that announces it later is told at once to send its request. The diverted cell stays until the coordinator has decided the
+//   unit.
+//   closed: the same for all units. The coordinator opens the ledger again.
 //   list n: the place of the coordinator's n-th response list among the agreements of the ledger.
 //
 // Every unit is agreed exactly once, in one place in one order, because
 //  1. all changes are made under one lock, so that "the last bit is set" and "diverted" exclude each other;
 //  2. a member announces only when it has read the whole log (up_to_date), so that no entry that it reads later concerns an
 //     earlier announcement of the same key;
-//  3. the coordinator diverts the key of every request it accepts, before anything else is announced under that key: while it
-//     counts a key, no unit with this key can complete here;
+//  3. the coordinator diverts the key of every request that it accepts. The member that sent the request announces this key
+//     here only after the decision. So while the coordinator counts a key, no unit with this key can complete here, and all
+//     members that ask for it send their requests, too;
 //  4. a decision of the coordinator takes the keys' cells out of the table in the same critical section that puts the list
-//     into the log, and the coordinator forgets pending diversions of these keys: a key that it does not count has no cell;
-//  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed after
-//     that. A member that fails closes the ledger, too; it need not read the log, because it executes nothing more.
-// A member cannot withdraw a unit in any other way: it executes what the log says. tests/unit/test_ledger.py walks through every
-// interleaving of small cases.
+//     into the log, and the coordinator forgets pending diversions of these keys: no diverted cell outlives the decision;
+//  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed
+//     after that. A member that fails closes the ledger, too; it need not read the log, because it executes nothing more.
+// A member cannot withdraw a unit in any other way: it executes what the log says. tests/unit/test_ledger.py walks through
+// every interleaving of small cases.
 //
-// A member that dies, or fails, while it holds the lock stops the other members' announcements, but not the members: they try
-// again later, and meanwhile detect the death. What it had appended since it took the lock is never visible.
+// A member that dies, or fails, while it holds the lock stops the other members' steps, but not the members: they try again
+// later, and meanwhile learn of the death or failure. What it had appended since it took the lock is never visible.
 //
 // Thread: each member's object by the holder of that rank's progress token. Owns: nothing but its place in the log.
 // Blocks: never. Throws: Error(Internal) if what it reads in the shared memory cannot be.
@@ -59,15 +62,13 @@ class Ledger {
   };
   static std::size_t bytes(Capacity capacity);
 
-  // memory: bytes(capacity) bytes, zero at first, shared by all members. serial: greater than 0 and than the serial of any
-  // earlier ledger in this memory.
+  // memory: bytes(capacity) bytes at the beginning of a cache line, zero at first, shared by all members. serial: greater than
+  // 0 and than the serial of any earlier ledger in this memory.
   Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial);
 
-  // Called by the coordinator when no rank uses an earlier ledger in this memory any more. The log begins after its response list
-  // number `sequence`. `keys` are the keys that it counts already.
+  // As Agreement::begin, exists and first_sequence.
   void create(std::uint64_t sequence, std::span<const std::uint64_t> keys);
   bool exists() const;
-  // The log does not contain response lists up to this number. They come before all entries of the log.
   std::uint64_t first_sequence() const;
 
   // --- the log ---
@@ -92,8 +93,8 @@ class Ledger {
   // Needs up_to_date() and room for one entry. prepared: as in Agreement::Unit.
   Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
-  // For the coordinator; close() also for a member that leaves. Each needs room for one entry, for any number of keys. If
-  // diverted keys fill the table too much, the ledger closes; too many keys keep it closed.
+  // For the coordinator; close() also for a member that leaves, joins or fails. Each needs room for one entry, for any number
+  // of keys. divert() closes the ledger, and reopen() leaves it closed, if the table would have too many cells in use.
   void divert(std::uint64_t key);
   void append_list(std::uint64_t number, std::span<const std::uint64_t> decided);
   void close();
@@ -128,8 +129,8 @@ class Ledger {
   std::uint64_t tail_at_lock_ = 0;
 };
 
-// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. Owns a share
-// of the channel; when the last owner ends, the next user of the region may begin. try_abandon may take some milliseconds.
+// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. It keeps the
+// channel alive, and with it this rank's use of the region (SharedChannel). try_abandon may take some milliseconds.
 class SharedAgreement final : public Agreement {
  public:
   // memory: the part of the channel's region for a ledger. serial: as Ledger's.
@@ -157,7 +158,8 @@ class SharedAgreement final : public Agreement {
   void hear(int member, LedgerSteps steps) override;
 
  private:
-  // A member that fails tries for some milliseconds to get the lock. In this time the holder of the lock gets a processor.
+  // A member that fails tries for some milliseconds to get the lock: long enough for a holder of the lock that lost its
+  // processor to continue.
   static constexpr int kTriesToAbandon = 20 * Ledger::kTries;
 
   Step close(bool up_to_date, int tries);

@@ -1,5 +1,6 @@
-// LocalUnits, which holds what this rank announces at its set's port (agreement.h), and those functions of SetNegotiation that
-// use the port. set_negotiation.cc has the others. ledger.h and replicated_ledger.h explain the protocol.
+// LocalUnits, which holds what this rank announces at its set's port (agreement.h), and those functions of SetNegotiation by
+// which a member uses the port. set_negotiation.cc and coordination.cc have the others. ledger.h and replicated_ledger.h
+// explain the protocol.
 
 #include "engine/negotiation/local_units.h"
 
@@ -19,10 +20,10 @@ using Step = Agreement::Step;
 
 namespace {
 
-// How many times to try a step, each time after reading the log, if the log grows before the step.
+// How many times to read the log and try a step, if the log grows between the two.
 constexpr int kRounds = 4;
 
-// Larger allgathers and alltoalls go by message: the coordinator checks that the members' rows together are a possible size.
+// Larger allgathers and alltoalls go by message: the coordinator checks that one tensor can hold the rows of all members.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
 // The most names in uneven_. When it has so many, all are removed before another one is added.
@@ -36,7 +37,8 @@ bool covers(const Request& request) {
   return moves_data(request.kind) || request.kind == OpKind::kBarrier;
 }
 
-// The hash of the name. If hvdlite has made the name, the hash of its first part, which is the same for all operations of a kind.
+// The hash of the name. If hvdlite has made the name, the hash of its first part, which is the same for all unnamed operations
+// of a kind.
 std::uint64_t lasting_name(const Request& request) {
   const std::size_t unnamed = request.name.find(kUnnamed);
   if (unnamed == std::string::npos) return request.name_hash;
@@ -266,7 +268,7 @@ bool SetNegotiation::announce_waiting() {
   std::vector<Entry> by_message;
   const bool announced = after_reading([&] {
     return local_units_.announce(*port_, by_message, [&](const std::vector<Entry>& entries) {
-      all_.effects_.announced_in_memory(entries);
+      all_.effects_.announced_at_port(entries);
     });
   });
   if (!announced) return false;
@@ -282,7 +284,7 @@ void SetNegotiation::wake_members() {
   }
 }
 
-// Executes what the log says, as far as possible now.
+// Executes what the log says, as far as possible now. Returns true if there was anything.
 bool SetNegotiation::read() {
   std::vector<Entry> taken;
   try {
@@ -358,15 +360,14 @@ void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
       all_.finish({&mine, 1}, Status{});
       continue;
     }
-    agreed.push_back(agreed_in_memory(mine.request, entry.contributors));
+    agreed.push_back(agreed_at_port(mine.request, entry.contributors));
     taken.push_back(std::move(mine));
   }
 }
 
-// The coordinator's answer if `contributors` members have a value. In a group the same requests are absent on all ranks, so
-// either all ranks have a value or none has.
-AgreedOperation SetNegotiation::agreed_in_memory(const RequestPtr& request,
-                                                 int contributors) const {
+// What the coordinator would answer if `contributors` members have a value. In a group the same requests are absent on all
+// ranks, so either all ranks have a value or none has.
+AgreedOperation SetNegotiation::agreed_at_port(const RequestPtr& request, int contributors) const {
   return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};
 }
 

@@ -2,9 +2,10 @@
 // Thread: the holder of the progress token. Owns: these units' entries until the caller takes them back. Blocks: no.
 // Throws: what the agreement throws; no entry is lost then.
 //
-// A unit is one operation, or a group of operations. A group is announced when this rank has submitted all of it. Some operations
-// need the coordinator and are no units: those that change sets or end a join, very large allgathers and alltoalls (kMostRows),
-// and allgathers and alltoalls whose rows differed between ranks when the ranks last ran an operation of the same name.
+// A unit is one operation, or a group of operations. A group is announced when this rank has submitted all of it. Some
+// operations need the coordinator and are no units: joins, changes of process sets, very large allgathers and alltoalls
+// (kMostRows), and allgathers and alltoalls whose rows differed between ranks when the ranks last ran an operation of the same
+// name.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +27,16 @@ class LocalUnits {
   // Adds the keys that a request may have in the agreement: its own key, and its group's.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
-  // Takes an entry of this rank, and announces it when its unit is complete. Returns false, and does not take the entry, if the
-  // entry must go by message: the agreement does not cover it, or other entries of its group went by message.
+  // Takes an entry of this rank. When its unit is complete, the unit waits for announce(). Returns false, and does not take the
+  // entry, if the entry must go by message: it is no part of a unit, or other entries of its group went by message.
   bool admit(Entry& entry);
-  // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. All members get the same
-  // responses, so all know the same names whose requests go by message without an announcement.
+  // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. If they did, the next
+  // request of this name goes by message at once. All members get the same responses, so all remember the same names.
   void remember_rows(const Response& response, int members);
   bool has_waiting() const { return !waiting_.empty(); }
   bool has_announced() const { return !announced_.empty(); }
   bool has_entries() const { return !(waiting_.empty() && announced_.empty() && groups_.empty()); }
-  // Calls visit(const Entry&) for each entry held here.
+  // Calls visit(const Entry&) for each entry that this object owns.
   template <typename Visit>
   void for_each(Visit visit) const {
     for_each_announced(visit);
@@ -47,8 +48,8 @@ class LocalUnits {
     for (const auto& [key, entries] : announced_) std::ranges::for_each(entries, visit);
   }
 
-  // Announces waiting units, at most kMostAtOnce in one call. Calls announced(entries) for each announced unit, and adds entries
-  // that must go by message to `by_message`.
+  // Announces waiting units, at most kMostAtOnce in one call. Calls announced(entries) for each announced unit, and adds
+  // entries that must go by message to `by_message`.
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);
@@ -63,8 +64,8 @@ class LocalUnits {
   std::vector<Entry> take(std::uint64_t key);
   // Takes all entries: announced, waiting, and of incomplete groups.
   std::vector<Entry> take_all();
-  // The coordinator has decided this request. Takes the entries of its unit, if they are here; those that the coordinator has not
-  // decided go by message. by_name: this rank's request may differ from the decided one in everything but the name.
+  // The coordinator has decided this request. Takes the entries of its unit, if they are here. Those that the coordinator has
+  // not decided must go by message. by_name: this rank's request may differ from the decided one in everything but the name.
   std::vector<Entry> withdraw(const Request& decided, bool by_name);
 
   void add_to(base::Hasher& hasher) const;

@@ -2,12 +2,12 @@
 // Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
 //
-// A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members agree
-// through a port, an Agreement, or in large sets through the coordinator alone. The digest tells states apart.
+// A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members
+// agree through a port, an Agreement, or in large sets through the coordinator alone. The digest tells states apart.
 //
 // A Negotiation cannot be copied: it shares its entries with callers (through their completions) and its ports with other
-// members. A test that wants to return to a state makes new machines and repeats the steps that led to the state. For some twenty
-// steps this takes 75 µs a state (negotiation_explored.cc).
+// members. A test that wants to return to a state makes new machines and repeats the steps that led to the state. For some
+// twenty steps this takes 75 µs a state (negotiation_explored.cc).
 //
 //   what callers ask ---------> admit() --------+
 //   what another rank says ---> hear() ---------+--> Effects: send, ring, execute, finish, add_set, remove_set
@@ -33,11 +33,11 @@ class Negotiation {
  public:
   struct Settings {
     int rank = 0;
-    std::size_t fusion_threshold = 0;
-    std::size_t cache_capacity = 0;
-    bool join_refuses_others = false;   // while members have joined, only allreduces are allowed
-    bool agreement_is_barrier = false;  // a barrier is done when all members have reached it
-    // At most this many members of a set agree in copies of a ledger.
+    std::size_t fusion_threshold = 0;   // bytes
+    std::size_t cache_capacity = 0;     // slots
+    bool join_refuses_others = false;   // the coordinator calls refuse_without_joined()
+    bool agreement_is_barrier = false;  // a barrier that is agreed at the port needs no collective
+    // Sets of at most this many members agree in copies of a ledger, if they do not share one.
     std::size_t ledger_copies = 0;
   };
 
@@ -58,7 +58,7 @@ class Negotiation {
   void hear(int source, Verdict message);
 
   // --- how ranks end ---
-  // A rank is about to leave. First executes all that the rank took part in.
+  // Another rank is about to leave. Executes all that it took part in, and sends the decisions in which it takes part.
   void catch_up();
   void left(int rank, const base::Status& why);
   // Called before this rank leaves: nothing that it has announced at a port may become complete any more. False: call it again.
@@ -67,8 +67,8 @@ class Negotiation {
   std::set<int> leave(const base::Status& why);
   // This rank has left. `coordinator` will not decide the operations that this rank still waits for: they end with `why`.
   void fail_undecided(int coordinator, const base::Status& why);
-  // This rank fails. All its unfinished entries end with the failure. The port closes, so that no other rank completes one of
-  // them later.
+  // This rank fails; end_all() follows. Closes the ports, so that no operation that this rank has announced becomes complete
+  // later.
   void abandon();
   // Ends all entries that are not agreed.
   void end_all(const base::Status& why);

@@ -13,12 +13,12 @@ class Regions {
  public:
   struct Region {
     int number = 0;
-    // The region is free for this set when so many ranks of this host have left it since the window was made.
+    // The region is free for this set when ranks of this host have left it this many times since the window was made.
     std::uint64_t departures = 0;
   };
   // If some host has several members: one region if all members are on that host, and two if members are on other hosts as
-  // well. None if no host has several members, if too few regions have no set, or if members are on several hosts and some host
-  // has no window.
+  // well (collectives/comm.h says why). None if no host has several members, if too few regions have no set, or if members are
+  // on several hosts and some host has no window.
   struct Grant {
     std::optional<Region> first;
     std::optional<Region> second;
@@ -35,7 +35,7 @@ class Regions {
  private:
   struct Use {
     std::int32_t set = -1;  // -1: none
-    // The sum over all sets that have had the region: the number of the set's members on this host.
+    // The sum over all sets that have or had the region: the number of the set's members on this host.
     std::uint64_t users = 0;
   };
   Region take_one(std::size_t number, std::int32_t set, const std::vector<int>& members);

@@ -64,14 +64,14 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   }
   if (message.steps.empty()) return Step::kDone;
   is_silent_ = false;
-  make(std::move(message), payload);
+  send(std::move(message), payload);
   return Step::kDone;
 }
 
 Agreement::Step ReplicatedLedger::try_close() {
   if (has_news()) return Step::kUnread;
   if (!is_silent_ || (open_ && own_list_ > closing_read_)) {
-    if (!std::exchange(closing_, true)) make({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
+    if (!std::exchange(closing_, true)) send({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
     return has_news() ? Step::kUnread : Step::kRefused;
   }
   const bool mine_are_made = std::ranges::none_of(waiting_, [&](const auto& item) {
@@ -84,7 +84,7 @@ Agreement::Step ReplicatedLedger::try_close() {
 Agreement::Step ReplicatedLedger::try_list(std::uint64_t number,
                                            std::span<const std::uint64_t> decided) {
   HVD_CHECK(!has_left_);
-  make({.steps = {{.kind = LedgerSteps::Kind::kList,
+  send({.steps = {{.kind = LedgerSteps::Kind::kList,
                    .key = number,
                    .keys = {decided.begin(), decided.end()}}}});
   return Step::kDone;
@@ -106,7 +106,7 @@ Agreement::Step ReplicatedLedger::try_keep(Upkeep& upkeep) {
     message.steps.push_back({.kind = LedgerSteps::Kind::kReopen, .keys = upkeep.counted});
   }
   if (message.steps.empty()) return Step::kRefused;  // the reopening is on its way
-  make(std::move(message));
+  send(std::move(message));
   return Step::kDone;
 }
 
@@ -114,24 +114,24 @@ bool ReplicatedLedger::acknowledge() {
   if (has_left_ || !std::exchange(changed_, false)) return false;
   const bool must_tell = read_ > me().told && (!open_ || closing_read_ > me().told);
   if (!must_tell && !holds_up_others()) return false;
-  make({});
+  send({});
   return true;
 }
 
-void ReplicatedLedger::make(LedgerSteps message, const InlinePayload& payload) {
+void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload) {
   message.set = set_;
   message.stamp = std::max(me().stamp + 1, highest_);
   message.exceptions = read_;
-  const auto carry = [&](int member) {
+  const auto add_part = [&](int member) {
     const std::span<const std::byte> part = payload.part(member);
     message.payload.assign(part.begin(), part.end());
   };
   for (int member = 0; member < static_cast<int>(members_.size()); ++member) {
     if (member == index_ || members_[static_cast<std::size_t>(member)].is_gone) continue;
-    carry(member);
+    add_part(member);
     tell_(member, message);
   }
-  carry(index_);
+  add_part(index_);
   take(index_, std::move(message));
 }
 
@@ -173,8 +173,8 @@ void ReplicatedLedger::take(int member, LedgerSteps message) {
 
 // --- all members' steps, in their order -------------------------------------------------------------------------------
 
-// Can no message come from this member any more that belongs before this place?
-bool ReplicatedLedger::precedes(int member, Place place) const {
+// Have all messages of this member come that belong before this place?
+bool ReplicatedLedger::has_passed(int member, Place place) const {
   const MemberState& other = members_[static_cast<std::size_t>(member)];
   // Its next stamp is greater than its last one. With an equal stamp, the lower index comes first.
   return other.is_gone || other.stamp + (member > place.second ? 1 : 0) >= place.first;
@@ -184,9 +184,9 @@ void ReplicatedLedger::advance() {
   changed_ = true;
   while (!waiting_.empty()) {
     const Place place = waiting_.begin()->first;
-    // A member that has left follows the coordinator's lists only, in the order in which they come.
+    // A member that has left needs only the coordinator's lists, which come in their order. It waits for no other member.
     for (int member = 0; !has_left_ && member < static_cast<int>(members_.size()); ++member) {
-      if (member != place.second && !precedes(member, place)) return;
+      if (member != place.second && !has_passed(member, place)) return;
     }
     HeardSteps heard = std::move(waiting_.begin()->second);
     waiting_.erase(waiting_.begin());
@@ -222,7 +222,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         break;
     }
   }
-  // Members fuse what one message completes.
+  // The entries of one message form one batch: what they complete is fused.
   if (log_.size() > before) log_.back().last = 1;
   members_[static_cast<std::size_t>(member)].exceptions = heard.message.exceptions;
   forget_exceptions();
@@ -287,7 +287,7 @@ bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) cons
   return exceptions < closed_at_ || (found != excepted_.end() && exceptions < found->second);
 }
 
-// Drops what all members had read before the steps that are still to come.
+// Forgets the exceptions that all members had read when they sent the steps that are still to come.
 void ReplicatedLedger::forget_exceptions() {
   if (excepted_.empty()) return;
   std::uint64_t least = exceptions_;
@@ -321,7 +321,7 @@ bool ReplicatedLedger::holds_up_others() const {
   };
   return std::ranges::any_of(waiting_, [&](const auto& item) {
     const auto& [place, heard] = item;
-    return place.second != index_ && !precedes(index_, place) &&
+    return place.second != index_ && !has_passed(index_, place) &&
            std::ranges::any_of(heard.message.steps, matters);
   });
 }

@@ -1,33 +1,36 @@
-// Negotiation without the coordinator for members that share no memory: each member has a copy of the ledger (ledger.h), and all
-// copies make the same steps in the same order.
+// Negotiation without the coordinator for members that share no memory: each member has a copy of the ledger (ledger.h), and
+// all copies make the same steps in the same order.
 //
-// A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index of
-// the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller than
-// any stamp that it has received. So after a message with stamp s, a member sends no message with a stamp up to s. A copy makes a
-// step when it has a message of every other member with the same stamp or a later one.
+// A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index
+// of the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller
+// than any stamp that it has received. So after a message with stamp s, a member sends no message with a stamp up to s. A copy
+// makes a step when no message that comes before it in this order can arrive any more. For that it needs a message of every
+// other member with the step's stamp or a later one; of a member with a higher index, a message with the stamp before is
+// enough.
 //
 //   member 0: announce x (stamp 7) ----> member 1      Each copy has stamp 7 of both members. So it makes the step of member 0,
 //   member 1: announce x (stamp 7) ----> member 0      and then the step of member 1, which completes x.
 //
-// Members that announce the same units thus agree after one message in each direction, sent at the same time. A coordinator would
-// need twice that time. If a member has nothing to announce, it is silent, and the steps of the others wait. It sends a message
-// without steps (an acknowledgement) only if such a step changes anything:
+// Members that announce the same units thus agree after one message in each direction, sent at the same time. A coordinator
+// would need twice that time. If a member has nothing to announce, it is silent, and the steps of the others wait. It sends a
+// message without steps (an acknowledgement) only if such a step changes anything:
 //   - all members have announced the unit, but in messages with different stamps; or
 //   - the step is no announcement, or it announces a diverted key.
 //
 // There are three more differences from the ledger in shared memory:
-//   - A step is made later than it is asked for. So an announcement may arrive after a log entry that its sender had not read: its
-//     key has been diverted or decided, or the ledger was closed. Such entries (all but kComplete) are called exceptions. They are
-//     numbered, and each message says how many exceptions its sender has read. An announcement is void if a later exception
-//     concerns its key. The sender takes the unit back when it reads that exception.
+//   - A step is made later than it is asked for. So before an announcement, the log may have an entry that its sender had not
+//     read: the key was diverted or decided, or the ledger was closed. Such entries (all but kComplete) are called exceptions.
+//     They are numbered, and each message says how many exceptions its sender has read. An announcement is void if an exception
+//     that its sender had not read concerns its key (a closing concerns all keys). The sender takes the unit back when it reads
+//     that exception.
 //   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
 //     executed the operations in which it took part. So members report at once what they read while the ledger is closed.
 //   - A small payload travels with its announcement (inline payload): every member gets all of it, or its part. When the unit
 //     becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
 // Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978). Copies that
-// make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). That members acknowledge only
-// what changes anything is hvdlite's own.
+// make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). The rule that a member
+// acknowledges only a step that changes anything is hvdlite's own.
 //
 // The number of messages grows with the square of the number of members. Therefore large sets ask the coordinator
 // (HVDLITE_LEDGER_COPIES).
@@ -51,7 +54,7 @@ namespace hvdlite::engine {
 class ReplicatedLedger final : public Agreement {
  public:
   static constexpr int kMaxMembers = 32;
-  // Sends a message to a member.
+  // Sends a message to the member with this index.
   using Tell = std::function<void(int member, const LedgerSteps&)>;
 
   ReplicatedLedger(SetId set, int members, int index, Tell tell);
@@ -86,13 +89,13 @@ class ReplicatedLedger final : public Agreement {
   using Place = std::pair<std::uint64_t, int>;  // in the order of all steps: stamp, member
   struct MemberState {
     std::uint64_t stamp = 0;       // of its last message
-    std::uint64_t told = 0;        // exceptions that it had read then
-    std::uint64_t exceptions = 0;  // the same, of its last message whose steps are made
+    std::uint64_t told = 0;        // the number of exceptions that it had read then
+    std::uint64_t exceptions = 0;  // the same, for its last message whose steps are made
     bool is_gone = false;
   };
   struct HeardSteps {
     LedgerSteps message;
-    std::uint64_t arrival = 0;
+    std::uint64_t arrival = 0;  // its number among all messages that this member has heard or sent
   };
   struct AnnouncedUnit {
     std::uint64_t content = 0;
@@ -107,9 +110,10 @@ class ReplicatedLedger final : public Agreement {
   };
 
   MemberState& me() { return members_[static_cast<std::size_t>(index_)]; }
-  void make(LedgerSteps message, const InlinePayload& payload = {});
+  // Sends this member's steps to all members, and to its own copy.
+  void send(LedgerSteps message, const InlinePayload& payload = {});
   void take(int member, LedgerSteps message);
-  bool precedes(int member, Place place) const;
+  bool has_passed(int member, Place place) const;
   void advance();
   void carry_out(int member, HeardSteps heard);
   void announce(int member, LedgerSteps& message, LedgerSteps::Step& step, std::uint64_t arrival);
@@ -125,15 +129,15 @@ class ReplicatedLedger final : public Agreement {
   const int index_;
   const Tell tell_;
   std::vector<MemberState> members_;
-  std::uint64_t highest_ = 0;  // stamp that this member has heard
-  std::uint64_t arrivals_ = 0;
+  std::uint64_t highest_ = 0;            // the highest stamp that this member has heard or sent
+  std::uint64_t arrivals_ = 0;           // the number of messages that it has heard or sent
   std::map<Place, HeardSteps> waiting_;  // messages whose steps are not made yet
 
   // --- the copy ---
   bool open_ = true;
   std::unordered_map<std::uint64_t, AnnouncedUnit> cells_;    // by key
   std::deque<LogEntry> log_;                                  // what this member has not read
-  std::deque<std::vector<std::vector<std::byte>>> payloads_;  // of prepared units in the log
+  std::deque<std::vector<std::vector<std::byte>>> payloads_;  // of the prepared units in log_
   std::vector<std::vector<std::byte>> taken_;                 // of the one that was popped last
   std::uint64_t exceptions_ = 0;                              // in the log so far
   std::uint64_t closed_at_ = 0;                               // number of the last closing; 0: none
@@ -143,7 +147,7 @@ class ReplicatedLedger final : public Agreement {
   // --- this member ---
   std::uint64_t read_ = 0;          // exceptions that it has read
   std::uint64_t closing_read_ = 0;  // number of the last closing that it has read
-  bool is_silent_ = false;          // it has read a closing, and announced nothing since
+  bool is_silent_ = false;          // it has read a closing, and has announced nothing since
   bool reopening_ = false;          // it has asked for a reopening that is not made yet
   bool closing_ = false;            // it has asked for a closing, and has read none since
   std::uint64_t own_list_ = 0;      // number of the last list of its own

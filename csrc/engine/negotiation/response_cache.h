@@ -2,10 +2,10 @@
 // Thread: the holder of the progress token. Owns: its known responses. Blocks: no. Throws: Error(Internal) on a slot that was
 // never filled.
 //
-// The coordinator assigns slots and decides which of them it replaces. Members follow its responses, and all process them in one
-// order. So a slot means the same on every member as of the same response list. A member sends that list's number together with
-// its slots. The coordinator ignores a slot that it refilled after that list. A member that sees the slot replaced while its
-// announcement is under way announces again in full (SetNegotiation::remember).
+// The coordinator assigns slots and decides which of them it replaces. Members follow its responses, and all process them in
+// one order. So after the same number of response lists, a slot means the same on every member. A member sends that number
+// together with its slots. The coordinator ignores a slot that it refilled in a later list. A member that sees the slot
+// replaced while its announcement is under way announces again in full (SetNegotiation::remember).
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ namespace hvdlite::engine {
 
 class ResponseCache {
  public:
-  // The slot of exactly this request, as this rank last made it.
+  // The slot of this request's name, if this rank asked for an equal request when the slot was filled.
   std::optional<std::uint32_t> find(const Request& request) const;
   const ResponsePtr& at(std::uint32_t slot) const;
-  // Fills the slot. mine: what this rank asked for (null if it had joined). Returns the name that lost its slot, or "".
+  // Fills the slot. mine: what this rank asked for; null if it did not ask. Returns the name that lost its slot, or "".
   std::string put(std::uint32_t slot, ResponsePtr response, RequestPtr mine);
 
   void add_to(base::Hasher& hasher) const;
@@ -34,7 +34,7 @@ class ResponseCache {
     ResponsePtr response;
     RequestPtr mine;
   };
-  std::vector<KnownResponse> lines_;
+  std::vector<KnownResponse> slots_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
 };
 

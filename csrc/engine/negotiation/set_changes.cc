@@ -1,4 +1,5 @@
-// Negotiation of operations that move no data: changes of process sets, and the end of a join. The rest is in negotiation.cc.
+// The part of Negotiation about operations that move no data: changes of process sets, and the end of a join. The rest is in
+// negotiation.cc.
 
 #include <algorithm>
 #include <utility>
@@ -79,7 +80,7 @@ SetId Negotiation::create_set(std::vector<int> members) {
   return id;
 }
 
-// For members that do not share a ledger; null if there are too many of them, or this rank is no member.
+// A port for members that do not share a ledger; null if they are too many or one alone, or this rank is no member.
 std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   const int most = static_cast<int>(
       std::min(settings_.ledger_copies, static_cast<std::size_t>(ReplicatedLedger::kMaxMembers)));
@@ -111,6 +112,7 @@ void Negotiation::remove_set(std::int32_t id) {
 
 // This rank agrees to a set's removal when all its operations on the set have ended, and submits nothing more to the set.
 // Otherwise one member could follow the removal, while another waited for ever for an operation that both had agreed on.
+// Returns true, and takes the entry, if the removal has to be held back.
 bool Negotiation::hold_removal(Entry& entry) {
   const auto found = sets_.find(entry.request->root);
   if (found == sets_.end()) return false;  // another thread removed it first
@@ -121,7 +123,7 @@ bool Negotiation::hold_removal(Entry& entry) {
   return true;
 }
 
-// Returns true if some removal need not be held back any more.
+// Admits the removals whose reason to be held back is over. Returns true if there was one.
 bool Negotiation::resume_removals() {
   const std::size_t held = held_removals_.size();
   for (Entry& entry : std::exchange(held_removals_, {})) admit(entry);

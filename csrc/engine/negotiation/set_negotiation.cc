@@ -162,8 +162,8 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
   return decision.response;
 }
 
-// Does the decision fit what this rank asked for? Checked before execution, because the memory of its tensors has the size of its
-// own request.
+// Does the decision fit what this rank asked for? Checked before execution, because the memory of this rank's tensor has the
+// size that its own request gives.
 void SetNegotiation::check_mine(const Response& response) const {
   const auto found = pending_.find(response.request->name);
   check_fits(response, found != pending_.end() ? &found->second.entry : nullptr, has_joined(),
@@ -173,7 +173,8 @@ void SetNegotiation::check_mine(const Response& response) const {
   }
 }
 
-// Some entries have no request on this rank. Has this rank joined, or does the list name an operation twice?
+// Some of these entries have no request. That is correct if this rank has joined, and an error if the list names an operation
+// twice.
 void SetNegotiation::check_absence(const Response& first, std::span<const Entry> entries) {
   try {
     check_fits(first, nullptr, has_joined(), *set_.members, set_.index);
@@ -224,7 +225,7 @@ void SetNegotiation::execute(FusedOp fused, std::vector<Entry> entries) {
   all_.effects_.execute(set_.id, std::move(fused), std::move(entries));
 }
 
-// This many operations are agreed because `member` has asked for them; -1: no member has.
+// `member` was the last to ask for this many operations, which are now agreed; -1: no member's request completed them.
 void SetNegotiation::came_last(int member, std::size_t operations) {
   if (set_.size() == 1 || member < 0) return;
   HVD_CHECK(member < set_.size());
@@ -236,7 +237,7 @@ void SetNegotiation::came_last(int member, std::size_t operations) {
 void SetNegotiation::left(int rank, const Status& why) {
   const int member = set_.index_of(rank);
   if (member < 0 || !set_.is_member()) return;
-  if (coordinator_) coordinator_->leave(member, why);
+  if (coordinator_) coordinator_->leave(why);
   if (port_) {
     port_->left(member);
     upkeep_.close = true;

@@ -1,9 +1,9 @@
-// One member's part in the agreement of one process set. It holds this rank's entries that are not agreed. On the set's first
-// member it also holds the coordinator (coordination.cc). Members agree through a port if the set has one that serves the operation
-// (local_units.cc), and otherwise by messages to the coordinator (set_negotiation.cc).
+// One rank's part in the agreement of one process set. It holds this rank's entries that are not agreed. On the set's first
+// member it also holds the coordinator (coordination.cc). Members agree through a port if the set has one that serves the
+// operation (local_units.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member only
+// knows the set.
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
-// Coordinator.
-// Blocks: no. Throws: Error(Internal) on messages that no correct member sends, and what the effects throw.
+// Coordinator. Blocks: no. Throws: Error(Internal) on messages that no correct member sends, and what the effects throw.
 #pragma once
 
 #include <deque>
@@ -26,8 +26,8 @@ class Negotiation;
 
 class SetNegotiation {
  public:
-  // all: the sets of this rank; this object is one of them. port: through which the members agree; null: only by messages to the
-  // coordinator.
+  // all: the owner of this object and of the rank's other sets. port: through which the members agree; null: they agree only by
+  // messages to the coordinator.
   SetNegotiation(Negotiation& all, ProcessSet set, std::unique_ptr<Agreement> port);
 
   const ProcessSet& set() const { return set_; }
@@ -37,10 +37,10 @@ class SetNegotiation {
   base::Status refusal(const Request& request) const;
   // Takes the entry.
   void admit(Entry& entry);
-  // This rank has asked for the set's removal, and submits nothing more to it.
+  // True: this rank has asked for the set's removal, and submits nothing more to it. False: the removal has failed.
   void removing(bool being_removed) { being_removed_ = being_removed; }
   bool is_being_removed() const { return being_removed_; }
-  // Announces waiting entries, and executes what is agreed in memory. Returns true if anything happened.
+  // Announces waiting entries, and executes what is agreed at the port. Returns true if anything happened.
   bool announce();
   // The coordinator sends its decisions. Returns true if there were any.
   bool coordinate() { return attentive_ && send_decided(); }
@@ -52,16 +52,17 @@ class SetNegotiation {
   void hear(Verdict message);
 
   // --- endings ---
-  // Executes what is agreed in memory.
+  // Executes what is agreed at the port.
   void catch_up();
-  // Called before this rank leaves: nothing that it has announced in memory may become complete any more. False: call it again.
+  // Called before this rank leaves or joins. When it returns true, nothing that this rank has announced at the port becomes
+  // complete any more. False: call it again.
   bool close();
   // Called when this rank fails: the same as close(), although this rank has not read the whole log.
   void abandon();
   // Rank `rank` takes part in no later operation.
   void left(int rank, const base::Status& why);
-  // This rank leaves. Entries that no other rank has heard of end with `why`, and so do all others if no coordinator decides for
-  // them. Returns true if the coordinator may still decide some of them.
+  // This rank leaves. Entries that were not announced to the coordinator end with `why`; if this rank is the coordinator or the
+  // coordinator has left, so do all others. Returns true if the coordinator may still decide some entries.
   bool leave(const base::Status& why);
   // Fails this rank's entries that are not agreed.
   void fail_pending(const base::Status& why);
@@ -71,7 +72,7 @@ class SetNegotiation {
   bool has_pending() const { return !pending_.empty() || local_units_.has_entries(); }
   bool has_joined() const;
   bool agrees_in_memory() const { return port_ != nullptr && port_->is_in_memory(); }
-  // Must this rank try again, because another rank held the lock?
+  // Was a step of the port not possible yet, so that this rank must try it again soon?
   bool tries_again() const { return try_again_; }
   // Calls visit(const Entry&) for each entry that is not agreed.
   template <typename Visit>
@@ -80,7 +81,7 @@ class SetNegotiation {
     local_units_.for_each(visit);
   }
   template <typename Visit>
-  void for_each_announced_in_memory(Visit visit) const {
+  void for_each_announced_at_port(Visit visit) const {
     local_units_.for_each_announced(visit);
   }
   void add_to(base::Hasher& hasher) const;
@@ -120,12 +121,12 @@ class SetNegotiation {
                  std::vector<Entry>& taken);
   void take_agreed(const Agreement::LogEntry& entry, std::vector<AgreedOperation>& agreed,
                    std::vector<Entry>& taken);
-  AgreedOperation agreed_in_memory(const RequestPtr& request, int contributors) const;
+  AgreedOperation agreed_at_port(const RequestPtr& request, int contributors) const;
   void fuse_and_execute(std::vector<AgreedOperation> agreed, std::vector<Entry> entries);
   void wake_members();
 
   // --- the coordinator's (coordination.cc) ---
-  // The coordinator has to look: something has come.
+  // Something has come that may give the coordinator work.
   void attend() { attentive_ = coordinator_ != nullptr; }
   bool has_nothing_left() const;
   bool send_decided();
@@ -145,21 +146,19 @@ class SetNegotiation {
   std::vector<std::string> to_announce_;  // names in pending_
   base::Status broken_;  // not ok after the coordinator has left: nothing can be agreed any more
   bool being_removed_ = false;
-  bool try_again_ = false;
-  bool joins_ = false;  // a thread of this rank called join, and it is not announced yet
+  bool try_again_ = false;  // see tries_again()
+  bool joins_ = false;      // a thread of this rank has called join, which is not announced yet
   std::deque<ResponseList> lists_;  // lists that have come before their place in the log
-  // How often the log has told this member that the port was closed; and must it still tell the coordinator of the last time?
-  std::uint64_t closings_ = 0;
-  bool tells_closing_ = false;
+  std::uint64_t closings_ = 0;      // the number of closings that this member has read in the log
+  bool tells_closing_ = false;      // it must still tell the coordinator of the last one
 
   // Null except on the set's first member.
   std::unique_ptr<Coordinator> coordinator_;
-  bool attentive_ = false;  // it may have something to do; false in steps that are agreed in memory
-  // Keys that the coordinator counts but has not decided; and must the port be closed?
+  bool attentive_ = false;  // the coordinator may have work; false while all is agreed at the port
   Agreement::Upkeep upkeep_;
-  // How many closings each member has reported; and verdicts that wait until all members have reported the last one. By then all
-  // that was announced in memory has come in messages.
-  std::vector<std::uint64_t> closings_of_;
+  std::vector<std::uint64_t> closings_of_;  // how many closings each member has reported
+  // They wait until all members have reported the last closing. By then all that was announced at the port has come in
+  // messages.
   std::vector<Verdict> verdicts_;
 };
 

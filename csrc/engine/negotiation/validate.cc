@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "engine/model/text.h"
+#include "engine/negotiation/check_received.h"
 
 namespace hvdlite::engine {
 namespace {
@@ -17,7 +18,8 @@ using base::ReduceOp;
 using base::reduces;
 using base::Status;
 
-// Names of dtypes without an engine code. `Request::layout` identifies them by a hash of the name; other dtypes have a number.
+// Names of dtypes that the engine does not know. `Request::layout` has a hash of the name. If a dtype is not in this list,
+// error texts give the hash.
 constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
                                         "float8_e5m2",
                                         "float8_e8m0fnu",
@@ -222,6 +224,13 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   }
   if (response.error.ok() && rows_may_differ(agreed.kind)) {
     response.sizes = collect_sizes(requests, agreed);
+    if (!rows_fit_in_tensor(agreed, response.sizes)) {
+      response.error = {ErrorCode::kInvalidArgument,
+                        describe(agreed) +
+                            ": the rows of all ranks are together too many for a "
+                            "tensor; split them over several calls"};
+      response.sizes.clear();
+    }
   }
   response.request = std::make_shared<const Request>(std::move(agreed));
   return response;

@@ -1,5 +1,5 @@
 // Do the members of a process set ask for the same thing? Pure functions: no I/O, no state.
-// Thread: any. Owns: nothing. Blocks: no. Throws: nothing; the Response carries the error.
+// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; the Response carries the error.
 #pragma once
 
 #include <vector>
@@ -8,12 +8,13 @@
 
 namespace hvdlite::engine {
 
-// requests[i] is the request of member i (global rank members[i]); null: the member has joined. At least one is not null. The
-// result carries what all agreed on, or one error text, the same for every rank. The text names the operation, the tensor, the
-// process set, the differences by rank, and the remedy.
+// requests[i] is the request of member i (global rank members[i]); null: the member has not asked (it has joined, or need not
+// ask). At least one is not null. The result carries what all agreed on, or one error text, the same for every rank. The text
+// names the operation, the tensor, the process set, the differences by rank (or another fault), and the remedy.
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
 
-// As in Horovod: not ok if some ranks have joined without having asked, and the operation is no allreduce. Arguments as above.
+// As in Horovod: not ok if some ranks have joined without having asked, and the operation moves data but is no allreduce.
+// Allows an allgather whose `root` says that it may run without them. Arguments as above.
 base::Status refuse_without_joined(const std::vector<RequestPtr>& requests,
                                    const std::vector<int>& members);
 

@@ -91,6 +91,18 @@ TEST(rows_that_are_equal_need_no_message_and_rows_that_were_not_go_by_message_at
   expect_all_did(job, {"x(4,4)", "x(4,5)", "x(6,5)", "x(3,3)", "x(3,3)"});
 }
 
+TEST(rows_that_no_tensor_can_hold_fail_their_operation_alone) {
+  Job job(kOneHost);
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) {
+    job[rank].ask(allgather("x", std::int64_t{1} << 58));  // each rank's part is a possible tensor
+    job[rank].ask("y");
+  }
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) EXPECT_HAS(job[rank].failed["x"], "too many for a tensor");
+  expect_all_did(job, {"y"});
+}
+
 TEST(unnamed_operations_of_a_kind_are_one_name_for_rows_that_differ) {
   Job job(kOneHost);
   job.run();
@@ -104,7 +116,7 @@ TEST(unnamed_operations_of_a_kind_are_one_name_for_rows_that_differ) {
   job.run();
   EXPECT(job[0].negotiation().find(0)->has_pending());
   int announced = 0;
-  job[0].negotiation().find(0)->for_each_announced_in_memory([&](const Entry&) { ++announced; });
+  job[0].negotiation().find(0)->for_each_announced_at_port([&](const Entry&) { ++announced; });
   EXPECT(announced == 0);
 }
 

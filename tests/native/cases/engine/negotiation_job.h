@@ -71,7 +71,7 @@ class Rank final : public Effects {
   void share_staging(SetId, const Regions::Grant&) override {}
   void joined(SetId) override {}
   void reached(std::span<const Entry>, Stage) override {}
-  void announced_in_memory(std::span<const Entry>) override {}
+  void announced_at_port(std::span<const Entry>) override {}
   void before_announcing() override {}
   void came_last(int rank, std::size_t) override { last = rank; }
   int last = -1;                                 // whose request was the last one needed

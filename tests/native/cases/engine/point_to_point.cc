@@ -432,6 +432,14 @@ base::Status status_of(const Job& job, int rank, std::size_t place) {
   return completion.failure ? *completion.failure : base::Status{};
 }
 
+TEST(states_differ_by_the_tags_of_receives) {
+  const Plan plan{{{}, {}}};
+  Job one(plan), other(plan);
+  one.rank(0).ask(recv(1, /*tag=*/0));
+  other.rank(0).ask(recv(1, /*tag=*/1));
+  EXPECT(one.digest() != other.digest());
+}
+
 TEST(a_mismatch_names_both_tensors_at_both_ends) {
   const Plan plan{{{send_large(1)}, {recv(0, 0, 6)}}};
   Job job(plan);
