@@ -62,7 +62,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   }
 
   // --- PointToPoint's effects ---
-  // Does not count for usage, because point to point delays no collective.
+  // Not for usage: it charges waiting time to the rank that is the last to ask for a collective.
   void posted(const Entry& entry) override {
     shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kAnnounced);
     shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);

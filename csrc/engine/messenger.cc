@@ -13,7 +13,7 @@ using base::Status;
 
 namespace {
 
-// A failure logs this many ended operations if this rank has none in flight.
+// If this rank has no operation in flight when it fails, the log names this many ended operations.
 constexpr std::size_t kEndedInLog = 3;
 
 }  // namespace
@@ -55,7 +55,6 @@ void Messenger::hear(int source, Content& message) {
   apply(membership_.hear(source, std::move(message), shared_.time.now(), facts_));
 }
 
-// Used after a failure.
 void Messenger::receive_late() {
   int source = 0;
   std::vector<std::byte> bytes;
@@ -80,14 +79,14 @@ void Messenger::carry_out(Membership::Send& action) {
   }
 }
 
-// Calls tell(). This rank fails anyhow, so an error in it is only logged.
+// Calls tell(). This rank fails in any case, so if tell() throws, the error is only logged.
 template <typename Tell>
 void Messenger::try_to_tell(const std::string& whom, Tell tell) {
   try {
     tell();
   } catch (const std::exception& error) {
     shared_.log.write(LogLevel::kError, "control",
-                      "could not tell the other " + whom + ": " + error.what());
+                      "could not tell the other " + whom + " of the failure: " + error.what());
   }
 }
 
