@@ -5,8 +5,8 @@
 // take seconds. Throws: Error, as each function says.
 //
 // The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
-// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that makes this
-// rank fail or leave claims the token, and gets it after the current pass.
+// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that makes
+// this rank fail or leave claims the token, and gets it after the current pass.
 #pragma once
 
 #include <atomic>
@@ -69,8 +69,9 @@ class Engine {
   // Takes all operations or none. *handle is set before the watcher can be called. Throws Error(InvalidArgument, Unsupported)
   // for requests that no rank could carry out and for names that are in flight. After the engine has failed, throws the first
   // failure, and after shutdown() Error(NotInitialized). Operations without a name are of one kind on one set (sends and
-  // receives may be mixed), and get their names here: each by its number, or all by one number if they form a group (its size is
-  // given, but no label). The thread that drives calls the watcher after it has given the token back, so the watcher may wait.
+  // receives may be mixed), and get their names here: each by its number, or all by one number if they form a group (its size
+  // is given, but no label). The thread that drives calls the watcher after it has given the token back, so the watcher may
+  // wait.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. If a request names an

@@ -10,7 +10,7 @@ using base::LogLevel;
 
 namespace {
 
-// A communicator that needs more seconds to come up gets a log line.
+// If a communicator is not up after so many seconds, the log says so.
 constexpr double kLongSeconds = 30;
 constexpr int kReportChannel = 0;
 constexpr int kVerdictChannel = 1;

@@ -1,7 +1,8 @@
 // What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which
 // is an NCCL communicator or host memory.
-// Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: never. Throws: what Transport and
-// the GPU's driver throw. After that the owner must keep the link, because the transport may still touch its memory.
+// Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: only the first advance(), which
+// opens NCCL and, on a joined rank, a GPU. Throws: what Transport and the GPU's driver throw. After that the owner must keep
+// the link, because the transport may still touch its memory.
 //
 // All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on
 // all. The link comes up by messages under tags of its own, while other operations continue:
@@ -12,7 +13,7 @@
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all
 //
 // A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still
-// wait for it; they abort and report. So in every case each rank sends one report and gets one verdict.
+// wait for that rank; they abort them and report. So in every case each rank sends one report and gets one verdict.
 #pragma once
 
 #include <array>
@@ -40,7 +41,7 @@ struct LinkContext {
   const base::Config& config;
   const base::Logger& log;
   base::TimeSource time;
-  const collectives::Selection& selection;  // of algorithms that need messages only
+  const collectives::Selection& selection;  // forces no algorithm
 };
 
 class DeviceLink {
@@ -53,7 +54,7 @@ class DeviceLink {
   DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
-  // Returns true if anything happened while the link comes up.
+  // Brings the link up, step by step. Returns true if anything happened.
   bool advance();
   Route route() const { return route_; }
   const std::string& why_refused() const { return why_refused_; }
@@ -83,7 +84,7 @@ class DeviceLink {
   enum class Step { kOpening, kCards, kInvitation, kJoining, kReporting, kDone };
   // Member 0's message after the cards.
   struct Invitation {
-    std::int32_t ok = 0;
+    std::int32_t ok = 0;  // 0: there is no id, and `why` has the reason
     device::nccl::UniqueId id;
     std::array<char, 256> why{};
   };
@@ -129,8 +130,9 @@ class DeviceLink {
   RouteCard card_;
   std::vector<RouteCard> cards_;
   Invitation invitation_;
-  std::unique_ptr<collectives::Collective> collective_;  // of the first two steps
-  // The state of the last two steps: this rank's report and, on member 0, the reports of all; the messages' tickets.
+  std::unique_ptr<collectives::Collective> collective_;  // of the steps kCards and kInvitation
+  // The state of the steps kJoining and kReporting: this rank's report and, on member 0, the reports of all; the messages'
+  // tickets.
   bool own_known_ = false;
   bool verdict_known_ = false;
   bool verdict_sent_ = false;

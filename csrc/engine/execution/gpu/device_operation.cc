@@ -8,7 +8,7 @@ namespace cuda = device::cuda;
 
 namespace {
 
-// The alignment of pieces in the fusion buffer.
+// The alignment of pieces in the fusion buffer, in bytes.
 constexpr std::size_t kBoundary = 128;
 
 std::size_t aligned(std::size_t elements, std::size_t element_bytes) {

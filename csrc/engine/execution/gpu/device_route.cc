@@ -20,7 +20,7 @@ std::vector<int> members_where(std::span<const RouteCard> cards, const std::vect
   return found;
 }
 
-// Why NCCL cannot serve these members; "": it may. certain: the reason excludes NCCL for all values of the knobs.
+// Why NCCL cannot serve these members; "": it may. *certain: NCCL cannot serve them even with HVDLITE_GPU_ROUTE=nccl.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
   *certain = true;

@@ -11,10 +11,6 @@ namespace nccl = device::nccl;
 
 namespace {
 
-std::int64_t divisor_of(const AgreedOperation& agreed, int ranks) {
-  return agreed.divisor > 0 ? agreed.divisor : ranks;
-}
-
 std::byte* at(void* memory, std::size_t offset) { return static_cast<std::byte*>(memory) + offset; }
 const std::byte* at(const void* memory, std::size_t offset) {
   return static_cast<const std::byte*>(memory) + offset;
@@ -24,13 +20,17 @@ bool all_equal(const std::vector<std::size_t>& counts) {
   return std::ranges::all_of(counts, [&](std::size_t count) { return count == counts.front(); });
 }
 
+std::optional<Recipe> recipe_of(const AgreedOperation& agreed, int ranks, const DeviceLink& link) {
+  const std::int64_t divisor = reduction_of(agreed, ranks).divisor;
+  return nccl_recipe(*agreed.request, divisor, ranks, link.float32_sums());
+}
+
 }  // namespace
 
 bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link, int ranks) {
   const Request& first = fused.first();
   if (first.weighted) return false;  // the members exchange weights in host memory
-  return !reduces(first.kind) ||
-         nccl_recipe(first, divisor_of(fused.parts.front(), ranks), ranks, link.float32_sums());
+  return !reduces(first.kind) || recipe_of(fused.parts.front(), ranks, link);
 }
 
 NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
@@ -41,9 +41,7 @@ NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLin
 }
 
 Recipe NcclOperation::recipe() const {
-  const AgreedOperation& agreed = fused().parts.front();
-  const bool float32_sums = link().float32_sums();
-  return *nccl_recipe(*agreed.request, divisor_of(agreed, ranks()), ranks(), float32_sums);
+  return *recipe_of(fused().parts.front(), ranks(), link());
 }
 
 void NcclOperation::start() {
@@ -67,7 +65,7 @@ void NcclOperation::start() {
       reducescatter();
       break;
     default:
-      HVD_CHECK(false);  // these have no tensors
+      HVD_CHECK(false);  // no other kind comes to a lane
   }
 }
 

@@ -112,7 +112,7 @@ void StagedOperation::fetch() {
       }
       break;
     default:
-      HVD_CHECK(false);  // these have no tensors
+      HVD_CHECK(false);  // no other kind comes to a lane
   }
 }
 

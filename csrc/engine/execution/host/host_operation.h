@@ -59,7 +59,7 @@ class HostOperation final : public Operation {
   collectives::Comm comm_;
   Context context_;
   std::optional<FusionBufferPool::Lease> buffer_;
-  bool packed_ = false;  // the result lies in buffer_; finish() has to copy it out
+  bool packed_ = false;  // the result lies in buffer_; unpack() has to copy it to the outputs
   WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;
 };
