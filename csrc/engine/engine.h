@@ -81,9 +81,9 @@ class Engine {
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   // Are all operations behind this handle done? If not, makes sure that the engine thread drives them.
   bool poll(std::int64_t handle);
-  // Waits until all operations behind these handles are done, and drives the cycle meanwhile. Returns false if they are not
-  // done after `limit`. *failed, null before the call, is then the first one that failed, if any has. Throws Error(Aborted) if
-  // the engine shuts down meanwhile.
+  // Waits until all operations behind these handles are done, and drives the cycle meanwhile. Returns false if that takes
+  // longer than `limit`. Otherwise *failed, which must be null before the call, is the first operation that failed, if any has.
+  // Throws Error(Aborted) if the engine shuts down meanwhile.
   bool wait(std::span<const std::int64_t> handles, base::microseconds limit, CompletionPtr* failed);
   // Orders the CUDA stream: its later work comes after the operations behind the handle. Throws Error(InvalidArgument) if one
   // of them is not done, and the engine's failure, if there was one, because operations that it interrupted have left garbage.

@@ -29,8 +29,8 @@ bool Messenger::receive(bool host_only) {
       Message message = decode(bytes_);
       hear(source, message);
     } catch (const base::Error& error) {
-      throw base::Error(error.code(), "a message of " + transport_.describe_peer(source) +
-                                          " cannot be carried out: " + error.what());
+      throw base::Error(error.code(), "cannot handle a message from " +
+                                          transport_.describe_peer(source) + ": " + error.what());
     }
     if (shared_.failure.happened()) break;
   }

@@ -158,8 +158,8 @@ void Execution::execute_prepared(SetId set, Entry& entry,
     enqueue(state, std::move(operation));
     return;
   }
-  const bool moves = request.bytes() > kTinyBytes || !payloads.empty();
-  if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
+  const bool tiny = request.bytes() <= kTinyBytes && payloads.empty();
+  if (!tiny) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
   const bool shares = share_ledger(known);
   const collectives::PreparedInputs inputs =
       shares ? collectives::PreparedInputs(*known.shared.channel)
@@ -169,7 +169,7 @@ void Execution::execute_prepared(SetId set, Entry& entry,
   entry.completion->contributors = members;
   // An operation of one member adds no bus bytes.
   shared_.usage.moves(request.kind, payload_of(request, request.elements() * members),
-                      moves ? static_cast<std::size_t>(members) : 1);
+                      tiny ? 1 : static_cast<std::size_t>(members));
   ++shared_.counters.riding_ops;
   ++shared_.counters.fused_ops;
   shared_.finish({&entry, 1}, base::Status{});

@@ -237,7 +237,8 @@ void DeviceLink::fall_back(const std::string& why) {
   const bool demanded = std::ranges::any_of(
       cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });
   choice_.falls_back = true;
-  settle(demanded ? Route::kRefused : Route::kStaged, "NCCL failed to start on " + why);
+  settle(demanded ? Route::kRefused : Route::kStaged,
+         "NCCL failed to start on " + why + (demanded ? kWithoutNccl : ""));
 }
 
 void DeviceLink::say(LogLevel level, const std::string& text) const {

@@ -32,6 +32,10 @@ struct RouteChoice {
   std::string why;            // for the log and for errors; if NCCL was chosen, its version
 };
 
+// The remedy if the knob gpu_route demands NCCL, which cannot serve the members.
+inline constexpr const char* kWithoutNccl =
+    "; with HVDLITE_GPU_ROUTE=auto the tensors would go through host memory";
+
 RouteCard::Preference knob_of(const std::string& gpu_route);
 // Copies text into a fixed field of a message, and cuts off what is too long.
 void put_text(std::span<char> room, const std::string& text);
