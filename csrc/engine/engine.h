@@ -118,7 +118,7 @@ class Engine {
     shared_.timeline.start(path, max_bytes, cycles);
   }
   void stop_timeline() { shared_.timeline.stop(); }
-  // The binding's watchdog thread waits here until another rank asks where this rank is.
+  // The binding's watchdog thread waits here until another rank asks where this rank's program is.
   Watchdog& watchdog() { return shared_.watchdog; }
   void exempt_from_stalls(double seconds) { shared_.stall_exemption.set(seconds); }
   const Counters& counters() const { return shared_.counters; }

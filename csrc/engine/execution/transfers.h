@@ -1,8 +1,9 @@
 // Moves the payloads of matched sends and receives. Between ranks that share a host's window payload streams carry them
 // (transport/payload_stream.h), and between others messages of the transport. Tensors on GPUs go through page-locked memory
 // (gpu/message_staging.h). PointToPoint matches the sends and receives; Execution calls this class.
-// Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: never, except for
-// copying. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that no correct rank sends.
+// Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: as operation.h
+// says, and for copying. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that no correct rank
+// sends.
 #pragma once
 
 #include <algorithm>

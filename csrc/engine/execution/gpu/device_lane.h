@@ -1,9 +1,9 @@
 // The GPU operations of one process set: their order, the link that moves their data, and the work that the GPU has not done
 // yet.
-// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: never. Throws: as operation.h says, with
-// the operation's name in front; the owner then abandons the lane.
+// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: as operation.h and device_link.h say.
+// Throws: as operation.h says, with the operation's name in front; the owner then abandons the lane.
 //
-// Operations start in their order. While NCCL still works on the calls of an operation on the host, no later operation starts
+// Operations start in their order. While NCCL's host side still works on an operation's calls, no later operation starts
 // (nccl_operation.h says why). A staged operation begins to move data in shared host memory when all earlier staged ones have
 // begun: members take turns there. An operation ends when the GPU has its work. The lane keeps the operation's event until the
 // GPU has done the work, and meanwhile asks NCCL for errors. Operations on host memory of the same set are in another lane, and

@@ -7,13 +7,13 @@
 // All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on
 // all. The link comes up by messages under tags of its own, while other operations continue:
 //
-//   all       exchange cards: does it have a GPU, which GPU and NCCL, which knobs          -> all choose the same route
+//   all       exchange cards: is there a GPU, which GPU and NCCL, which knobs              -> all choose the same route
 //   member 0  NCCL's unique id, or why there is none                                       -> all
 //   all       ncclCommInitRankConfig without blocking; each polls its own communicator
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all
 //
 // A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still
-// wait for that rank; they abort them and report. So in every case each rank sends one report and gets one verdict.
+// wait for that rank; these ranks abort them and report. So in every case each rank sends one report and gets one verdict.
 #pragma once
 
 #include <array>

@@ -38,7 +38,7 @@ class DeviceOperation : public Operation {
   virtual bool is_nccl() const = 0;
   // Will it begin a step later that all members begin in the lane's order?
   virtual bool awaits_turn() const { return false; }
-  // Valid after the operation has finished. It has no event if the GPU had nothing to do.
+  // Valid after the operation has finished. It has no event if no rank had a value, or if this rank has no GPU.
   HandedOver& handed_over() { return handed_over_; }
 
  protected:

@@ -4,10 +4,11 @@
 // has not done. Blocks: as operation.h says. Throws: what the GPU's driver throws.
 //
 //   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
-//   receive   the message arrives in page-locked memory -> copy to the tensor when that is ready, record the completion's event
+//   receive   the message arrives in page-locked memory -> copy to the tensor when it is ready, record the completion's event
 //
-// A send enqueues its copy only when the tensor is ready. So no copy in the stream waits for a tensor, and no message waits for
-// another message's tensor. A receive ends when its copy is enqueued, as all operations on GPU memory do.
+// A send enqueues its copy only when the tensor is ready. So no copy waits in the stream of the sends, and a message waits only
+// for tensors of earlier messages to the same rank. A receive ends when its copy is enqueued, as all operations on GPU memory
+// do.
 #pragma once
 
 #include <deque>
