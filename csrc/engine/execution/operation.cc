@@ -14,7 +14,8 @@ namespace {
 
 // The tile numbers of one set stay below this bit. The epoch above it makes the numbers of the region's next user larger.
 constexpr int kEpochShift = 40;
-// A tag, from the low end: the channel, the operation's number modulo operation_limit(), the low bits of the process set's id.
+// A tag, from the low end: the channel, the operation's number modulo operation_limit(), the process set's id. Ids have so many
+// bits because of kMaxSets (negotiation/set_changes.cc).
 constexpr int kSetBits = 10;
 
 int operation_bits(const transport::Transport& transport) {

@@ -13,7 +13,8 @@
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all
 //
 // A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still
-// wait for that rank; these ranks abort them and report. So in every case each rank sends one report and gets one verdict.
+// wait for that rank. Then they abort their communicators and report. So in every case each rank sends one report and gets one
+// verdict.
 #pragma once
 
 #include <array>
