@@ -61,9 +61,8 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
 
 bool DeviceLane::start() {
   bool started = false;
-  while (!waiting_.empty() && !nccl_is_running_ &&
-         link_.route() != DeviceLink::Route::kComingUp && running_.size() < kMaxRunning &&
-         (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
+  while (!waiting_.empty() && !nccl_is_running_ && link_.route() != DeviceLink::Route::kComingUp &&
+         running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
     QueuedOperation next = std::move(waiting_.front());
     waiting_.pop_front();
     started = true;

@@ -26,10 +26,11 @@ struct RouteCard {
 
 struct RouteChoice {
   bool nccl = false;
-  bool refused = false;       // ranks demand different routes by gpu_route, or an impossible one
-  bool falls_back = false;    // staged, although no rank asked for it
-  bool float32_sums = false;  // NCCL adds 16-bit floats in float32: on all members if one asks for it
-  std::string why;            // for the log and for errors; if NCCL was chosen, its version
+  bool refused = false;     // ranks demand different routes by gpu_route, or an impossible one
+  bool falls_back = false;  // staged, although no rank asked for it
+  // NCCL adds 16-bit floats in float32: on all members if one asks for it.
+  bool float32_sums = false;
+  std::string why;  // for the log and for errors; if NCCL was chosen, its version
 };
 
 // The remedy if the knob gpu_route demands NCCL, which cannot serve the members.

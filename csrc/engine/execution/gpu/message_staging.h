@@ -24,7 +24,8 @@ namespace hvdlite::engine {
 struct StagedMemory {
   device::Buffer host;
   device::EventPtr arrived = {};  // of a send: after it the copy to page-locked memory is complete
-  bool is_copying = false;  // a copy has begun, but the driver has failed to record the event after it
+  // A copy has begun, but the driver has failed to record the event after it.
+  bool is_copying = false;
 };
 
 class MessageStaging {

@@ -40,9 +40,7 @@ NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLin
   watch_finite(check_finite && first.kind == OpKind::kAllreduce && kernels::is_float(first.dtype));
 }
 
-Recipe NcclOperation::recipe() const {
-  return *recipe_of(fused().parts.front(), ranks(), link());
-}
+Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), ranks(), link()); }
 
 void NcclOperation::start() {
   if (has_no_value()) return;
