@@ -38,7 +38,7 @@ bool DeviceLane::advance() {
 
 bool DeviceLane::takes_nccl(const FusedOp& fused) const {
   return link_.route() == DeviceLink::Route::kNccl &&
-         NcclOperation::serves(fused, link_, static_cast<int>(set_->members->size()));
+         NcclOperation::serves(fused, link_, set_->size());
 }
 
 std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {

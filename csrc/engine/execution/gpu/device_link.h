@@ -18,7 +18,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -90,14 +89,14 @@ class DeviceLink {
     std::array<char, 256> why{};
   };
   struct Report {
-    std::int32_t ok = 0;
+    std::int32_t ok = 0;  // 1: the communicator is up; 0: `why` has the reason
     std::array<char, 256> why{};
   };
 
   void open_home();
   collectives::Comm comm_for(std::size_t tag) const;
   int rank() const { return set_->index; }
-  int size() const { return static_cast<int>(set_->members->size()); }
+  int size() const { return set_->size(); }
   void exchange_cards();
   void invite();
   void join();

@@ -80,7 +80,8 @@ class DeviceOperation : public Operation {
   // copies them to the host.
   std::int32_t* make_flags(device::cuda::Stream stream);
   void collect_flags(device::cuda::Stream stream);
-  void watch_finite(bool wanted) { watches_finite_ = wanted; }
+  // Checks the results for values that are not finite, if that is wanted and this is an allreduce of floats.
+  void watch_finite(bool wanted);
   bool watches_finite() const { return watches_finite_; }
 
  private:

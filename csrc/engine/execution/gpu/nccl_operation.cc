@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/kernels.h"
-
 namespace hvdlite::engine {
 
 using base::OpKind;
@@ -36,8 +34,7 @@ bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link, int ran
 NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
                              const ProcessSet& set, bool check_finite)
     : DeviceOperation(std::move(fused_op), std::move(own), over), set_(set) {
-  const Request& first = first_request();
-  watch_finite(check_finite && first.kind == OpKind::kAllreduce && kernels::is_float(first.dtype));
+  watch_finite(check_finite);
 }
 
 Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), ranks(), link()); }

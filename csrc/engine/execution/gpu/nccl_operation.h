@@ -40,7 +40,7 @@ class NcclOperation final : public DeviceOperation {
   device::nccl::Comm comm() { return link().comm().get(); }
   const device::nccl::Functions& nccl() { return link().comm().nccl().call(); }
   device::cuda::Stream stream() { return link().stream(); }
-  int ranks() const { return static_cast<int>(set_.members->size()); }
+  int ranks() const { return set_.size(); }
 
   const ProcessSet& set_;
   void* unpack_from_ = nullptr;  // a result that has to be unpacked; null: there is none
