@@ -23,9 +23,9 @@ namespace {
 // At shutdown: the time limit for saying goodbye, and again for the answers and for messages that have to leave.
 constexpr double kFlushSeconds = 1.0;
 
-// A driving caller looks for control messages after this many passes while nothing moves, and after the larger number of passes
-// while something moves. Where ranks share memory such messages are rare, and asking MPI for them may take as long as a small
-// operation.
+// A driving caller that does not sleep looks for control messages after this many passes while nothing moves, and after the
+// larger number of passes while something moves. Where ranks share memory such messages are rare, and asking MPI for them may
+// take as long as a small operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 

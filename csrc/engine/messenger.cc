@@ -13,7 +13,8 @@ using base::Status;
 
 namespace {
 
-// If this rank has no operation in flight when it fails, the log names this many ended operations.
+// If this rank has no operation in flight when it fails, the log names this many ended operations. (With the log level info it
+// always names all recorded operations.)
 constexpr std::size_t kEndedInLog = 3;
 
 }  // namespace

@@ -65,7 +65,7 @@ class Transfers {
     StagedMemory staged{};
     transport::Ticket ticket{};
   };
-  // The rings between this rank and another rank of its host.
+  // The payload streams to and from another rank of this host.
   struct Streams {
     transport::PayloadWriter out;
     transport::PayloadReader in;

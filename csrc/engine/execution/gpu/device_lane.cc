@@ -8,7 +8,7 @@ using base::Status;
 
 namespace {
 
-// The time between two questions to NCCL about errors.
+// The least time between two questions to NCCL about errors.
 constexpr base::microseconds kLookInterval{1'000};
 // In each kReportInterval the log gets at most kLinesInInterval lines about results that are not finite. A line names at most
 // kNamesInLine tensors.

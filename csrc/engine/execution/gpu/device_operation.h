@@ -25,7 +25,7 @@ struct FiniteCheck {
 // The remainder of an operation whose work the GPU has but has not done.
 struct HandedOver {
   device::EventPtr event;
-  RequestPtr request;  // the first request; log lines name the operation by it
+  RequestPtr request;  // the first request; errors name the operation by it
   FiniteCheck check;
 };
 
