@@ -287,7 +287,7 @@ void Engine::run() {
 // --- the end --------------------------------------------------------------------------------------------------------
 
 // The driving thread returns the token when it sees the claim. It may have looked for claims just before it fell asleep, so
-// this thread rings again and again. Meanwhile no other thread takes the token for more than one pass.
+// this thread rings again and again. Meanwhile no thread without a claim takes the token for more than one pass.
 void Engine::take_token_or_wait() {
   claims_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {
