@@ -62,7 +62,8 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   }
 
   // --- PointToPoint's effects ---
-  // Does not count for usage, because point to point delays no collective.
+  // Usage does not count the entry as waiting: it charges waiting time to the rank that asks last, and only collectives have
+  // such a rank.
   void posted(const Entry& entry) override {
     shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kAnnounced);
     shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);

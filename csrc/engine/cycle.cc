@@ -14,7 +14,7 @@ using base::Status;
 
 namespace {
 
-// The limit to the memory that whole messages (kWholeBytes) of one sender take on a rank that has not received them yet.
+// The limit to the memory that whole messages (kWholeBytes) of one sender take on the receiving rank until receives take them.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
 bool do_all_share_window(transport::Transport& transport) {
@@ -70,7 +70,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
     return false;
   }
   shared_.usage.forget_now();
-  // Far: at messages of all ranks, not only of those that share a window with this one.
+  // Does this pass look for messages of all ranks, not only of those that share a window with this one?
   const bool looks_far =
       thorough || !negotiation_.agrees_in_memory() || (point_to_point_.waits() && !share_window_);
   bool moved = (looks_far || point_to_point_.waits()) && messenger_.receive(!looks_far);
@@ -173,7 +173,7 @@ void Cycle::fail_for(const std::exception& error) {
     try {
       messenger_.apply(membership_.look_for_lost(facts_));
     } catch (const std::exception&) {
-      // No lost rank was found: the error itself is the cause.
+      // The search has failed, too. So the first error is the only known cause.
     }
   }
   if (shared_.failure.happened()) return;

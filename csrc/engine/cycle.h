@@ -1,8 +1,9 @@
 // The core of the engine. The holder of the progress token calls pass() again and again. A pass gives messages and queued
 // entries to the four machines Negotiation, PointToPoint, Execution and Membership, lets them advance, and carries out what
 // they want.
-// Thread: the holder of the progress token only. Owns: the machines. Blocks: never. Throws: nothing; an error of the transport
-// or a bug in hvdlite fails the whole engine with its text (SharedState::failure).
+// Thread: the holder of the progress token only. Owns: the machines. Blocks: never on other ranks. Throws: only the constructor
+// does; later any exception (of the transport, a GPU, a lack of memory, a bug in hvdlite) fails the whole engine with its text
+// (SharedState::failure).
 #pragma once
 
 #include <cstddef>
@@ -31,19 +32,20 @@ class Cycle {
 
   // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for control
   // messages even where they are rare because the ranks share memory. This look costs more than the rest of the pass, so a
-  // caller that polls asks for it only in some passes.
+  // caller that drives asks for it only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
-  // The time at which anything happened last.
+  // When anything last happened.
   base::Clock::time_point moved_at() const { return moved_at_; }
 
-  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when the
-  // coordinators that were asked have answered the goodbye, agreed operations and the GPUs' work are done, and all messages
-  // have left. If another rank cannot be reached any more, this rank fails, as in a pass.
+  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when agreed
+  // operations, matched sends and receives, and the GPUs' work are done, all messages have left, and the coordinators that were
+  // asked have answered the goodbye (if there was one). If another rank cannot be reached any more, this rank fails, as in a
+  // pass.
   bool say_goodbye();
   bool drained();
-  // This rank fails first. raise_failure ends its operations in flight, and tells every other rank why. failure_seen_by_all:
-  // have all other ranks confirmed that?
+  // raise_failure: makes this rank fail with this cause, ends its operations in flight, and tells every other rank why.
+  // failure_seen_by_all: have all other ranks confirmed that?
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }
   // The last step; call no function after it.

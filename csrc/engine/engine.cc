@@ -20,12 +20,12 @@ using base::microseconds;
 
 namespace {
 
-// Time for messages to leave at shutdown.
+// At shutdown: the time limit for saying goodbye, and again for the answers and for messages that have to leave.
 constexpr double kFlushSeconds = 1.0;
 
-// A polling caller looks for control messages after this many passes while nothing moves, and after the larger number of passes
-// while something moves. Where ranks share memory such messages are rare, and asking MPI for them may take as long as a small
-// operation.
+// A driving caller that does not sleep looks for control messages after this many passes while nothing moves, and after the
+// larger number of passes while something moves. Where ranks share memory such messages are rare, and asking MPI for them may
+// take as long as a small operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
@@ -187,8 +187,8 @@ void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }
 
-// Called with the token. Makes passes until the completion is done, a watcher is to be told, or another thread claims the
-// token.
+// Called with the token. Makes passes until the completion is done, a watcher has to be called, another thread claims the
+// token, or the deadline has passed.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
   Stillness still;
   while (completion->done.load(std::memory_order_acquire) == 0 && shared_.to_tell.empty() &&
@@ -230,8 +230,8 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   return now < deadline;
 }
 
-// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, and this thread had to expect work of no
-// other kind than work that rings the bell.
+// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring although it rings for every kind of work
+// that this thread expects.
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
       std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));
@@ -263,7 +263,7 @@ void Engine::run() {
       continue;
     }
     // While this thread listens at the bell, every ringing rank pays for a wake-up. So listen only if the next pass will
-    // probably find work.
+    // probably find no work, and this thread then sleeps.
     const bool spins =
         moving_data && waiting_.core_to_spare && shared_.time.now() - moved_at < waiting_.spin;
     const bool listens = !moved && !spins;
@@ -286,8 +286,8 @@ void Engine::run() {
 
 // --- the end --------------------------------------------------------------------------------------------------------
 
-// The driving thread returns the token when it sees the claim. Ring for it again and again, since it may have looked just
-// before it fell asleep. Until then only the engine thread may take the token, for one pass.
+// The driving thread returns the token when it sees the claim. It may have looked for claims just before it fell asleep, so
+// this thread rings again and again. Meanwhile no thread without a claim takes the token for more than one pass.
 void Engine::take_token_or_wait() {
   claims_.fetch_add(1, std::memory_order_seq_cst);
   for (;;) {

@@ -1,11 +1,12 @@
 // One rank's engine as callers see it. Any number of engines can live in one process (ranks as threads).
-// Thread: any thread may call any public function, except shutdown and the destructor: one thread calls these last. Owns: the
-// transport, the shared state, the cycle and the engine thread. Blocks: wait, pause, shutdown and publish_failure only. Throws:
-// Error, as each function says.
+// Thread: any thread may call any public function, and after the beginning of shutdown() any but pause(). The destructor comes
+// after all other calls. Owns: the transport, the shared state, the cycle and the engine thread. Blocks: only wait, pause,
+// shutdown (also in the destructor) and publish_failure wait for other ranks; the first request for a GPU opens it, which may
+// take seconds. Throws: Error, as each function says.
 //
 // The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
-// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that fails or
-// leaves claims the token, and gets it after the current pass.
+// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that makes
+// this rank fail or leave claims the token, and gets it after the current pass.
 #pragma once
 
 #include <atomic>
@@ -28,10 +29,10 @@ namespace hvdlite::engine {
 
 struct Topology {
   int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
-  bool is_homogeneous = true;
+  bool is_homogeneous = true;  // all hosts have equally many ranks
 };
 
-// What a caller asks for, and the memory of the tensors.
+// One request of a caller, and the memory of its tensor.
 struct Ask {
   RequestView request;
   const void* input = nullptr;
@@ -42,16 +43,17 @@ struct Ask {
 struct Submission {
   std::span<const Ask> asks;
   std::int64_t group = 0;  // instead of `asks`: a prepared group, with the four fields below
+  // The addresses of the tensors, in the group's order.
   std::span<void* const> data;
   // For which requests this rank has no value, but takes the result; empty: for none.
   std::span<const bool> absent;
-  void* stream = nullptr;    // on a GPU
+  void* stream = nullptr;    // GPU memory is ready in the order of this stream
   Weight weight;             // of a group of weighted requests
   bool wake = true;          // wake the engine thread, because no caller is about to wait
   bool pool_thread = false;  // deadlock detection considers the calling thread only while it waits
 };
 
-// While callers drive, the engine thread looks once in this time.
+// The longest sleep of a thread that wants to drive while another thread does.
 inline constexpr base::microseconds kStandAside{20'000};
 
 class Engine {
@@ -65,27 +67,31 @@ class Engine {
   const Topology& topology() const { return topology_; }
 
   // Takes all operations or none. *handle is set before the watcher can be called. Throws Error(InvalidArgument, Unsupported)
-  // for requests that no rank could meet, and Error(Aborted, PeerLost...) after the engine has failed or shut down. Operations
-  // without a name are of one kind on one set, and get their names here: each by its number, or all by one number if they form
-  // a group (its size is given, but no label). The driving thread tells the watcher without holding the token, so the watcher
-  // may wait.
+  // for requests that no rank could carry out and for names that are in flight. After the engine has failed, throws the first
+  // failure, and after shutdown() Error(NotInitialized). Operations without a name are of one kind on one set (sends and
+  // receives may be mixed), and get their names here: each by its number, or all by one number if they form a group (its size
+  // is given, but no label). The thread that drives calls the watcher after it has given the token back, so the watcher may
+  // wait.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. If a request names an
-  // arena, its memory is the tensor's place there. A later submission whose tensor lies elsewhere names no arena.
+  // arena, its output is the tensor's place there. A later submission names the arena only if the tensor lies at that place.
+  // Throws as submit() does.
   std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
+  // Are all operations behind this handle done? If not, makes sure that the engine thread drives them.
   bool poll(std::int64_t handle);
-  // Returns true when all operations behind these handles are done. Then *failed is the first one that failed, or null. The
-  // caller drives the cycle meanwhile.
+  // Waits until all operations behind these handles are done, and drives the cycle meanwhile. Returns false if that takes
+  // longer than `limit`. Otherwise *failed, which must be null before the call, is the first operation that failed, if any has.
+  // Throws Error(Aborted) if the engine shuts down meanwhile.
   bool wait(std::span<const std::int64_t> handles, base::microseconds limit, CompletionPtr* failed);
-  // Orders the CUDA stream: its later work comes after the operations behind the handle, which are done. Throws the engine's
-  // failure, if there was one, because operations that it interrupted have left garbage.
+  // Orders the CUDA stream: its later work comes after the operations behind the handle. Throws Error(InvalidArgument) if one
+  // of them is not done, and the engine's failure, if there was one, because operations that it interrupted have left garbage.
   void order(std::int64_t handle, void* stream) const;
   CompletionArray completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
 
-  // Memory for a result that a caller makes itself. It may outlive the engine.
+  // Memory for a result whose size the caller knows. It may outlive the engine.
   OutputCache::Block new_output(std::size_t bytes) const;
   // The same on a GPU, usable in the order of a stream.
   device::Buffer new_gpu_output(int gpu, std::size_t bytes, void* stream);
@@ -94,13 +100,17 @@ class Engine {
   device::GpuPtr gpu(int ordinal) { return shared_.devices.device(ordinal).gpu; }
 
   // Until resume() no thread drives the engine, so none of its threads calls MPI. Other ranks need this rank for agreed
-  // operations, so it first waits until these have ended. The same thread calls both.
+  // operations, so it first waits until these have ended, or nothing has moved for the knob failure_linger. The same thread
+  // calls both.
   void pause();
   void resume();
+  // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
+  // once, and so does a call in a forked child.
   void shutdown();
-  // Fails this rank. Its operations in flight end with the cause.
+  // Makes this rank fail: its operations in flight end with the cause. Waits until every other rank has confirmed the failure,
+  // for failure_linger at most. Does nothing if this rank has failed or shut down already, or is alone.
   void publish_failure(const std::string& cause);
-  std::string failure_cause() const;
+  std::string failure_cause() const;  // of the first failure; "": there is none
   const FlightRecorder& recorder() const { return shared_.recorder; }
   // Traces this rank's operations. Throws Error(InvalidArgument) if the file cannot be made.
   void start_timeline(const std::string& path, std::size_t max_bytes, bool cycles) {
@@ -108,7 +118,7 @@ class Engine {
     shared_.timeline.start(path, max_bytes, cycles);
   }
   void stop_timeline() { shared_.timeline.stop(); }
-  // The binding's watchdog thread waits here until another rank asks where this rank is.
+  // The binding's watchdog thread waits here until another rank asks where this rank's program is.
   Watchdog& watchdog() { return shared_.watchdog; }
   void exempt_from_stalls(double seconds) { shared_.stall_exemption.set(seconds); }
   const Counters& counters() const { return shared_.counters; }
@@ -124,9 +134,9 @@ class Engine {
   bool usable_in_this_process() const;
 
  private:
-  // What a driving caller has counted since something last moved.
+  // What a driving thread remembers until something moves.
   struct Stillness {
-    std::optional<base::Clock::time_point> since;
+    std::optional<base::Clock::time_point> since;  // when the first pass did nothing
     bool sleeps = false;  // it has waited for so long that it sleeps between passes
     bool unrung = false;  // the last answer of sleep()
   };
@@ -135,8 +145,9 @@ class Engine {
   RequestPtr check(const RequestView& view, const SetDirectory::Info& set) {
     return check_request(view, set, shared_.sets, topology_.size, shared_.devices);
   }
-  PreparedGroup::RequestPair ask(const RequestView& view, const SetDirectory::Info& set);
-  // set: the process set of these requests, as far as it is known.
+  // The checked request, and its copy for submissions in which this rank has no value.
+  PreparedGroup::RequestPair pair_of(const RequestView& view, const SetDirectory::Info& set);
+  // set: the process set of the first requests, if the caller has looked it up.
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
   void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);
@@ -161,7 +172,7 @@ class Engine {
   }
   bool wait_for_all(const CompletionArray& batch, base::Clock::time_point deadline,
                     base::Clock::time_point* ended);
-  // Waits until the deadline, which lies in the future. *ended: when the operation ended, if it is done.
+  // Waits until the operation is done, and returns true, or until the deadline. *ended: when this was.
   bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline,
                 base::Clock::time_point* ended);
   void run();

@@ -13,7 +13,8 @@ using base::Status;
 
 namespace {
 
-// A failure logs this many ended operations if this rank has none in flight.
+// If this rank has no operation in flight when it fails, the log names this many ended operations. (With the log level info it
+// always names all recorded operations.)
 constexpr std::size_t kEndedInLog = 3;
 
 }  // namespace
@@ -29,8 +30,8 @@ bool Messenger::receive(bool host_only) {
       Message message = decode(bytes_);
       hear(source, message);
     } catch (const base::Error& error) {
-      throw base::Error(error.code(), "a message of " + transport_.describe_peer(source) +
-                                          " cannot be carried out: " + error.what());
+      throw base::Error(error.code(), "cannot handle a message from " +
+                                          transport_.describe_peer(source) + ": " + error.what());
     }
     if (shared_.failure.happened()) break;
   }
@@ -55,7 +56,6 @@ void Messenger::hear(int source, Content& message) {
   apply(membership_.hear(source, std::move(message), shared_.time.now(), facts_));
 }
 
-// Used after a failure.
 void Messenger::receive_late() {
   int source = 0;
   std::vector<std::byte> bytes;
@@ -80,14 +80,14 @@ void Messenger::carry_out(Membership::Send& action) {
   }
 }
 
-// Calls tell(). This rank fails anyhow, so an error in it is only logged.
+// Calls tell(). This rank fails in any case, so if tell() throws, the error is only logged.
 template <typename Tell>
 void Messenger::try_to_tell(const std::string& whom, Tell tell) {
   try {
     tell();
   } catch (const std::exception& error) {
     shared_.log.write(LogLevel::kError, "control",
-                      "could not tell the other " + whom + ": " + error.what());
+                      "could not tell the other " + whom + " of the failure: " + error.what());
   }
 }
 

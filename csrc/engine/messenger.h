@@ -26,9 +26,10 @@ class Messenger {
         point_to_point_(point_to_point),
         carrier_(carrier) {}
 
-  // Handles all messages that have arrived, or only those of ranks of this host. Returns true if there were any.
+  // Handles all messages that have arrived, or (host_only) only those of ranks that share a window with this one. Returns true
+  // if there were any.
   bool receive(bool host_only);
-  // The same after a failure.
+  // For a rank that has failed: handles only what Membership::hear_late handles, and drops all other messages.
   void receive_late();
   // Carries the actions out in order.
   void apply(Membership::Actions actions);
@@ -36,7 +37,8 @@ class Messenger {
   void end_all(const base::Status& why);
 
  private:
-  // Negotiation gets four kinds of messages, PointToPoint six, Membership all others.
+  // Passes the message to its machine. A Verdict concerns Negotiation or PointToPoint. A kind of message that is not named here
+  // concerns Membership.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
@@ -52,7 +54,6 @@ class Messenger {
   void hear(int source, Content& message);
 
   void carry_out(Membership::Send& action);
-  // Announce tells other ranks why this rank fails. Warn tells other hosts that a rank of this host is lost.
   void carry_out(const Membership::Announce& action);
   void carry_out(const Membership::Warn& action);
   void carry_out(const Membership::Fail& action);

@@ -293,12 +293,12 @@ bool Engine::pass_at_once(bool whole) {
 
 // --- prepared groups ------------------------------------------------------------------------------------------------
 
-PreparedGroup::RequestPair Engine::ask(const RequestView& view, const SetDirectory::Info& set) {
-  PreparedGroup::RequestPair asked{check(view, set), nullptr};
-  auto absent = std::make_shared<Request>(*asked.present);
+PreparedGroup::RequestPair Engine::pair_of(const RequestView& view, const SetDirectory::Info& set) {
+  PreparedGroup::RequestPair pair{check(view, set), nullptr};
+  auto absent = std::make_shared<Request>(*pair.present);
   absent->absent = true;
-  asked.absent = std::move(absent);
-  return asked;
+  pair.absent = std::move(absent);
+  return pair;
 }
 
 // *arena: the group's arena; 0 until one member has a place.
@@ -314,10 +314,10 @@ PreparedGroup::Member Engine::prepare_member(const Ask& member_ask, std::int64_t
     }
     *arena = view.arena;
     member.place = member_ask.output;
-    member.in_arena = ask(view, set);
+    member.in_arena = pair_of(view, set);
     view.arena = view.arena_offset = 0;
   }
-  member.anywhere = ask(view, set);
+  member.anywhere = pair_of(view, set);
   return member;
 }
 

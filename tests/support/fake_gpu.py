@@ -135,6 +135,7 @@ class FakeGpus:
         self.cuda.fake_fail(function.encode(), nth, code)
 
     def calls(self, function: str) -> int:
+        """Counts the calls of a function, or "enqueued_too_early": what entered a stream before earlier calls of NCCL did."""
         return int(self.cuda.fake_calls(function.encode()))
 
     def called(self) -> dict[str, int]:

@@ -110,6 +110,23 @@ def test_the_host_does_not_wait_for_the_gpu(fake_gpus):  # noqa: F811
             np.testing.assert_array_equal(array.numpy(), 2.0**20)
 
 
+def test_nothing_is_enqueued_before_the_work_of_earlier_calls_of_nccl(fake_gpus):  # noqa: F811
+    """NCCL enqueues its work after its calls have returned. int16 goes through host memory, in the same stream."""
+
+    def body(rank):
+        for _ in range(10):
+            arrays = [rank.array(np.full(50, rank.rank + 1, dtype)) for dtype in ("float32", "int16")]
+            works = [rank.start(ALLREDUCE, array.dtype.name, array, array) for array in arrays]
+            outcomes_of(rank.engine, works, streams=(rank.stream.handle,))
+            for array in arrays:
+                np.testing.assert_array_equal(array.numpy(), 3)
+        counters = rank.counters()
+        assert (counters["nccl_ops"], counters["staged_ops"]) == (10, 10)
+
+    run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": "nccl"})
+    assert fake_gpus.calls("enqueued_too_early") == 0
+
+
 def test_nobody_waits_while_memory_is_freed(fake_gpus):  # noqa: F811
     """The driver frees when all streams are empty, in which the rank's own operations may wait for others."""
 

@@ -16,8 +16,8 @@ using collectives::Preparation;
 
 namespace {
 
-// The recorder and the counters ignore smaller prepared payloads, because recording one would take longer than the operation
-// itself.
+// A prepared operation of at most this size in shared memory is not recorded as started, and adds nothing to the bus bytes,
+// because recording would take longer than the operation itself.
 constexpr std::size_t kTinyBytes = 64;
 
 // The payload of an operation in bytes, as nccl-tests count it: of an allgather the whole result, which has `gathered`
@@ -185,8 +185,8 @@ void Execution::execute_prepared(SetId set, std::vector<Entry>& unit,
     enqueue(state, {std::move(fused), std::move(unit), 0, std::move(payloads)});
     return;
   }
-  const bool moves = request.bytes() > kTinyBytes || !payloads.empty();
-  if (moves) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
+  const bool tiny = request.bytes() <= kTinyBytes && payloads.empty();
+  if (!tiny) shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
   const bool shares = share_ledger(known);
   const collectives::PreparedInputs inputs =
       shares ? collectives::PreparedInputs(*known.shared.channel)
@@ -194,9 +194,9 @@ void Execution::execute_prepared(SetId set, std::vector<Entry>& unit,
   run_prepared(inputs, known, entry, *shared_.outputs, selection_.tuning.isa);
   if (shares) known.shared.channel->count_prepared();
   entry.completion->contributors = members;
-  // An operation that moved nothing counts as one with a single member: no link had to carry it.
+  // An operation of one member adds no bus bytes.
   shared_.usage.moves(request.kind, payload_of(request, request.elements() * members),
-                      moves ? static_cast<std::size_t>(members) : 1);
+                      tiny ? 1 : static_cast<std::size_t>(members));
   ++shared_.counters.fused_ops;
   shared_.finish({&entry, 1}, base::Status{});
 }
@@ -205,7 +205,7 @@ void Execution::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
   enqueue(sets_.at(set), {std::move(fused), std::move(entries), 0, {}});
 }
 
-// Gives the operation its tag.
+// Gives the operation its tag, and puts it into its lane.
 void Execution::enqueue(Set& set, QueuedOperation operation) {
   const Request& first = operation.fused.first();
   ++shared_.counters.fused_ops;
@@ -353,7 +353,7 @@ void Execution::close(bool memory_is_free) {
   device_lanes_.clear();
   ending_.clear();
   if (!memory_is_free && !(retained_.empty() && retained_lanes_.empty())) {
-    // Leaks the operations on purpose: a transfer may still use their memory.
+    // Leaks the operations: a transfer may still use their memory.
     [[maybe_unused]] const auto* leaked = new auto(std::move(retained_));
     [[maybe_unused]] const auto* lanes = new auto(std::move(retained_lanes_));
   }

@@ -1,8 +1,7 @@
 // Runs agreed operations: keeps the memory that each process set shares, and the set's operations in order, several of them in
 // flight at once. Also runs the transfers between two ranks.
-// Thread: the holder of the progress token. Owns: what the sets share, all operations, and the retained operations of a failed
-// engine.
-// Blocks: never, except close(), for a moment. Throws: as operation.h says.
+// Thread: the holder of the progress token. Owns: what the sets share, and all operations, also retained ones. Blocks: as
+// operation.h says; close() also blocks for a moment. Throws: as operation.h says.
 //
 // Lanes cannot deadlock: on every member that knows a lane, the lane's oldest unfinished operation is in flight, and no lane
 // waits for another. A process set has a lane for host memory and, after its first GPU operation, one for GPU memory
@@ -81,8 +80,8 @@ class Execution {
   }
 
   // --- endings ---
-  // Fails all unfinished operations and retains their memory. lost: other ranks may be gone, so this rank waits
-  // for none of them.
+  // Fails all unfinished operations and retains their memory. lost: other ranks may be gone, so this rank also aborts the NCCL
+  // communicators that have no work, because an orderly end could wait for those ranks.
   void retain_all(const base::Status& why, bool lost);
   // Called when the transport is closed. memory_is_free: nothing touches the memory of retained operations any more.
   void close(bool memory_is_free);
@@ -95,7 +94,7 @@ class Execution {
     SharingSetPtr gpu;
     std::uint32_t next_operation = 0;  // the same on all members; part of the message tag
   };
-  // The operations of one process set.
+  // The operations of one process set on host memory.
   struct Lane {
     SharingSetPtr set;
     std::deque<QueuedOperation> waiting;

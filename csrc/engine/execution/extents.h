@@ -42,7 +42,7 @@ struct Extents {
   // The result of this rank's entry, without memory yet.
   std::unique_ptr<EngineOutput> output(const Request& request) const;
   // Memory for the result of this rank's entry: the caller's, if it has given some and all members have equally many rows;
-  // otherwise from `outputs`.
+  // otherwise memory from `outputs`, which the entry's completion then owns.
   void* place(const Entry& entry, OutputCache& outputs) const;
 
  private:

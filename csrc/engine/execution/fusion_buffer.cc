@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// Rounds up to powers of two up to 1 MiB, then to steps of an eighth. So little memory is wasted, and most is reused.
+// Rounds up to a power of two, and above 1 MiB to a multiple of an eighth of the next smaller power of two. So little memory is
+// wasted, and most is reused.
 std::size_t capacity_for(std::size_t bytes) {
   const std::size_t power = std::bit_ceil(bytes < kPage ? kPage : bytes);
   if (power <= (std::size_t{1} << 20)) return power;

@@ -17,6 +17,7 @@ class FusionBufferPool {
   FusionBufferPool(const FusionBufferPool&) = delete;
   FusionBufferPool& operator=(const FusionBufferPool&) = delete;
 
+  // Memory of the pool, which must outlive the lease.
   class Lease {
    public:
     Lease() = default;

@@ -14,15 +14,16 @@ namespace {
 
 // The tile numbers of one set stay below this bit. The epoch above it makes the numbers of the region's next user larger.
 constexpr int kEpochShift = 40;
-// A tag, from the low end: channel, operation number (modulo), process set.
+// A tag, from the low end: the channel, the operation's number modulo operation_limit(), the process set's id. Ids have so many
+// bits because of kMaxSets (negotiation/set_changes.cc).
 constexpr int kSetBits = 10;
 
 int operation_bits(const transport::Transport& transport) {
   return transport.tag_bits() - collectives::kChannelBits - kSetBits;
 }
 
-// Operation numbers are below this one.
-std::uint32_t last_operation(const transport::Transport& transport) {
+// The numbers of operations in tags are below this one, which stands for all point-to-point payloads.
+std::uint32_t operation_limit(const transport::Transport& transport) {
   return (std::uint32_t{1} << operation_bits(transport)) - 1;
 }
 
@@ -31,8 +32,8 @@ std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& t
                                                          const ProcessSet& set,
                                                          const Regions::Region& region) {
   const int here = transport.host_of(transport.rank());
-  std::vector<int> local,
-      local_ranks;  // for each member on this host: its place in the set, and its rank on the host
+  // For each member on this host: its place in the set, and its rank on the host.
+  std::vector<int> local, local_ranks;
   for (std::size_t i = 0; i < set.members->size(); ++i) {
     const int member = (*set.members)[i];
     if (transport.host_of(member) != here) continue;
@@ -51,12 +52,12 @@ std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& t
 
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation) {
   const auto slot = static_cast<std::uint32_t>(set.id) & ((std::uint32_t{1} << kSetBits) - 1);
-  return ((slot << operation_bits(transport)) | (operation % last_operation(transport)))
+  return ((slot << operation_bits(transport)) | (operation % operation_limit(transport)))
          << collectives::kChannelBits;
 }
 
 std::uint32_t point_to_point_tag(const transport::Transport& transport) {
-  return last_operation(transport) << collectives::kChannelBits;
+  return operation_limit(transport) << collectives::kChannelBits;
 }
 
 SharedRegions share(transport::Transport& transport, const ProcessSet& set,

@@ -1,10 +1,10 @@
 // One FusedOp that runs, and the regions of the host's window that the members of its process set share. The class depends on
 // where the tensors lie: HostOperation (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation
 // (staged_operation.h).
-// Thread: the holder of the progress token. Owns: the channels, whose end lets the regions' next users begin; of an operation
-// the collective that moves the data, buffers, and the outputs until the completions own them. Blocks: never. Throws: what
-// Transport, the kernels and the GPU's driver throw. After that the owner must retain the operation, because the transport may
-// still touch its memory.
+// Thread: the holder of the progress token. Owns: SharedRegions owns the channels, and their destruction lets the regions' next
+// users begin; an Operation owns its collective and its buffers. Blocks: only if a GPU's memory is short, while memory is being
+// freed (device/buffers.h). Throws: what Transport, the kernels and the GPU's driver throw. After that the owner must retain
+// the operation, because the transport may still touch its memory.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ struct QueuedOperation {
   FusedOp fused;
   std::vector<Entry> entries;
   std::uint32_t tag = 0;
-  // Of a prepared allreduce: of each member's input, all of it or this member's part.
+  // Of a prepared allreduce: from each member, its whole input or the part that this rank reduces.
   std::vector<std::vector<std::byte>> payloads{};
 };
 
@@ -91,7 +91,7 @@ class Operation {
 
  protected:
   const FusedOp& fused() const { return fused_; }
-  // An operation for which no rank has a value moves no data; the handle says so by contributors == 0.
+  // True for an allreduce for which no rank has a value. It moves no data; its result says so by contributors == 0.
   bool has_no_value() const;
 
  private:

@@ -175,9 +175,9 @@ void Transfers::tell_refusal(int peer, int error) {
   shared_.log.write(base::LogLevel::kWarning, "transport",
                     "this process may not read the memory of rank " + std::to_string(peer) +
                         " (process_vm_readv: " + std::generic_category().message(error) +
-                        "), so both ranks copy large messages, through shared memory; the setting "
-                        "kernel.yama.ptrace_scope=0 permits the call, and so does a seccomp "
-                        "profile that allows it");
+                        "), so both ranks copy large messages, through shared memory; to permit "
+                        "the call, set kernel.yama.ptrace_scope=0, and use a seccomp profile that "
+                        "allows it");
 }
 
 bool Transfers::advance() {

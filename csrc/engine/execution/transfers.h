@@ -1,8 +1,9 @@
-// Moves the payloads of matched sends and receives. Between ranks that share a host's window they go through the window
-// (transport/payload_stream.h), and otherwise as messages of the transport. Tensors on GPUs go through page-locked memory
+// Moves the payloads of matched sends and receives. Between ranks that share a host's window payload streams carry them
+// (transport/payload_stream.h), and between others messages of the transport. Tensors on GPUs go through page-locked memory
 // (gpu/message_staging.h). PointToPoint matches the sends and receives; Execution calls this class.
-// Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: never, except for
-// copying. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that no correct rank sends.
+// Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: as operation.h
+// says, and for copying. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that no correct rank
+// sends.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +27,13 @@ class Transfers {
   Transfers(transport::Transport& transport, SharedState& shared, DeviceWatcher& watcher)
       : transport_(transport), shared_(shared), staging_(shared.devices, watcher) {}
 
-  // Two ranks start the payloads between them in the same order.
+  // Start a payload. The two ranks must start the payloads between them in the same order.
   void send(Entry entry, int to);
   void receive(Entry entry, int from);
   // Copies the payload of a message that travelled whole, and ends the receive.
   void take(Entry receive, const void* payload);
-  // Copies a message of this rank to itself, and ends both entries.
+  // Copies a message of this rank to itself, and ends both entries: at once, or in a later advance() if the sent tensor is not
+  // in host memory yet.
   void take_own(Entry receive, Entry send);
   // Advances the transfers, and ends the finished ones. Returns true if anything moved.
   bool advance();
@@ -63,7 +65,7 @@ class Transfers {
     StagedMemory staged{};
     transport::Ticket ticket{};
   };
-  // The rings between this rank and another rank of its host.
+  // The payload streams to and from another rank of this host.
   struct Streams {
     transport::PayloadWriter out;
     transport::PayloadReader in;
@@ -82,7 +84,7 @@ class Transfers {
   bool post_sends(Queues& queues, int to);
   // Logs, once, that this process may not read the memory of another rank.
   void tell_refusal(int peer, int error);
-  // Is the payload of this send in host memory?
+  // Is the payload of this send in host memory? If it is on a GPU, the first calls start the copy.
   bool is_here(Moving& send);
   static const void* source_of(const Moving& send);
   static void* target_of(const Moving& receive);
@@ -97,7 +99,7 @@ class Transfers {
   SharedState& shared_;
   MessageStaging staging_;
   std::vector<Moving> moving_;                // transfers that the transport has
-  std::deque<std::pair<Entry, Moving>> own_;  // receive and send of messages to itself
+  std::deque<std::pair<Entry, Moving>> own_;  // receive and send of this rank's messages to itself
   std::map<int, Queues> queues_;              // by peer
   std::size_t queued_ = 0;                    // the number of transfers in queues_
   bool told_refusal_ = false;

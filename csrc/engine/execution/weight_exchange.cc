@@ -8,8 +8,8 @@ namespace hvdlite::engine {
 using base::ReduceOp;
 
 // Each member contributes a vector that holds its weight at its own place, its notice (1 or 0) at the last place, and zeros
-// elsewhere. The sum of these vectors holds all weights, without rounding. All parts of an operation have the same weight,
-// because only a group has several parts.
+// elsewhere. The sum of these vectors holds all weights, without rounding. A weighted operation has several parts only if they
+// are one group, and a group has one weight.
 std::unique_ptr<collectives::Collective> WeightExchange::start(
     const collectives::Comm& comm, Weight own, const collectives::Selection& selection) {
   weights_.assign(static_cast<std::size_t>(comm.size()) + 1, 0.0);

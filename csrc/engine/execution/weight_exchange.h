@@ -1,7 +1,7 @@
 // The first collective of a weighted mean: the members exchange their weights, and each learns its share of all weights. A
 // member may give notice with its weight, and all members learn of that at the same operation (elastic training: a planned
 // leave).
-// Thread: the one of its operation. Owns: the weights. Blocks: no. Throws: what start_allreduce throws.
+// Thread: the holder of the progress token. Owns: the weights. Blocks: no. Throws: what start_allreduce throws.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,10 @@ class WeightExchange {
                                                  const collectives::Selection& selection);
   // Has start() been called, and not yet take()?
   bool pending() const { return !weights_.empty(); }
-  // After the collective: returns the reduction of this rank's values. It is the given plain mean if all weights are equal, so
-  // that it can use every algorithm. Otherwise each rank's prescale is its share of all weights. If all weights are 0, the
-  // result is 0. If any member has given notice, it counts that.
+  // Call it when the collective has ended. Returns the reduction of this rank's values: if all weights are equal, the given
+  // plain mean, which can use every algorithm; otherwise a sum with this rank's share of all weights as a factor of its
+  // prescale. If all weights are 0, the result of the sum is 0. Counts the operation in counters.notices if any member has
+  // given notice. rank: this rank's place in the Comm.
   collectives::Reduction take(collectives::Reduction mean, int rank, Counters& counters);
   // Valid after take(). True: this rank's weight is 0, so it contributes nothing, even if its values are not finite.
   bool counts_nothing() const { return counts_nothing_; }

@@ -85,11 +85,13 @@ struct Context {
   std::map<std::thread::id, Stream> per_thread;
 };
 
-// Another fake library that keeps things; both are called with the lock held. It makes itself known while it is being loaded,
-// when it holds the loader's lock, which whoever holds the world's may have to wait for: hence a list without a lock.
+// Another fake library that keeps things; its functions are called with the lock held. It makes itself known while it is being
+// loaded, when it holds the loader's lock, which whoever holds the world's may have to wait for: hence a list without a lock.
 struct Companion {
   std::string (*leaks)();
   void (*reset)();
+  // Was it called for this stream, without having enqueued its work yet? Null: never.
+  bool (*owes)(const Stream& stream) = nullptr;
   const Companion* next = nullptr;
 };
 

@@ -8,10 +8,10 @@ using base::Status;
 
 namespace {
 
-// The time between two questions to NCCL about errors.
+// The least time between two questions to NCCL about errors.
 constexpr base::microseconds kLookInterval{1'000};
-// The log gets at most this many lines about results that are not finite in this time, and each names at most this many
-// tensors.
+// In each kReportInterval the log gets at most kLinesInInterval lines about results that are not finite. A line names at most
+// kNamesInLine tensors.
 constexpr std::chrono::seconds kReportInterval{10};
 constexpr int kLinesInInterval = 8;
 constexpr std::size_t kNamesInLine = 8;
@@ -38,7 +38,7 @@ bool DeviceLane::advance() {
 
 bool DeviceLane::takes_nccl(const FusedOp& fused) const {
   return link_.route() == DeviceLink::Route::kNccl &&
-         NcclOperation::serves(fused, link_, static_cast<int>(set_->members->size()));
+         NcclOperation::serves(fused, link_, set_->size());
 }
 
 std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
@@ -61,9 +61,8 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
 
 bool DeviceLane::start() {
   bool started = false;
-  while (!waiting_.empty() && link_.route() != DeviceLink::Route::kComingUp &&
+  while (!waiting_.empty() && !nccl_is_running_ && link_.route() != DeviceLink::Route::kComingUp &&
          running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
-    if (nccl_is_running_ && takes_nccl(waiting_.front().fused)) break;
     QueuedOperation next = std::move(waiting_.front());
     waiting_.pop_front();
     started = true;

@@ -1,13 +1,13 @@
 // The GPU operations of one process set: their order, the link that moves their data, and the work that the GPU has not done
 // yet.
-// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: never. Throws: as operation.h says, with
-// the operation's name in front; the owner then abandons the lane.
+// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: as operation.h and device_link.h say.
+// Throws: as operation.h says, with the operation's name in front; the owner then abandons the lane.
 //
-// An operation starts when all earlier ones have started. An NCCL operation also waits until the one before it has handed over
-// all its calls. A staged operation begins to move data in shared host memory when all earlier ones have begun: members take
-// turns there. An operation ends when the GPU has its work. The lane keeps the operation's event until the GPU has done the
-// work, and meanwhile asks NCCL for errors. Operations on host memory of the same set are in another lane, and neither lane
-// waits for the other.
+// Operations start in their order. While NCCL's host side still works on an operation's calls, no later operation starts
+// (nccl_operation.h says why). A staged operation begins to move data in shared host memory when all earlier staged ones have
+// begun: members take turns there. An operation ends when the GPU has its work. The lane keeps the operation's event until the
+// GPU has done the work, and meanwhile asks NCCL for errors. Operations on host memory of the same set are in another lane, and
+// neither lane waits for the other.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,9 @@ class DeviceLane {
       : context_(context), set_(std::move(set)), link_(context_.link, set_, tags, home) {}
 
   void enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag);
+  // Starts and advances operations. Returns true if anything happened.
   bool advance();
-  // True if no operation waits or is being handed over, and the link is up.
+  // True if no operation waits or runs, and the link has its route.
   bool idle() const;
   // Has the GPU done all its work?
   bool settled() const { return handed_over_.empty(); }

@@ -10,7 +10,7 @@ using base::LogLevel;
 
 namespace {
 
-// A communicator that needs more seconds to come up gets a log line.
+// If a communicator is not up after so many seconds, the log says so.
 constexpr double kLongSeconds = 30;
 constexpr int kReportChannel = 0;
 constexpr int kVerdictChannel = 1;
@@ -237,7 +237,8 @@ void DeviceLink::fall_back(const std::string& why) {
   const bool demanded = std::ranges::any_of(
       cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });
   choice_.falls_back = true;
-  settle(demanded ? Route::kRefused : Route::kStaged, "NCCL failed to start on " + why);
+  settle(demanded ? Route::kRefused : Route::kStaged,
+         "NCCL failed to start on " + why + (demanded ? kWithoutNccl : ""));
 }
 
 void DeviceLink::say(LogLevel level, const std::string& text) const {

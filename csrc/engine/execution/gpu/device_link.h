@@ -1,22 +1,23 @@
 // What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which
 // is an NCCL communicator or host memory.
-// Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: never. Throws: what Transport and
-// the GPU's driver throw. After that the owner must keep the link, because the transport may still touch its memory.
+// Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: only the first advance(), which
+// opens NCCL and, on a joined rank, a GPU. Throws: what Transport and the GPU's driver throw. After that the owner must keep
+// the link, because the transport may still touch its memory.
 //
 // All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on
 // all. The link comes up by messages under tags of its own, while other operations continue:
 //
-//   all       exchange cards: does it have a GPU, which GPU and NCCL, which knobs          -> all choose the same route
+//   all       exchange cards: is there a GPU, which GPU and NCCL, which knobs              -> all choose the same route
 //   member 0  NCCL's unique id, or why there is none                                       -> all
 //   all       ncclCommInitRankConfig without blocking; each polls its own communicator
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all
 //
 // A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still
-// wait for it; they abort and report. So in every case each rank sends one report and gets one verdict.
+// wait for that rank. Then they abort their communicators and report. So in every case each rank sends one report and gets one
+// verdict.
 #pragma once
 
 #include <array>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,7 +41,7 @@ struct LinkContext {
   const base::Config& config;
   const base::Logger& log;
   base::TimeSource time;
-  const collectives::Selection& selection;  // of algorithms that need messages only
+  const collectives::Selection& selection;  // forces no algorithm
 };
 
 class DeviceLink {
@@ -53,7 +54,7 @@ class DeviceLink {
   DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
-  // Returns true if anything happened while the link comes up.
+  // Brings the link up, step by step. Returns true if anything happened.
   bool advance();
   Route route() const { return route_; }
   const std::string& why_refused() const { return why_refused_; }
@@ -83,19 +84,19 @@ class DeviceLink {
   enum class Step { kOpening, kCards, kInvitation, kJoining, kReporting, kDone };
   // Member 0's message after the cards.
   struct Invitation {
-    std::int32_t ok = 0;
+    std::int32_t ok = 0;  // 0: there is no id, and `why` has the reason
     device::nccl::UniqueId id;
     std::array<char, 256> why{};
   };
   struct Report {
-    std::int32_t ok = 0;
+    std::int32_t ok = 0;  // 1: the communicator is up; 0: `why` has the reason
     std::array<char, 256> why{};
   };
 
   void open_home();
   collectives::Comm comm_for(std::size_t tag) const;
   int rank() const { return set_->index; }
-  int size() const { return static_cast<int>(set_->members->size()); }
+  int size() const { return set_->size(); }
   void exchange_cards();
   void invite();
   void join();
@@ -129,8 +130,9 @@ class DeviceLink {
   RouteCard card_;
   std::vector<RouteCard> cards_;
   Invitation invitation_;
-  std::unique_ptr<collectives::Collective> collective_;  // of the first two steps
-  // The state of the last two steps: this rank's report and, on member 0, the reports of all; the messages' tickets.
+  std::unique_ptr<collectives::Collective> collective_;  // of the steps kCards and kInvitation
+  // The state of the steps kJoining and kReporting: this rank's report and, on member 0, the reports of all; the messages'
+  // tickets.
   bool own_known_ = false;
   bool verdict_known_ = false;
   bool verdict_sent_ = false;

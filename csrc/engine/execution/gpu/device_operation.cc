@@ -2,13 +2,15 @@
 
 #include <algorithm>
 
+#include "kernels/kernels.h"
+
 namespace hvdlite::engine {
 
 namespace cuda = device::cuda;
 
 namespace {
 
-// The alignment of pieces in the fusion buffer.
+// The alignment of pieces in the fusion buffer, in bytes.
 constexpr std::size_t kBoundary = 128;
 
 std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
@@ -161,6 +163,12 @@ bool DeviceOperation::lacks_all_inputs() const {
 bool DeviceOperation::lacks_all_outputs() const {
   return std::ranges::all_of(places_,
                              [](const PartAddresses& place) { return place.output == nullptr; });
+}
+
+void DeviceOperation::watch_finite(bool wanted) {
+  const Request& first = first_request();
+  watches_finite_ =
+      wanted && first.kind == base::OpKind::kAllreduce && kernels::is_float(first.dtype);
 }
 
 std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {

@@ -25,7 +25,7 @@ struct FiniteCheck {
 // The remainder of an operation whose work the GPU has but has not done.
 struct HandedOver {
   device::EventPtr event;
-  RequestPtr request;  // the first request; log lines name the operation by it
+  RequestPtr request;  // the first request; errors name the operation by it
   FiniteCheck check;
 };
 
@@ -38,7 +38,7 @@ class DeviceOperation : public Operation {
   virtual bool is_nccl() const = 0;
   // Will it begin a step later that all members begin in the lane's order?
   virtual bool awaits_turn() const { return false; }
-  // Valid after the operation has finished. It has no event if the GPU had nothing to do.
+  // Valid after the operation has finished. It has no event if no rank had a value, or if this rank has no GPU.
   HandedOver& handed_over() { return handed_over_; }
 
  protected:
@@ -80,7 +80,8 @@ class DeviceOperation : public Operation {
   // copies them to the host.
   std::int32_t* make_flags(device::cuda::Stream stream);
   void collect_flags(device::cuda::Stream stream);
-  void watch_finite(bool wanted) { watches_finite_ = wanted; }
+  // Checks the results for values that are not finite, if that is wanted and this is an allreduce of floats.
+  void watch_finite(bool wanted);
   bool watches_finite() const { return watches_finite_; }
 
  private:

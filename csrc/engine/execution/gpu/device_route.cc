@@ -20,17 +20,15 @@ std::vector<int> members_where(std::span<const RouteCard> cards, const std::vect
   return found;
 }
 
-// Why NCCL cannot serve these members; "": it may. certain: the reason excludes NCCL for all values of the knobs.
+// Why NCCL cannot serve these members; "": it may. *certain: NCCL cannot serve them even with HVDLITE_GPU_ROUTE=nccl.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
   *certain = true;
-  const auto lacking =
-      members_where(cards, members, [](const RouteCard& card) { return card.has_gpu == 0; });
-  if (!lacking.empty()) return format_ranks(lacking) + " cannot use a GPU";
   for (std::size_t i = 0; i < cards.size(); ++i) {
-    if (cards[i].nccl_version == 0) {
-      return format_ranks({members[i]}) + " has no NCCL (" + get_text(cards[i].why) + ")";
-    }
+    if (cards[i].has_gpu != 0 && cards[i].nccl_version != 0) continue;
+    return format_ranks({members[i]}) +
+           (cards[i].has_gpu == 0 ? " cannot use a GPU (" : " has no NCCL (") +
+           get_text(cards[i].why) + ")";
   }
   *certain = false;
   for (std::size_t i = 1; i < cards.size(); ++i) {
@@ -93,6 +91,7 @@ RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int
   }
   choice.refused = !for_nccl.empty();
   choice.falls_back = !choice.refused;
+  if (choice.refused) choice.why += kWithoutNccl;
   return choice;
 }
 

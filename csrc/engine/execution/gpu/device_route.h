@@ -18,25 +18,31 @@ struct RouteCard {
   enum Preference : std::int32_t { kAuto = 0, kNccl = 1, kStaged = 2 };
   std::int32_t knob = kAuto;      // the knob gpu_route
   std::int32_t has_gpu = 0;       // 0: the rank has joined, and could open no GPU
-  std::int32_t nccl_version = 0;  // 0: no NCCL; `why` says the reason
+  std::int32_t nccl_version = 0;  // 0: the rank has opened no NCCL
   std::int32_t float32_sums = 0;  // the knob nccl_float32_sums
   device::cuda::Uuid gpu{};
-  std::array<char, 220> why{};
+  std::array<char, 220> why{};  // the error, if the rank could not open a GPU or NCCL
 };
 
 struct RouteChoice {
   bool nccl = false;
-  bool refused = false;       // ranks demand different routes by gpu_route, or an impossible one
-  bool falls_back = false;    // staged, although no rank asked for it
-  bool float32_sums = false;  // NCCL adds in float32, on all members if one asks for it
-  std::string why;
+  bool refused = false;     // ranks demand different routes by gpu_route, or an impossible one
+  bool falls_back = false;  // staged, although no rank asked for it
+  // NCCL adds 16-bit floats in float32: on all members if one asks for it.
+  bool float32_sums = false;
+  std::string why;  // for the log and for errors; if NCCL was chosen, its version
 };
 
+// The remedy if the knob gpu_route demands NCCL, which cannot serve the members.
+inline constexpr const char* kWithoutNccl =
+    "; with HVDLITE_GPU_ROUTE=auto the tensors would go through host memory";
+
 RouteCard::Preference knob_of(const std::string& gpu_route);
-// Copies text into a fixed field of a message.
+// Copies text into a fixed field of a message, and cuts off what is too long.
 void put_text(std::span<char> room, const std::string& text);
 std::string get_text(std::span<const char> room);
 
 // cards[i] is that of member i, whose global rank is members[i].
 RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int>& members);
+
 }  // namespace hvdlite::engine

@@ -13,7 +13,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// The time for which stop() waits until the thread returns from the driver.
+// The longest time for which stop() waits until the thread returns from the driver.
 constexpr std::chrono::milliseconds kEndingPatience{200};
 
 }  // namespace

@@ -1,13 +1,14 @@
 // The way of a message between two ranks through host memory, if its tensor lies on a GPU: the copies between the tensor and
 // page-locked memory.
-// Thread: the holder of the progress token. Owns: two streams for each GPU, and the events of copies that the GPU has not done.
-// Blocks: never. Throws: what the GPU's driver throws.
+// Thread: the holder of the progress token. Owns: two streams for each GPU, and the events of copies to tensors that the GPU
+// has not done. Blocks: as operation.h says. Throws: what the GPU's driver throws.
 //
 //   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
-//   receive   the message arrives in page-locked memory -> copy to the tensor when that is ready, record the completion's event
+//   receive   the message arrives in page-locked memory -> copy to the tensor when it is ready, record the completion's event
 //
-// A send enqueues its copy only when the tensor is ready. So no copy in the stream waits for a tensor, and no message waits for
-// another message's tensor. A receive ends when its copy is enqueued, as all operations on GPU memory do.
+// A send enqueues its copy only when the tensor is ready. So no copy waits in the stream of the sends, and a message waits only
+// for tensors of earlier messages to the same rank. A receive ends when its copy is enqueued, as all operations on GPU memory
+// do.
 #pragma once
 
 #include <deque>
@@ -23,7 +24,8 @@ namespace hvdlite::engine {
 struct StagedMemory {
   device::Buffer host;
   device::EventPtr arrived = {};  // of a send: after it the copy to page-locked memory is complete
-  bool is_copying = false;  // a copy has begun that no event ends, because the driver has failed
+  // A copy has begun, but the driver has failed to record the event after it.
+  bool is_copying = false;
 };
 
 class MessageStaging {
@@ -31,15 +33,15 @@ class MessageStaging {
   MessageStaging(device::Devices& devices, DeviceWatcher& watcher)
       : devices_(devices), watcher_(watcher) {}
 
-  // For a send: enqueues the copy to page-locked memory, and polls it. Returns true when the copy is complete.
+  // For a send: when the tensor is ready, enqueues the copy to page-locked memory. Returns true when the copy is complete.
   bool fetch(const Entry& entry, StagedMemory* memory);
-  // For a receive: allocates page-locked memory as large as the tensor.
+  // Allocates page-locked memory as large as the tensor: for a receive, because fetch() does it for a send.
   StagedMemory room_for(const Entry& entry);
   // For a receive: enqueues the copy from page-locked memory to the tensor, and gives the completion its event.
   void bring(const Entry& entry, StagedMemory* memory);
-  // Forgets the copies that the GPU has done. Returns true if there were any.
+  // Forgets the copies to tensors that the GPU has done. Returns true if there were any.
   bool look_after();
-  // Has the GPU done all copies?
+  // Has the GPU done all copies to tensors?
   bool settled() const { return returned_.empty(); }
 
  private:

@@ -2,18 +2,12 @@
 
 #include <algorithm>
 
-#include "kernels/kernels.h"
-
 namespace hvdlite::engine {
 
 using base::OpKind;
 namespace nccl = device::nccl;
 
 namespace {
-
-std::int64_t divisor_of(const AgreedOperation& agreed, int ranks) {
-  return agreed.divisor > 0 ? agreed.divisor : ranks;
-}
 
 std::byte* at(void* memory, std::size_t offset) { return static_cast<std::byte*>(memory) + offset; }
 const std::byte* at(const void* memory, std::size_t offset) {
@@ -24,27 +18,26 @@ bool all_equal(const std::vector<std::size_t>& counts) {
   return std::ranges::all_of(counts, [&](std::size_t count) { return count == counts.front(); });
 }
 
+std::optional<Recipe> recipe_of(const AgreedOperation& agreed, int ranks, const DeviceLink& link) {
+  const std::int64_t divisor = reduction_of(agreed, ranks).divisor;
+  return nccl_recipe(*agreed.request, divisor, ranks, link.float32_sums());
+}
+
 }  // namespace
 
 bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link, int ranks) {
   const Request& first = fused.first();
   if (first.weighted) return false;  // the members exchange weights in host memory
-  return !reduces(first.kind) ||
-         nccl_recipe(first, divisor_of(fused.parts.front(), ranks), ranks, link.float32_sums());
+  return !reduces(first.kind) || recipe_of(fused.parts.front(), ranks, link);
 }
 
 NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
                              const ProcessSet& set, bool check_finite)
     : DeviceOperation(std::move(fused_op), std::move(own), over), set_(set) {
-  const Request& first = first_request();
-  watch_finite(check_finite && first.kind == OpKind::kAllreduce && kernels::is_float(first.dtype));
+  watch_finite(check_finite);
 }
 
-Recipe NcclOperation::recipe() const {
-  const AgreedOperation& agreed = fused().parts.front();
-  const bool float32_sums = link().float32_sums();
-  return *nccl_recipe(*agreed.request, divisor_of(agreed, ranks()), ranks(), float32_sums);
-}
+Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), ranks(), link()); }
 
 void NcclOperation::start() {
   if (has_no_value()) return;
@@ -67,7 +60,7 @@ void NcclOperation::start() {
       reducescatter();
       break;
     default:
-      HVD_CHECK(false);  // these have no tensors
+      HVD_CHECK(false);  // no other kind comes to a lane
   }
 }
 

@@ -1,8 +1,9 @@
 // An operation on GPU memory through NCCL, with all work in the link's stream.
 // Thread, Owns, Blocks, Throws: as device_operation.h says.
 //
-// After a call of NCCL has returned, NCCL may still work on it on the host. Until the communicator is no longer busy, this rank
-// must enqueue nothing more in the stream, and make no other call on the communicator.
+// After a call of NCCL has returned, NCCL may still work on it on the host, and enqueue its work in the stream later. Until the
+// communicator is no longer busy, this rank must enqueue nothing more in the stream, and make no other call on the
+// communicator.
 #pragma once
 
 #include "engine/execution/gpu/device_operation.h"
@@ -39,7 +40,7 @@ class NcclOperation final : public DeviceOperation {
   device::nccl::Comm comm() { return link().comm().get(); }
   const device::nccl::Functions& nccl() { return link().comm().nccl().call(); }
   device::cuda::Stream stream() { return link().stream(); }
-  int ranks() const { return static_cast<int>(set_.members->size()); }
+  int ranks() const { return set_.size(); }
 
   const ProcessSet& set_;
   void* unpack_from_ = nullptr;  // a result that has to be unpacked; null: there is none

@@ -58,7 +58,7 @@ nccl::RedOp nccl_op(ReduceOp op) {
   }
 }
 
-// The dtype in which NCCL adds: the tensor's own, or the accumulation type of hvdlite's kernels.
+// The dtype in which NCCL adds: the one in which the elements travel, or the accumulation type of hvdlite's kernels.
 DType wire_for(const Request& request, bool sums, bool float32_sums) {
   const bool average = request.op == ReduceOp::kAverage;
   switch (request.dtype) {

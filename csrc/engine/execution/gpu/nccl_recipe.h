@@ -28,8 +28,9 @@ struct Recipe {
   bool plain = false;  // nothing is converted
 };
 
-// The recipe of an allreduce or reducescatter among `ranks` members. It adds an Average of narrow integers in 64 bits, as on
-// the host. Empty if NCCL's result would differ from hvdlite's kernels': 16-bit integers, Adasum.
+// The recipe of an allreduce or reducescatter among `ranks` members; an Average divides by `divisor`. It adds an Average of
+// integers of up to 32 bits in 64 bits, as on the host. Empty if NCCL cannot give the result of hvdlite's kernels: for 16-bit
+// integers and Adasum.
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums);
 

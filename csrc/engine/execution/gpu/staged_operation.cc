@@ -1,7 +1,6 @@
 #include "engine/execution/gpu/staged_operation.h"
 
 #include "collectives/chunking.h"
-#include "kernels/kernels.h"
 
 namespace hvdlite::engine {
 
@@ -13,9 +12,7 @@ StagedOperation::StagedOperation(FusedOp fused_op, std::vector<Entry> own, Devic
     : DeviceOperation(std::move(fused_op), std::move(own), over),
       comm_(std::move(comm)),
       context_(context) {
-  const Request& first = first_request();
-  watch_finite(context.check_finite && first.kind == OpKind::kAllreduce &&
-               kernels::is_float(first.dtype));
+  watch_finite(context.check_finite);
 }
 
 void StagedOperation::start() {
@@ -112,7 +109,7 @@ void StagedOperation::fetch() {
       }
       break;
     default:
-      HVD_CHECK(false);  // these have no tensors
+      HVD_CHECK(false);  // no other kind comes to a lane
   }
 }
 

@@ -66,7 +66,7 @@ bool HostOperation::advance() {
   return true;
 }
 
-// The retained operation keeps the memory, because the transport may still write to it.
+// Leaks the outputs that the engine made, because the transport may still write to them.
 void HostOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) entry.completion->output->block.abandon();
@@ -142,8 +142,8 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
     if (const void* const input = input_of(i)) {
       copy(buffer_->data() + offset, input, bytes);
     } else {
-      std::memset(buffer_->data() + offset, 0,
-                  bytes);  // the planner fuses absent values into sums only
+      // The planner fuses absent values into sums only.
+      std::memset(buffer_->data() + offset, 0, bytes);
     }
     offset += bytes;
   }

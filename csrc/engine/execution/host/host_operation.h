@@ -59,8 +59,9 @@ class HostOperation final : public Operation {
   std::vector<std::vector<std::byte>> payloads_;
   collectives::Comm comm_;
   Context context_;
+  // The fusion buffer, or memory for a result that no caller of this rank gets.
   std::optional<FusionBufferPool::Lease> buffer_;
-  bool packed_ = false;  // the result lies in buffer_; unpack() has to copy it out
+  bool packed_ = false;  // the result lies in buffer_; unpack() has to copy it to the outputs
   WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;
 };

@@ -24,7 +24,7 @@ void run_broadcast(const collectives::PreparedInputs& inputs, const ProcessSet& 
                                   {entry.output, request.bytes(), set.index_of(request.root)});
 }
 
-// Of a kind with rows.
+// Of an allgather, alltoall or reducescatter for which all members have equal requests.
 Extents extents_of(const RequestPtr& request, const ProcessSet& set) {
   const int members = set.size();
   return {{{{request, members}}, sizes_of_equal(*request, members)}, set.index, members};

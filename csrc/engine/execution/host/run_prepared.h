@@ -1,5 +1,5 @@
-// The two ends of a prepared operation on host memory (collectives/prepared.h): which part of this rank's input each member needs,
-// and the result.
+// The beginning and the end of a prepared operation on host memory (collectives/prepared.h): the part of this rank's input that
+// each member needs, and the result.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: as collectives/prepared.h says, std::bad_alloc.
 #pragma once
 
@@ -16,8 +16,8 @@ namespace hvdlite::engine {
 // The bytes of each member's part of the inputs of a FusedOp, for Preparation::kParts.
 std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet& set);
 
-// Makes the result of this rank's entry from the inputs of all members. Takes memory for it from `outputs` if the caller has given
-// none.
+// Makes the result of this rank's entry from the inputs of all members. Takes memory for it from `outputs` if the caller has
+// given none.
 void run_prepared(const collectives::PreparedInputs& inputs, const ProcessSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa);
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "nccl/comm.h"
 
@@ -32,7 +33,17 @@ void reset() {
   Segment::forget_all();
 }
 
-Companion companion = {leaks, reset};
+bool owes(const Stream& stream) {
+  for (const auto& [handle, comm] : comms()) {
+    for (const NcclComm::Waiting& waiting : comm->waiting) {
+      Stream* its = nullptr;
+      if (find_stream(waiting.stream, comm->context, &its) == 0 && its == &stream) return true;
+    }
+  }
+  return false;
+}
+
+Companion companion = {leaks, reset, owes};
 [[maybe_unused]] const bool known_to_the_world = (make_known(companion), true);
 
 thread_local std::string t_last_error;
@@ -97,7 +108,7 @@ bool work_left(NcclComm& comm) {
 }
 
 nccl::Result put_into_stream(NcclComm& comm) {
-  for (NcclComm::Waiting& waiting : comm.waiting) {
+  for (NcclComm::Waiting& waiting : std::exchange(comm.waiting, {})) {
     Stream* stream = nullptr;
     if (find_stream(waiting.stream, comm.context, &stream) != 0 ||
         stream->context != comm.context) {
@@ -112,7 +123,6 @@ nccl::Result put_into_stream(NcclComm& comm) {
     operation.run = [group] { return group->error; };
     enqueue(*stream, std::move(operation));
   }
-  comm.waiting.clear();
   return nccl::kSuccess;
 }
 
