@@ -28,7 +28,7 @@ from hvdlite.submission import check_weight
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
-from hvdlite.torch.coded_methods import CodedMethods, check_state, refuse_unknown_scale, share_after_joins
+from hvdlite.torch.coded_methods import CodedMethods, check_compression_and_groups, refuse_unknown_scale, share_after_joins
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
@@ -146,7 +146,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     if op == Adasum:
         refuse_codec(compression, "a reduction with op=Adasum")
-    check_state(compression, groups if groups is not None else num_groups or None)
+    check_compression_and_groups(compression, groups if groups is not None else num_groups or None)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     check_shard(shard, op, type(optimizer))
