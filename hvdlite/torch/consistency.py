@@ -71,8 +71,8 @@ def check_consistency(
         wrapped = [each._hvdlite.settings.process_set for each in optimizers if hasattr(each, "_hvdlite")]
         process_set = wrapped[0] if wrapped else global_process_set
 
-    # The optimizer's hook refers to the checker. The checker has only a weak reference to the optimizer. Otherwise the two would
-    # refer to each other, and only the garbage collector could free them.
+    # The optimizer's hook refers to the checker, and the checker has only a weak reference to the optimizer. Otherwise the two
+    # would refer to each other, and only the garbage collector could free them.
     followed = weakref.ref(optimizers[0]) if optimizers and every is not None else None
     kept: list[Any] = [followed if followed is not None and each is optimizers[0] else each for each in objects]
 

@@ -82,13 +82,14 @@ class StreamsOfBucket:
         self._seen: set[int] = set()
 
     def see(self) -> None:
-        """A gradient of this pass was made in the current stream."""
+        """Remembers that a gradient of this pass was made in the current stream."""
         self._seen.add(current_stream(self._gpu))
 
     def gather(self, in_pass: bool) -> tuple[int, ...]:
-        """Called at the launch. Returns the current stream, and then the other streams in which the gradients were made.
+        """Returns the current stream, and then the other streams in which the gradients were made, and forgets all of them.
 
-        Within a pass this orders the current stream after the others; at its end autograd has done so.
+        Called at the launch. Within a pass this orders the current stream after the others. When the pass is over, autograd has
+        done so.
         """
         now = current_stream(self._gpu)
         others = self._seen - {now}
