@@ -24,7 +24,7 @@ class ReducerSettings:
     """The settings with which a wrapped optimizer's gradients are reduced.
 
     Attributes:
-        prefix: the unique name of the optimizer, the same on all ranks.
+        prefix: the name of the optimizer, the same on all ranks of the process set, and unique there.
         op: Average, Sum or Adasum.
         predivide: divides the gradients before they are summed, and multiplies the result.
         compression: the argument of `DistributedOptimizer`; `hvdlite.compression` lists the kinds.

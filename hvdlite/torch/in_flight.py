@@ -34,6 +34,7 @@ class InFlightBucket:
     """The requests of one launched bucket.
 
     Attributes:
+        bucket: the bucket that was launched.
         works: the engine's work for all items, which also keeps the memory. Empty before the submission, and for a bucket that
             submits by handles (`hvdlite.torch.coded_bucket`).
         items: the requests, in order.

@@ -476,7 +476,8 @@ class _DistributedOptimizer(_Optimizer):
         """Pickles and copies as the plain optimizer."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, args, *rest = reduced
-        if function is copyreg.__newobj__:  # type: ignore[attr-defined]  # it would require our class; this does the same
+        # pickle takes __newobj__ only with the object's present class. _reconstructor makes the same object of the plain class.
+        if function is copyreg.__newobj__:  # type: ignore[attr-defined]
             function, args = copyreg._reconstructor, (type(self), object, None)  # type: ignore[attr-defined]
         args = tuple(self._hvdlite.base if arg is type(self) else arg for arg in args)
         if rest and isinstance(rest[0], dict) and "_hvdlite" in rest[0]:

@@ -4,7 +4,7 @@ Autograd runs a backward as a *graph task* with a number. Code that a task calls
 the end of the task. Three cases are not obvious:
 
 - Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task. The end of the inner task
-  is not the end of the pass, and the outer task may never call one of our hooks. But when the inner task is destroyed, the
+  is not the end of the pass, and the outer task may never call a hook of hvdlite. But when the inner task is destroyed, the
   outer task is current again on this thread. `EndOfTask` reports this to the reducer, which then watches the outer task.
 - A task that raises never calls the callback. It still destroys the callback, which then knows that it was not called.
 - Compiled autograd may accept a callback and never call it. For the reducer this is the same as a task that raised.
