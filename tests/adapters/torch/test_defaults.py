@@ -68,12 +68,14 @@ def test_training(hvd, to_none):
 @pytest.mark.parametrize("name", ["powersgd", "int8"])
 def test_codecs_with_state(hvd, name):
     """The second layer has a gradient on rank 0 only."""
-    powersgd, int8 = hvd.Compression.powersgd(start_step=1), hvd.Compression.int8(64, "ranks", error_feedback=True)
+    codecs = {
+        "powersgd": hvd.Compression.powersgd(start_step=1),
+        "int8": hvd.Compression.int8(64, "ranks", error_feedback=True),
+    }
     model = torch.nn.ModuleList(torch.nn.Linear(*shape, device="cpu", dtype=torch.float32) for shape in ((40, 30), (30, 20)))
     hvd.broadcast_parameters(model.state_dict(), 0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 1e-4), model.named_parameters(), compression={"powersgd": powersgd, "int8": int8}[name]
-    )
+    plain = torch.optim.SGD(model.parameters(), 1e-4)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=codecs[name])
     for _ in range(4):
         optimizer.zero_grad()
         hidden = model[0](rows(hvd, 2, 40))
