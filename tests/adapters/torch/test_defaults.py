@@ -79,7 +79,8 @@ def test_codecs_with_state(hvd, name):
     for _ in range(4):
         optimizer.zero_grad()
         hidden = model[0](rows(hvd, 2, 40))
-        (hidden if hvd.rank() else model[1](hidden)).square().sum().backward()
+        loss = (hidden if hvd.rank() else model[1](hidden)).square().sum()
+        torch.autograd.backward([loss])  # loss.backward() would suspend the default device
         optimizer.step()
     for layer in model:
         weights = hvd.allgather(layer.weight.detach()[None], name="weights")
