@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from hvdlite.checks import check_predivide
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import Adasum, Average, Sum, resolve_op
+from hvdlite.requests import OP_NAMES, Adasum, Average, Sum, resolve_op
 from hvdlite.torch.plan import Groups
 
 __all__ = ["checked_op", "name_groups", "name_parameters", "require_initialized"]
@@ -26,7 +26,9 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
     """
     op = resolve_op(op, None)
     if op not in (Average, Sum, Adasum):
-        raise InvalidArgumentError("DistributedOptimizer reduces gradients with op=Average, op=Sum or op=Adasum")
+        raise InvalidArgumentError(
+            f"DistributedOptimizer reduces gradients with op=Average, op=Sum or op=Adasum, not with op={OP_NAMES[op]}"
+        )
     if op == Adasum:
         ranks = process_set.size() or 1
         if ranks & (ranks - 1):

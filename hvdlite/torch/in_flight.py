@@ -293,7 +293,7 @@ class SparseBucket:
         self._streams = StreamsOfBucket(self.device)
         self._divisor = divisor
         self._process_set = process_set
-        self._indices: torch.Tensor | None = None  # stored before the values
+        self._indices: torch.Tensor | None = None  # of all ranks' rows; `store` gets them before the values
 
     def see_stream(self) -> None:
         """See `Bucket.see_stream`."""
@@ -370,7 +370,7 @@ class SparseBucket:
         exported: Exported = context
         rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
         if self._indices is None or not (rows.is_floating_point() or rows.is_complex()):
-            self._indices = rows
+            self._indices = rows  # perhaps for a second time, after Ctrl-C
             return None
         if grad is None:
             if not len(rows):

@@ -100,8 +100,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             it. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
             by this number: divide the loss, or pass `average_aggregated_gradients`.
-        op: `Average`, `Sum`, or `Adasum` of the steps. For Adasum the number of ranks must be a power of two, `groups` and
-            `sparse_as_dense` have no effect, and a step must not be skipped on some ranks only.
+        op: `Average`, `Sum`, or `Adasum` of the steps. For Adasum the number of ranks must be a power of two, and a step must
+            not be skipped on some ranks only. `backward_passes_per_step`, `groups`, `sparse_as_dense` and
+            `gradient_as_bucket_view` have no effect with Adasum.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Parameters of a
