@@ -102,7 +102,7 @@ class CodedBucket:
         self._coded: list[CodedGradient] = []
         # The codec's generator; None while it runs, because after Ctrl-C it cannot continue, and after its end.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
-        self._reduced: list[Handle] = []  # the operations of the present round
+        self._reduced: list[Handle] = []  # the operations of the current round
         self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
         self._suffix = ""
         self._round = 0

@@ -45,7 +45,7 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         present = getattr(param, name)
         if present is not None:
-            setattr(param, name, present)  # after torch.utils.swap_tensors, only this makes autograd call the old hooks again
+            setattr(param, name, present)  # after torch.utils.swap_tensors, only this makes autograd use these lists of hooks
     hooks = [
         param.register_hook(GradientHook(reducer, gradient, False)),  # autograd.grad calls it too
         param.register_post_accumulate_grad_hook(GradientHook(reducer, gradient, True)),

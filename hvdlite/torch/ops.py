@@ -1,8 +1,7 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
-The functions that wait and return a new tensor have gradients. The functions in place and the ``_async`` ones have none: they
-are those of `hvdlite.ops`. Only `sparse_allreduce_async`, which has no gradient either, is defined here. The gradients follow
-Horovod's convention:
+The functions that wait and return a new tensor have gradients. The functions in place and the ``_async`` ones have none. They
+are those of `hvdlite.ops`, except for `sparse_allreduce_async`. The gradients follow Horovod's convention:
 
 - allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: that gradient divided by the number of ranks;

@@ -162,10 +162,10 @@ class WireForm:
 class ParameterGradient(GradientState):
     """One parameter and the state of its gradient.
 
-    If ``param.grad`` is not None, it is one of three things: a gradient that backward has made on this rank and that was not
-    sent yet (it is dirty), a gradient that was sent, or a finished gradient (reduced, or written by the user). Before backward
-    adds to a finished gradient, the finished gradient becomes the reduced part, so that only the increment is reduced.
-    Afterwards the two are added up.
+    If ``param.grad`` is not None, it is one of four things: zeros that a reset has left; a gradient that backward has made on
+    this rank and that was not sent yet (it is dirty); a gradient that was sent; or a finished gradient (reduced, or written by
+    the user). Before backward adds to a finished gradient, the finished gradient becomes the reduced part, so that only the
+    increment is reduced. Afterwards the two are added up.
 
     Attributes:
         bucket: the number of its bucket in the plan; -1 without a bucket.
