@@ -1,7 +1,8 @@
 """Adasum for an optimizer: each rank takes a step with its own gradients, and Adasum combines the changes of all ranks.
 
-As in Horovod, it combines the changes and not the gradients, because the best step depends on the optimizer (momentum, or
-Adam's scale of each element). Each rank keeps its own optimizer state.
+As in Horovod, Adasum combines the changes of the parameters and not the gradients. So the changes contain what the optimizer
+makes of the gradients (momentum, or Adam's scale of each element). Each rank keeps its own optimizer state.
+csrc/collectives/allreduce_adasum.cc has the algorithm and its source.
 """
 
 from collections.abc import Iterable
@@ -29,12 +30,12 @@ class AdasumStep:
         self._settings = settings
         self._check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in self._gradients])
         self._check.updated = True  # with Adasum the ranks can compare parameters before the first step
-        self._codec: Any = settings.compression or NoneCompressor
+        self._compressor: Any = settings.compression or NoneCompressor
         self._gradients: list[ParameterGradient] = []
         self._engine: Any = None  # the engine of the job whose ranks have agreed
-        self._generation = 0
+        self._generation = 0  # the number of agreements in this job
         self._agreed = False
-        self._start: list[tuple[ParameterGradient, torch.Tensor]] = []  # the parameters before the step
+        self._start: list[tuple[ParameterGradient, torch.Tensor]] = []  # copies of the parameters before the step
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Adds parameters with unique names."""
@@ -42,10 +43,10 @@ class AdasumStep:
         self._agreed = False
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Copies the parameters before the step. Collective over the process set before the first steps.
+        """Copies the parameters that train. Collective over the process set in the first steps of a job, and after `add`.
 
         Raises:
-            MismatchError, HorovodInternalError: the ranks have different parameters, or a rank failed.
+            MismatchError, HorovodInternalError: the ranks have different parameters or settings, or a rank failed.
 
         """
         if is_inner_step(optimizer):
@@ -59,7 +60,8 @@ class AdasumStep:
         """Replaces this rank's step by the combined step of all ranks. Collective over the process set.
 
         Raises:
-            MismatchError, HorovodInternalError: the ranks differ, or a rank failed. The parameters are those before the step.
+            MismatchError, HorovodInternalError: the ranks differ, or a rank failed. Then the parameters are as before the step,
+                but the optimizer's state is as after it.
 
         """
         if is_inner_step(optimizer):
@@ -92,11 +94,11 @@ class AdasumStep:
     def _combine(self, start: list[tuple[ParameterGradient, torch.Tensor]]) -> list[torch.Tensor]:
         pending = []
         for gradient, before in start:
-            wire, context = self._codec.compress(reachable(gradient.param.detach() - before))
+            wire, context = self._compressor.compress(reachable(gradient.param.detach() - before))
             pending.append(
                 (allreduce_async(wire, None, gradient.name, Adasum, process_set=self._settings.process_set), context)
             )
         return [
-            self._codec.decompress(handle.synchronize(), context).to(before.device)
+            self._compressor.decompress(handle.synchronize(), context).to(before.device)
             for (handle, context), (_, before) in zip(pending, start, strict=True)
         ]

@@ -24,15 +24,15 @@ class ReducerSettings:
     """The settings with which a wrapped optimizer's gradients are reduced.
 
     Attributes:
-        prefix: the unique name of the optimizer, the same on all ranks.
-        op: Average or Sum.
+        prefix: the name of the optimizer, the same on all ranks of the process set, and unique there.
+        op: Average, Sum or Adasum.
         predivide: divides the gradients before they are summed, and multiplies the result.
-        compression: a class with static `compress` and `decompress`, or a `Codec`.
+        compression: the argument of `DistributedOptimizer`; `hvdlite.compression` lists the kinds.
         passes_per_step: backward passes added up on each rank before a reduction.
         average_passes: is the result divided by `passes_per_step`?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
-        gradient_as_bucket_view: do gradients lie in an arena? None: only if the program keeps them from step to step.
+        gradient_as_bucket_view: may gradients lie in an arena? None: only if all ranks keep their gradients from step to step.
         start_check: what happens if the ranks train different models: a mode of `hvdlite.start_check`.
         shard: does each rank keep a part of the optimizer's state?
 
@@ -52,7 +52,7 @@ class ReducerSettings:
 
     @property
     def divisor(self) -> int:
-        """The divisor of the reduced gradients, without the number of ranks."""
+        """The number by which sums of passes are divided. An Average also divides by the number of ranks."""
         return self.passes_per_step if self.average_passes else 1
 
     def describe(self) -> dict[str, Hashable]:
@@ -73,7 +73,7 @@ class ReducerSettings:
         """Checks the settings of two optimizers that share a parameter: there is only one way to reduce its gradient.
 
         Raises:
-            InvalidArgumentError: op or process set differ. The other settings may differ.
+            InvalidArgumentError: the op or the process set differs. Other settings may differ.
 
         """
         mine = (OP_NAMES[self.op], self.process_set.process_set_id)
@@ -81,7 +81,8 @@ class ReducerSettings:
         if mine != theirs:
             raise InvalidArgumentError(
                 f"parameter {name!r} belongs to two distributed optimizers that would reduce its gradient differently: op "
-                f"{theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}"
+                f"{theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}; give both the same op and "
+                "process set"
             )
 
 
@@ -91,7 +92,8 @@ class AgreedGradients:
 
     Attributes:
         sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place.
-        dtypes: the dtype of the gradient of each parameter that accepts any dtype, by the parameter's place.
+        dtypes: the dtype to which torch promotes the gradients of all ranks, by the parameter's place. Only parameters that
+            accept gradients of any dtype are here, if some rank has a gradient.
         kept: do all ranks keep their gradients from step to step?
         unchecked: has some rank not compared its parameters with those of the others?
     """
@@ -115,18 +117,20 @@ def agree(
     Args:
         settings: the settings of the optimizer.
         gradients: the optimizer's parameters.
-        groups: the user's groups, with names instead of parameters.
-        generation: the number of earlier agreements, the same on all ranks.
+        groups: a description of the user's groups, with names instead of parameters.
+        generation: the number of this agreement in the job, counted from 1, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
         unchecked: has this rank not compared its parameters with those of the others? Ranks may differ.
 
     Raises:
         MismatchError: the ranks differ. The text says which rank has what, and is the same on all ranks.
+        InvalidArgumentError: (before the exchange, on this rank only) a gradient has a layout that cannot be reduced.
+        HorovodInternalError: a rank failed.
 
     """
     gpus: list[int] = []
-    shapes = [(gradient.name, _shape_of(gradient, gpus)) for gradient in gradients]
-    description = [*({**settings.describe(), "groups": groups}.items()), *shapes]
+    described = [(gradient.name, _described(gradient, gpus)) for gradient in gradients]
+    description = [*({**settings.describe(), "groups": groups}.items()), *described]
     digest = hashlib.sha256(repr(description).encode()).hexdigest()
     sparse = {place: dims for place, gradient in enumerate(gradients) if (dims := _sparse_dim(gradient)) is not None}
     name = f"{settings.prefix}.plan{generation}"
@@ -151,8 +155,10 @@ def agree(
     )
 
 
-def _shape_of(gradient: ParameterGradient, gpus: list[int]) -> str:
-    """The properties of a parameter that must be equal on all ranks. `gpus` are the GPUs of the parameters so far.
+def _described(gradient: ParameterGradient, gpus: list[int]) -> str:
+    """A text with the properties of a parameter that must be equal on all ranks.
+
+    `gpus` are the GPUs of the parameters before this one; a further GPU is appended.
 
     Ranks have different GPUs, but parameters that share a GPU on one rank must share one on all: buckets are made by GPU.
     """
@@ -172,18 +178,19 @@ def _shape_of(gradient: ParameterGradient, gpus: list[int]) -> str:
 
 
 def _chosen_dtype(gradient: ParameterGradient) -> torch.dtype | None:
-    """The dtype of the gradient on this rank, if the parameter accepts any dtype; otherwise None."""
+    """The dtype of an unreduced gradient, if the parameter accepts gradients of any dtype; otherwise None."""
     grad = gradient.param.grad
     return grad.dtype if grad is not None and gradient.dirty and declared_dtype(gradient.param) is None else None
 
 
 def _sparse_dim(gradient: ParameterGradient) -> int | None:
+    """The number of sparse dimensions of an unreduced sparse gradient; otherwise None."""
     grad = gradient.param.grad
     if grad is None or not gradient.dirty or grad.layout is torch.strided:
         return None
     if grad.layout is not torch.sparse_coo:
         raise InvalidArgumentError(
-            f"the gradient of parameter {gradient.name!r} has layout {grad.layout}, which cannot be reduced; use one that "
-            "gives dense or coordinate (torch.sparse_coo) gradients"
+            f"the gradient of parameter {gradient.name!r} has layout {grad.layout}, which cannot be reduced; compute it "
+            "with operations that give dense or coordinate (torch.sparse_coo) gradients"
         )
     return grad.sparse_dim()

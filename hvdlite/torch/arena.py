@@ -1,15 +1,15 @@
-"""Gradients that lie in an arena: each parameter has a place there, at the same offset on all ranks.
+"""Gradients that lie in an arena: each large gradient in host memory has a place there, at the same offset on all ranks.
 
 A gradient in its place is reduced without a copy, because the ranks map each other's parts. A gradient that lies elsewhere is
 reduced like any other tensor, and no rank needs a message about it. So a user may do anything with ``.grad``; at worst the
 reduction is slower.
 
-Autograd stores a fresh tensor where ``.grad`` is None. `ArenaPlace.move_in` copies it to its place, once, and makes ``.grad``
-the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to None in
-every step, the copy saves no time: it moves as many bytes as `allreduce_shm` moves to reduce the tensor where autograd has
-put it.
+Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor to its place, once, and makes
+``.grad`` the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to
+None in every step, an arena saves no time: in every step the copy moves as many bytes as a reduction without an arena
+(csrc/collectives/allreduce_shm.cc).
 
-A place is reused only when no tensor uses its memory any more, because a user may have kept one.
+A user may keep a tensor that lies in a place. So a place gets a new tensor only when no tensor uses its memory any more.
 """
 
 import sys
@@ -39,9 +39,15 @@ _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line
 class ArenaPlace:
     """The place of one parameter's gradient in an arena.
 
-    Attributes:
+    Args:
         arena: the arena's id.
+        memory: the bytes of the place.
         address: the address of the place in this process.
+        gradient: the state of the parameter's gradient.
+        streamed: does `move_in` copy with streaming stores, which bypass the caches?
+
+    Attributes:
+        arena, address: see above; requests have both.
     """
 
     __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_tenant", "address", "arena")
@@ -53,21 +59,24 @@ class ArenaPlace:
         self._dtype = gradient.dtype
         self._shape = tuple(gradient.param.shape)
         self._strides = gradient.param.stride()
-        self._streamed = streamed and not gradient.dtype.is_complex  # torch may not have conjugated a complex one yet
+        self._streamed = streamed
         self._tenant: weakref.ref[memoryview] | None = None
 
     def take(self) -> torch.Tensor | None:
         """A tensor in this place, with undefined values; None if a tensor lies there already."""
         if self._tenant is not None and self._tenant() is not None:
             return None
-        # Every tensor over this memory keeps this object alive, however the tensor was made.
-        piece = self._memory[:]
+        piece = self._memory[:]  # each tensor over this memory keeps this object alive, even one that a user makes from another
         self._tenant = weakref.ref(piece)
-        # Not view(), because p.grad.detach_() refuses views.
+        # Not view(), because param.grad.detach_() refuses views.
         return torch.frombuffer(piece, dtype=self._dtype).as_strided_(self._shape, self._strides)
 
     def move_in(self, param: torch.Tensor) -> None:
-        """Replaces autograd's gradient by a copy in this place, unless other code refers to the gradient."""
+        """Replaces autograd's gradient by a copy in this place.
+
+        The gradient stays where it is if other code refers to it; if it is not a plain tensor with memory of its own and with
+        the dtype, shape and strides of this place; or if a tensor lies in this place already.
+        """
         if _is_compiling():
             return  # compiled autograd traces the hooks, but cannot trace this function
         if _references(param) > _UNSHARED:  # before this function adds a reference of its own
@@ -100,13 +109,15 @@ def _count_unshared() -> int:
     return _references(param)
 
 
-_UNSHARED = _count_unshared()  # the number of references to a gradient to which only its parameter refers
+_UNSHARED = _count_unshared()  # what `_references` returns for a gradient to which only its parameter refers
 
 
 def make_places(
     name: str, gradients: "Iterable[tuple[ParameterGradient, WireForm]]", process_set: ProcessSet
 ) -> "tuple[Arena | None, str]":
-    """Gives a place to each gradient of at least `SMALLEST` bytes that is reduced in place. Collective over `process_set`.
+    """Gives a place to each gradient in host memory of at least `SMALLEST` bytes that is reduced in place.
+
+    Collective over `process_set`.
 
     Args:
         name: the unique name of the exchange.
@@ -116,11 +127,14 @@ def make_places(
     Returns:
         The arena or None, and a text that says why there is none. Close the arena when its places are no longer used.
 
+    Raises:
+        HorovodInternalError: a rank failed.
+
     """
     chosen = [(gradient, form.nbytes) for gradient, form in gradients if _is_worth_it(gradient.param, form)]
     begins, total = _lay_out([nbytes for _, nbytes in chosen])
     if not total:
-        return None, f"no gradient of at least {SMALLEST} bytes is reduced in place"
+        return None, f"no gradient in host memory of at least {SMALLEST} bytes is reduced in place"
     if RUNTIME.config.allreduce_algorithm != "auto":
         return None, f"HVDLITE_ALLREDUCE_ALGORITHM={RUNTIME.config.allreduce_algorithm} cannot use an arena"
     arena, reason = make_arena(total, name, process_set)
@@ -128,15 +142,17 @@ def make_places(
         return None, reason
     memory = memoryview(arena)
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    streamed = _is_streamed(total, process_set)
+    streamed = _should_stream(total, process_set)
     for (gradient, nbytes), begin in zip(chosen, begins, strict=True):
         gradient.place = ArenaPlace(arena.id, memory[begin : begin + nbytes], address + begin, gradient, streamed)
     return arena, ""
 
 
-def _is_streamed(nbytes: int, process_set: ProcessSet) -> bool:
-    """Are the places too large to stay in the caches between two steps? Then copies use streaming stores, unless torch copies
-    with several threads.
+def _should_stream(nbytes: int, process_set: ProcessSet) -> bool:
+    """Should copies to the places use streaming stores?
+
+    Yes, if the parts of all ranks are together too large to stay in the caches between two steps. No, if torch may copy with
+    several threads, because only one thread makes the streaming stores.
     """
     limit = RUNTIME.config.streaming_bytes
     return 0 < limit <= nbytes * (process_set.size() or 1) and torch.get_num_threads() == 1

@@ -1,4 +1,4 @@
-"""Checks the arguments of `DistributedOptimizer` before anything is changed."""
+"""Checks the arguments of `DistributedOptimizer` before it changes anything, and parameters for other functions."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ from torch.nn.parameter import is_lazy
 from hvdlite.checks import check_predivide
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet
-from hvdlite.requests import Adasum, Average, Sum, resolve_op
+from hvdlite.requests import OP_NAMES, Adasum, Average, Sum, resolve_op
 from hvdlite.torch.plan import Groups
 
 __all__ = ["checked_op", "name_groups", "name_parameters", "require_initialized"]
 
 
 def checked_op(op: int, predivide: float, average_passes: bool, process_set: ProcessSet) -> int:
-    """The reduce operator.
+    """Checks the reduce operator with the arguments that depend on it, and returns its number.
 
     Raises:
         InvalidArgumentError: gradients cannot be reduced with this op, or not with the other arguments.
@@ -26,7 +26,9 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
     """
     op = resolve_op(op, None)
     if op not in (Average, Sum, Adasum):
-        raise InvalidArgumentError("DistributedOptimizer reduces gradients with op=Average, op=Sum or op=Adasum")
+        raise InvalidArgumentError(
+            f"DistributedOptimizer reduces gradients with op=Average, op=Sum or op=Adasum, not with op={OP_NAMES[op]}"
+        )
     if op == Adasum:
         ranks = process_set.size() or 1
         if ranks & (ranks - 1):
@@ -43,7 +45,16 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
 def name_parameters(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters with their names: in the order of `named_parameters`, if it is given."""
+    """The optimizer's parameters with their names, in the order of `named_parameters`.
+
+    Without `named_parameters` the order is that of the optimizer's groups, and a name consists of the group's place and the
+    parameter's place in it.
+
+    Raises:
+        InvalidArgumentError: `named_parameters` are no pairs, have a name twice, or lack a parameter of the optimizer; or a
+            parameter has no shape yet.
+
+    """
     found = {
         id(param): (f"{group_place}.{place}", param)
         for group_place, group in enumerate(optimizer.param_groups)
@@ -77,12 +88,7 @@ def name_parameters(
 
 
 def require_initialized(named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuses parameters and buffers of lazy layers that have no shape yet.
-
-    Raises:
-        InvalidArgumentError: a parameter or buffer has no shape yet.
-
-    """
+    """Raises InvalidArgumentError if a parameter or buffer belongs to a lazy layer and has no shape yet."""
     lazy = [repr(name) for name, tensor in named if is_lazy(tensor)]
     if lazy:
         raise InvalidArgumentError(
@@ -92,12 +98,18 @@ def require_initialized(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Groups:
-    """The user's groups, with names instead of parameters."""
+    """The user's groups, with names instead of parameters; a number of groups, or None, stays as it is.
+
+    Raises:
+        InvalidArgumentError: the groups are neither a number above 0 nor lists of parameters; or a member is not a parameter of
+            this optimizer; or a parameter is a member twice.
+
+    """
     if groups is None:
         return None
     if isinstance(groups, int) and not isinstance(groups, bool) and groups > 0:
         return groups
-    if not isinstance(groups, list | tuple) or not all(_is_list(members) for members in groups):
+    if not isinstance(groups, list | tuple) or not all(_may_be_group(members) for members in groups):
         raise InvalidArgumentError("groups should be a positive integer or a list of lists of parameters")
     names = {id(param): name for name, param in named}
     chosen = [list(members) for members in groups]  # they may be iterators, such as module.parameters()
@@ -112,5 +124,5 @@ def name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Group
     return tuple(tuple(names[id(param)] for param in members) for members in chosen)
 
 
-def _is_list(members: Any) -> bool:
+def _may_be_group(members: Any) -> bool:
     return isinstance(members, Iterable) and not isinstance(members, torch.Tensor)

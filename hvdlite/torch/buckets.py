@@ -1,8 +1,8 @@
-"""The fixed fusion plan: it says which gradients are reduced together. It depends only on the parameters.
+"""Cuts tensors into buckets: gradients that are reduced together, and small parts of parameters that are sent together.
 
-A bucket is a group for the engine: its members are negotiated and fused together, always in the same order. So the fused
-layout, and the order of every addition, never depends on which gradient was ready first. This file has pure functions, and does
-not import torch.
+The cut depends only on the tensors' sizes and kinds and on the limits, so all ranks cut alike. A bucket of gradients is a group
+for the engine: its members are negotiated and fused together, always in the same order. So the fused layout, and the order of
+every addition, never depends on which gradient was ready first.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,10 +14,11 @@ def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, fir
     """Cuts a sequence of tensors into buckets of one kind each.
 
     Args:
-        kinds: the properties that the members of a bucket must share (dtype, device), for each tensor.
-        sizes: bytes of each tensor.
+        kinds: the properties that the members of a bucket must share, such as dtype and device, for each tensor.
+        sizes: the size of each tensor in bytes.
         limit: the largest size of a bucket in bytes; a larger tensor has a bucket of its own.
-        first_limit: the limit for the bucket of the first tensor; it is small so that communication starts early.
+        first_limit: the limit for the bucket of the first tensor, if it is the smaller one. A small first bucket is complete
+            early, so communication starts early.
 
     Returns:
         The tensors' indices by bucket. Each bucket keeps their order, and buckets are ordered by their first tensor.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
 
-# All launched buckets of all optimizers, by label.
-_in_flight: WeakValueDictionary[str, InFlightBucket] = WeakValueDictionary()
+# All launched buckets of all optimizers, by their keys (`CodedBucket._key`).
+_in_flight: WeakValueDictionary[tuple[str, int], InFlightBucket] = WeakValueDictionary()
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class CodedGradient:
         name: the unique name, the same on all ranks.
         shape: the shape of the gradient; a complex gradient has one more dimension of 2 at its end, for pairs of reals.
         dtype: the dtype of the gradient; for a complex one that of its real parts.
-        value: this rank's gradient, in host memory, which the codec may overwrite; None if this rank has none.
+        value: this rank's gradient, contiguous and in host memory, which the codec may overwrite; None if this rank has none.
         state: the codec's state from step to step: numbers and tensors, which ``optimizer.state_dict()`` saves.
         present: (after the first round) has any rank a gradient? If none has, hvdlite ignores the result, and the codec must
             not change the state.
@@ -48,12 +48,13 @@ class CodedGradient:
     present: bool = True
 
     def whole(self) -> torch.Tensor:
-        """The value, or zeros."""
-        return torch.zeros(self.shape, dtype=self.dtype) if self.value is None else self.value
+        """The value, or zeros if this rank has no gradient."""
+        return torch.zeros(self.shape, dtype=self.dtype, device="cpu") if self.value is None else self.value
 
     def with_residual(self, loss_scale: float) -> torch.Tensor | None:
-        """A copy of the value, of float32 or float64, plus the error of earlier gradients: ``state["residual"]``, which is
-        stored divided by the loss scale. None if this rank has no gradient.
+        """The sum of the value and the error of earlier gradients, as a new tensor of float32 or float64.
+
+        ``state["residual"]`` holds that error divided by the loss scale. Returns None if this rank has no gradient.
         """
         if self.value is None:
             return None
@@ -92,14 +93,17 @@ class CodedBucket:
     ) -> None:
         self.gradients: list[ParameterGradient] = [gradient for gradient, _ in members]
         self._label = label
+        # The same on all ranks. Optimizers of different process sets may have the same labels.
+        self._key = (label, settings.process_set.process_set_id or 0)
         self._members = members
         self._forms = dict(members)
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None  # None once a result or an error is known
-        self._reduced: list[Handle] = []  # the operations of the present round
-        self._present = torch.empty(0)  # after the first round, the number of ranks that have each gradient
+        # The codec's generator; None while it runs, because after Ctrl-C it cannot continue, and after its end.
+        self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
+        self._reduced: list[Handle] = []  # the operations of the current round
+        self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
         self._suffix = ""
         self._round = 0
         self._weight: float | None = None
@@ -133,19 +137,20 @@ class CodedBucket:
                 value = None if grad is None else _value_of(gradient, form, grad)
                 coded = CodedGradient(gradient.name, tuple(form.shape), form.wire_dtype, value, gradient.coding)
                 self._coded.append(coded)
-                items.append((gradient, grad, torch.empty(0) if value is None else value, None))
+                items.append((gradient, grad, torch.empty(0, device="cpu") if value is None else value, None))
             self._steps = self._codec.reduce(self._coded, scale_of(reducer.loss_scale))
             tensors = next(self._steps, None)
             if tensors is None:
                 raise InvalidArgumentError(f"{self._codec.describe()}.reduce has no round: it must yield tensors at least once")
             launched = InFlightBucket(self, items)
             begin(launched)
-            _in_flight[self._label] = launched
+            _in_flight[self._key] = launched
             self._send(tensors)
             for gradient in self.gradients:
                 gradient.dirty = False
             reducer.launched(number)
-            self._present = torch.tensor([coded.value is not None for coded in self._coded], dtype=torch.int32)
+            present = [coded.value is not None for coded in self._coded]
+            self._present = torch.tensor(present, dtype=torch.int32, device="cpu")
             name = f"{self._label}.present{self._suffix}"
             self._reduced.append(
                 submission.start_reduce(self._present, None, name, Sum, 1.0, 1.0, self._settings.process_set, True)
@@ -173,14 +178,14 @@ class CodedBucket:
         ]
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all rounds. First it waits for all rounds of launched buckets, of any optimizer, with smaller labels.
+        """Waits for all rounds. First it waits for all rounds of launched buckets, of any optimizer, with smaller keys.
 
         Later rounds start in this method. If one rank waited for optimizer A and another rank for optimizer B, neither would
-        start the round that the other one needs. So all ranks wait in the order of the labels.
+        start the round that the other one needs. So all ranks wait in the order of the keys.
         """
-        for label in sorted(_in_flight):
-            other = _in_flight.get(label)
-            if label < self._label and other is not None and isinstance(other.bucket, CodedBucket):
+        for key in sorted(_in_flight):
+            other = _in_flight.get(key)
+            if key < self._key and other is not None and isinstance(other.bucket, CodedBucket):
                 other.bucket._take_rounds(other)
         self._take_rounds(launched)
 
@@ -205,7 +210,7 @@ class CodedBucket:
                     f"Ctrl-C came while gradients of {self._label} were decoded, so this step has no gradients: call "
                     "zero_grad() on all ranks and begin the step again"
                 )
-            steps, self._steps = self._steps, None  # after Ctrl-C in the codec, the generator cannot continue
+            steps, self._steps = self._steps, None
             try:
                 tensors = next(steps)
             except StopIteration as end:
@@ -223,7 +228,7 @@ class CodedBucket:
         gradient, grad, value, _ = item
         form = self._forms[gradient]
         outcome = outcome.reshape(form.shape)
-        # The value was not a copy, so the codec has overwritten the gradient's own memory.
+        # If so, the value was not a copy, and the codec has stored the result in the gradient itself.
         there = grad is not None and value is grad and outcome.data_ptr() == grad.data_ptr()
         return store_dense(gradient, grad, form, grad if there and grad is not None else outcome, None, strict)
 
@@ -232,7 +237,9 @@ class CodedBucket:
 
 
 def _value_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor) -> torch.Tensor:
-    """A tensor that the codec may overwrite: the gradient itself, or a copy with the form's shape."""
+    """A contiguous tensor of the form's shape and dtype that the codec may overwrite: the gradient itself if it is one; a view
+    of a complex gradient as pairs of reals, if that is possible; otherwise a copy.
+    """
     gradient.require_dtype(grad)
     if form.dtype_in_place is grad.dtype and grad.layout is torch.strided and grad.is_contiguous() and not grad.is_neg():
         return grad

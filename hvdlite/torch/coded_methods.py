@@ -26,7 +26,7 @@ __all__ = [
     "KEY",
     "CodedMethods",
     "bucket_codec_of",
-    "check_state",
+    "check_compression_and_groups",
     "codings_of",
     "load_coding",
     "refuse_unknown_scale",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 KEY = "hvdlite_compression"  # the key of the compression's state in a state dict
-_OWN = "residual"  # the key of the state that differs between ranks
+_OWN = "residual"  # the key, in the state of a gradient, of the part that differs between ranks
 
 
 def bucket_codec_of(compression: Any) -> BucketCodec | None:
@@ -46,12 +46,12 @@ def bucket_codec_of(compression: Any) -> BucketCodec | None:
     return compression if isinstance(compression, BucketCodec) else None
 
 
-def check_state(compression: Any, groups: Any) -> None:
+def check_compression_and_groups(compression: Any, groups: Any) -> None:
     """Checks a compression argument of `DistributedOptimizer` together with `groups`.
 
     Raises:
         InvalidArgumentError: it is not a compression; or it needs one bucket, but groups are given.
-        UnsupportedError: it keeps state, and cannot do so with ranks that share a host.
+        UnsupportedError: it is a codec between hosts with error feedback, and this rank shares its host with others.
     """
     if not keeps_state(compression):
         check_compression(compression)
@@ -79,7 +79,7 @@ def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | None) -> None:
     """Loads the state that `CodedMethods.state_dict` has saved, if the optimizer's compression keeps state.
 
-    A residual is loaded only on the rank that saved it; a residual of another rank is dropped.
+    A residual is loaded only if the same rank of a process set of the same size saved it; any other residual is dropped.
 
     Args:
         optimizer: an optimizer, wrapped or not.
@@ -115,27 +115,30 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
         )
 
 
-# The optimizers whose compression keeps state, by process set. A set stays here without optimizers: a rank that has deleted its
-# optimizer still takes part in the exchange of `_share`.
+# The optimizers whose compression keeps state, by process set. A set stays here after its optimizers were deleted: this rank
+# must still take part in the broadcast of `_share`, because other ranks may have kept their optimizers.
 _optimizers: dict[Any, weakref.WeakSet[Any]] = {}
 
 
 def share_after_joins(optimizer: "CodedMethods") -> None:
-    """From now on, when all ranks have joined, all get the compression's state of the rank that joined last."""
+    """From now on, whenever all ranks have joined, they get the compression's state of the rank that joined last."""
     _optimizers.setdefault(optimizer._hvdlite.settings.process_set, weakref.WeakSet()).add(optimizer)
     if _share not in RUNTIME.after_join:
         RUNTIME.after_join.append(_share)
 
 
 def _share(process_set: Any, last: int) -> None:
-    """Sends the state of the last rank. If an optimizer on the set has such a compression, the call is collective."""
+    """Gives all ranks of the set the compressions' state of the rank that joined last, without its residuals.
+
+    Collective if the set ever had an optimizer whose compression keeps state; otherwise it does nothing.
+    """
     here = [optimizers for its_set, optimizers in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
     if not here:
         return
     living = {
         each._hvdlite.settings.prefix: codings_of(each)
         for each in itertools.chain(*here)
-        if isinstance(each, CodedMethods)  # it may be wrapped again without such a compression
+        if isinstance(each, CodedMethods)  # others were wrapped again, with a compression without state
     }
     common = {
         prefix: [{key: value for key, value in coding.items() if key != _OWN} for coding in codings]
@@ -157,10 +160,11 @@ class CodedMethods(_Optimizer):
         """The factor of the loss in ``backward()``: a ``GradScaler``, a number, or None for 1.
 
         Set it before the first ``backward()``. hvdlite reduces gradients that still have this factor, and adds the error of one
-        gradient to a later one, whose factor may differ. So it must know the factors.
+        gradient to a later one, whose factor may differ. So it must know the factors. If nothing is reduced (a single rank), it
+        stays None.
 
         Raises:
-            InvalidArgumentError: the value is something else, or a number that is not above 0.
+            InvalidArgumentError: it is set to something else, or to a number that is not above 0 or not finite.
         """
         reducer = self._hvdlite.reducer
         return None if reducer is None else reducer.loss_scale
@@ -177,8 +181,9 @@ class CodedMethods(_Optimizer):
             self._hvdlite.reducer.set_loss_scale(loss_scale)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The plain optimizer's state, and under ``hvdlite_compression`` this rank's state of the compression. Plain optimizers
-        ignore that key. As in torch, the tensors are not copied.
+        """The state without compression, and under ``hvdlite_compression`` this rank's state of the compression.
+
+        Plain optimizers ignore that key. As in torch, the tensors are not copied. Collective if the optimizer is sharded.
         """
         settings = self._hvdlite.settings
         state = super().state_dict(*args, **kwargs)
@@ -190,8 +195,13 @@ class CodedMethods(_Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the plain optimizer's state and the state of the compression. A residual is loaded only on the rank that saved
-        it, in a job of the same size. So let each rank save and load a file of its own.
+        """Loads the plain optimizer's state and the state of the compression.
+
+        A residual is loaded only on the rank that saved it, and only if the process set has the same size. So let each rank
+        save and load a file of its own.
+
+        Raises:
+            InvalidArgumentError: the saved state belongs to another compression.
         """
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.settle_family()
@@ -199,7 +209,7 @@ class CodedMethods(_Optimizer):
         load_coding(self, state_dict.get(KEY))
 
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Always raises an error.
+        """Raises an error: a sharded state dict has no place for the compression's state.
 
         Raises:
             UnsupportedError: always.

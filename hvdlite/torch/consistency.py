@@ -29,28 +29,30 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over the process set.
 
-    Not-a-numbers and infinities are compared by their bits, too. Nothing is changed. Tensors on GPUs, and those whose elements
-    are not in order in memory (``channels_last``), are copied to contiguous host memory, one at a time; others are not copied.
+    NaNs and infinities are compared by their bits, too. The check changes no object. Tensors on GPUs, and those whose elements
+    are not in row-major order in memory (``channels_last``), are copied to contiguous host memory, one at a time; others are
+    not copied.
 
     Args:
         objects: the objects to compare:
 
             - modules: their parameters, frozen ones too. Buffers only with `buffers`.
             - optimizers, wrapped or not: the state of each parameter (moments, step counters), and the options of each
-              parameter group (learning rate, weight decay). The state is left out if it differs between ranks by design: with
-              ``shard=True`` each rank has a part of it, and with ``op=hvd.Adasum`` each rank takes its own steps.
+              parameter group that are numbers, texts, tensors or lists of these (learning rate, weight decay). The state is
+              left out if it differs between ranks by design: with ``shard=True`` each rank has a part of it, and with
+              ``op=hvd.Adasum`` each rank takes its own steps.
             - tensors, arrays, numbers, and dicts, lists and tuples of all these, such as ``scheduler.state_dict()``.
         every: None to compare now. With a number n, hvdlite compares in ``step()`` of the first optimizer among `objects`,
-            after each n steps. Passes that are only accumulated are not steps. Wrap the optimizer first. Without an
-            optimizer, call ``step()`` of the returned checker yourself.
+            after every n steps. A backward pass without ``step()`` does not count. Wrap the optimizer before this call. Without
+            an optimizer, call ``step()`` of the returned checker yourself.
         buffers: compare the buffers of modules, too? Not by default, because running statistics, such as those of BatchNorm,
             come from each rank's own batches.
         process_set: the ranks to compare; None: those of the first wrapped optimizer among `objects`, or all ranks. The call
             does nothing on a rank that is not a member.
 
     Returns:
-        None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`, whose ``close()`` ends the comparisons. It may be
-        dropped: the optimizer keeps it.
+        None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`, whose ``close()`` ends the comparisons. You need
+        not keep it if `objects` has an optimizer, which keeps it.
 
     Raises:
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
@@ -58,8 +60,9 @@ def check_consistency(
             first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it. With
             `every` the optimizer's ``step()`` raises it, after the step; the text names the step, and the last step after which
             all ranks were equal.
-        InvalidArgumentError, UnsupportedError: (on the rank itself; InvalidArgumentError on the others) an argument is wrong,
-            or a tensor cannot be compared, because each rank has a part of it (a sharded DTensor).
+        InvalidArgumentError, UnsupportedError: (on the rank itself; on the others InvalidArgumentError, or with `every`
+            MismatchError) an object cannot be read, such as a tensor of which each rank has a part (a sharded DTensor).
+        InvalidArgumentError: (on this rank only) another argument is wrong, or the class of the optimizer calls no hooks.
         HorovodInternalError: a rank failed.
 
     """
@@ -68,7 +71,8 @@ def check_consistency(
         wrapped = [each._hvdlite.settings.process_set for each in optimizers if hasattr(each, "_hvdlite")]
         process_set = wrapped[0] if wrapped else global_process_set
 
-    # The hooked optimizer refers to the checker. The checker must not refer to the optimizer, or it would keep it alive.
+    # The optimizer's hook refers to the checker, and the checker has only a weak reference to the optimizer. Otherwise the two
+    # would refer to each other, and only the garbage collector could free them.
     followed = weakref.ref(optimizers[0]) if optimizers and every is not None else None
     kept: list[Any] = [followed if followed is not None and each is optimizers[0] else each for each in objects]
 

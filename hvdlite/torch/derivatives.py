@@ -1,4 +1,4 @@
-"""Raises errors for derivatives of collectives that would be wrong without a notice."""
+"""Raises errors where a derivative of a collective would otherwise be wrong, and nothing would show it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def require_values(*tensors: torch.Tensor) -> None:
     """Refuses tensors of autograd's forward mode and of ``torch.func``, before a collective begins.
 
     Raises:
-        UnsupportedError: a tensor has a tangent, or a transformed function is running.
+        UnsupportedError: a tensor has a tangent, a transformed function is running, or hvdlite cannot send a tensor.
 
     """
     if torch._C._are_functorch_transforms_active():
@@ -55,11 +55,14 @@ class _RefuseDerivative(torch.autograd.Function):
 
 
 def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torch.Tensor | None, ...]:
-    """Marks gradients that cannot be differentiated again.
+    """Makes a second derivative of these gradients raise an error. Call it as the last step of a backward.
 
     Args:
-        gradients: computed without gradient recording.
+        gradients: the results of the backward. What autograd has recorded of them is dropped.
         text: the text of the UnsupportedError that a second derivative raises.
+
+    Returns:
+        Tensors with the same values and memory.
 
     """
     if not torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Error feedback for int8, int4 and fp8: a rank adds the error of its coded gradient to its next gradient.
+"""Error feedback for int8, int4 and fp8: a rank adds the error of a coded gradient to the next gradient of that parameter.
 
 Source: Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
 """
@@ -19,7 +19,7 @@ _SMALLEST = 2.0**-100  # blocks whose largest magnitude is below it become zeros
 
 
 def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """The values that a tensor has after the engine has coded and decoded it; csrc/kernels/codec.h has the formats.
+    """The values that a tensor has after it is coded and decoded once; csrc/kernels/codec.h has the formats.
 
     Args:
         tensor: float32, of any shape. Not modified.
@@ -41,7 +41,7 @@ def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 class ErrorFeedback(BucketCodec):
     """Keeps the ``residual`` of each gradient: the error of this rank's coded gradients, as float32, divided by the loss scale.
 
-    Gradients are converted to float32 and sent with the codec. The engine refuses gradients of float64 with an error.
+    Gradients of 16 bits are converted to float32. The engine codes what is sent; it refuses gradients of float64 with an error.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -62,7 +62,7 @@ class ErrorFeedback(BucketCodec):
             total = gradient.with_residual(loss_scale)
             residuals.append(None if total is None else total.sub(decoded(total, self._settings)).div_(loss_scale))
             if total is None:
-                total = torch.zeros(gradient.shape, dtype=torch.promote_types(gradient.dtype, torch.float32))
+                total = torch.zeros(gradient.shape, dtype=torch.promote_types(gradient.dtype, torch.float32), device="cpu")
             sent.append(total)
         yield sent
         if are_finite(sent):

@@ -53,8 +53,8 @@ def _current_stream(gpu: int) -> int:
     return int(torch.cuda.current_stream(gpu).cuda_stream)
 
 
-# A function that returns the raw handle of torch's current stream on a GPU; 0 is the legacy default stream. CUDA builds have a
-# fast one.
+# Returns the raw handle of torch's current stream on a GPU; 0 is the legacy default stream. torch's CUDA builds have a faster
+# function for it.
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
@@ -82,13 +82,14 @@ class StreamsOfBucket:
         self._seen: set[int] = set()
 
     def see(self) -> None:
-        """A gradient of this pass was made in the current stream."""
+        """Remembers that a gradient of this pass was made in the current stream."""
         self._seen.add(current_stream(self._gpu))
 
     def gather(self, in_pass: bool) -> tuple[int, ...]:
-        """Called at the launch. Returns the current stream, and then the other streams in which the gradients were made.
+        """Returns the current stream, and then the other streams in which the gradients were made, and forgets all of them.
 
-        Within a pass this orders the current stream after the others; at its end autograd has done so.
+        Called at the launch. Within a pass this orders the current stream after the others. When the pass is over, autograd has
+        done so.
         """
         now = current_stream(self._gpu)
         others = self._seen - {now}
@@ -98,8 +99,8 @@ class StreamsOfBucket:
         return (now, *others)
 
     def after(self, streams: Sequence[int]) -> tuple[int, ...]:
-        """The streams to order after an in-flight bucket: the current stream, which uses the results, and then the streams in
-        whose order the memory is reused.
+        """The streams to order after an in-flight bucket: the current stream, which uses the results, and then the others of
+        `streams`, in whose order the memory is reused.
         """
         now = current_stream(self._gpu)
         return (now, *(stream for stream in streams if stream != now))

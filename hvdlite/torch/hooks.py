@@ -9,9 +9,10 @@ __all__ = ["AtEnd", "fetch_ahead", "install"]
 
 
 class AtEnd:
-    """Calls a function at the end of a graph task, and again when the task is destroyed.
+    """A callback for the end of a graph task (`hvdlite.torch.passes`). Calls a function then, and again when it is destroyed.
 
-    So the function is called even if the task ends without its callbacks. A second call must do nothing.
+    A task that raises calls no callbacks, but it destroys them, so the function is called in any case. At its second call the
+    function must do nothing.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -40,11 +41,11 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
     if not (param.is_floating_point() or param.is_complex()):
         return []
     frozen = not param.requires_grad
-    param.requires_grad_(True)
+    param.requires_grad_(True)  # torch refuses hooks on other tensors
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         present = getattr(param, name)
         if present is not None:
-            setattr(param, name, present)  # after torch.utils.swap_tensors, autograd does not use the old lists of hooks
+            setattr(param, name, present)  # after torch.utils.swap_tensors, only this makes autograd use these lists of hooks
     hooks = [
         param.register_hook(GradientHook(reducer, gradient, False)),  # autograd.grad calls it too
         param.register_post_accumulate_grad_hook(GradientHook(reducer, gradient, True)),
@@ -57,8 +58,8 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
 def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> None:
     """Lets native hooks prefetch the memory that the hooks of the next gradient will read.
 
-    Between two gradients of one parameter, its hooks and torch's lists of hooks leave the caches. With many small gradients
-    most of the hooks' time was spent on cache misses.
+    Between two gradients of one parameter, its hooks and torch's lists of hooks leave the caches. Without prefetching, hooks of
+    small gradients spend most of their time on cache misses.
 
     Args:
         expected: for each gradient, in the probable order: other objects that its hooks use, and the result of `install`.

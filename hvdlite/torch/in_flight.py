@@ -34,19 +34,21 @@ class InFlightBucket:
     """The requests of one launched bucket.
 
     Attributes:
-        handles: the engine's work for all items, which also keeps the memory; none before the launch.
-        items: the requests.
-        outcomes: the outcomes of the items that have ended, in order: the bucket's part of the result, or an error.
+        bucket: the bucket that was launched.
+        works: the engine's work for all items, which also keeps the memory. Empty before the submission, and for a bucket that
+            submits by handles (`hvdlite.torch.coded_bucket`).
+        items: the requests, in order.
+        outcomes: empty until all items have ended; then for each item an error, or what the bucket's `store` takes.
         streams: on a GPU, the CUDA streams in whose order the memory is reused; the first is the launching stream.
-        stored: how many items are stored.
+        stored: the number of items, from the first on, that need no more storing.
 
     """
 
-    __slots__ = ("__weakref__", "bucket", "handles", "items", "outcomes", "stored", "streams")
+    __slots__ = ("__weakref__", "bucket", "items", "outcomes", "stored", "streams", "works")
 
     def __init__(self, bucket: "Bucket", items: Items, streams: Sequence[int] = ()) -> None:
         self.bucket = bucket
-        self.handles: list[Work] = []
+        self.works: list[Work] = []
         self.items = items
         self.streams = streams
         self.outcomes: list[Any] = []
@@ -61,6 +63,9 @@ class InFlightBucket:
 
         Returns:
             The first error of all items, or None.
+
+        Raises:
+            Exception: a compression of the user has raised it. Call this method again to store the items after that one.
 
         """
         failure: HvdliteError | None = None
@@ -81,11 +86,11 @@ class InFlightBucket:
                 failure = failure or error
                 if not gradient.dirty:
                     gradient.merge()
-            except Exception:  # raised by a user's compression: to raise it again would leave all later items unstored
+            except Exception:  # raised by a user's compression; the next call goes on with the next item
                 self.stored = place + 1
                 raise
-            # The steps above may run twice. No signal handler runs between them and this line; settle() does a merge that
-            # Ctrl-C prevents.
+            # Ctrl-C may interrupt the steps above, which then run once more. It cannot come between the end of these steps and
+            # the next statement. If it prevents the merge below, settle() makes the merge.
             self.stored = place + 1
             if value is not None:
                 gradient.reduced_part, gradient.param.grad = gradient.param.grad, value
@@ -125,21 +130,22 @@ class Bucket(Protocol):
             engine: the engine that reduces them.
             reducer: the reducer, which counts the bucket as launched.
             number: the number of the bucket in the reducer's plan.
-            turn: the number of the pass in its step; the passes of a step have different names.
-            wake: wake the engine's thread? Within a pass yes, because no other thread will soon wait for the engine.
+            turn: the number of the reduction in its step, modulo `hvdlite.torch.reducer._TURNS`. It is a part of the names, so
+                reductions that follow each other have different names.
+            wake: wake the engine's thread? Within a backward pass yes: no thread waits there and makes the engine's passes.
             weight: the weight of this rank's gradients; None: all ranks have the same weight.
             notice: does this rank give notice with its weight?
             begin: a function that takes charge of the in-flight bucket.
         """
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all results that are still missing. If a signal handler interrupts it, call it again."""
+        """Waits for all results that are still missing. If a signal handler raises meanwhile, call it again."""
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
 
         Returns:
-            A result to which this rank did not contribute, for the caller to add to the finished gradient.
+            A result to which this rank did not contribute, for the caller to add to the finished gradient; otherwise None.
         """
 
     def close(self, engine: "Engine") -> None:
@@ -147,7 +153,7 @@ class Bucket(Protocol):
 
 
 def suffix_of_pass(turn: int) -> str:
-    """The end of the names in a pass. Each pass of a step has another end. turn: see `Bucket.launch`."""
+    """The last part of the names in a reduction. turn: see `Bucket.launch`."""
     return f"@{turn + 1}" if turn else ""
 
 
@@ -182,7 +188,7 @@ class DenseBucket:
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
         self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
-        # The prepared groups, one for each of the passes of a step: without weights, and with them.
+        # The ids of the prepared groups, one for each turn: without weights, and with them.
         self._groups: tuple[list[int], list[int]] = [], []
 
     def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:
@@ -236,17 +242,17 @@ class DenseBucket:
         sent = self._gatherer.gather()
         launched = InFlightBucket(self, sent, streams)
         begin(launched)
-        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, notice, launched.handles)
+        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, notice, launched.works)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits once for all members."""
-        if launched.handles and not launched.outcomes:
+        if launched.works and not launched.outcomes:
             streams: Sequence[int] = ()
             if self.device != CPU:
                 streams = self._streams.after(launched.streams)
                 if streams[0] != launched.streams[0]:
                     _use_in_current_stream(launched.items)
-            engine.wait_many(launched.handles, launched.outcomes, streams)
+            engine.wait_many(launched.works, launched.outcomes, streams)
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The outcome is the number of ranks that had a gradient, at least one."""
@@ -279,7 +285,7 @@ def _use_in_current_stream(items: Items) -> None:
 
 
 class SparseBucket:
-    """One parameter whose gradient is sparse: every rank gets all ranks' rows and adds them up."""
+    """One parameter whose gradient is sparse: every rank gets all ranks' rows, adds them up, and divides by `divisor`."""
 
     def __init__(self, gradient: ParameterGradient, divisor: int, process_set: int) -> None:
         self.gradients: list[ParameterGradient] = [gradient]
@@ -287,7 +293,7 @@ class SparseBucket:
         self._streams = StreamsOfBucket(self.device)
         self._divisor = divisor
         self._process_set = process_set
-        self._indices: torch.Tensor | None = None  # stored before the values
+        self._indices: torch.Tensor | None = None  # of all ranks' rows; `store` gets them before the values
 
     def see_stream(self) -> None:
         """See `Bucket.see_stream`."""
@@ -342,7 +348,7 @@ class SparseBucket:
         launched = InFlightBucket(self, items, streams)
         begin(launched)
         work = engine.submit((), items)  # a work without operations yet, which the in-flight bucket gets before the submission
-        launched.handles.append(work)
+        launched.works.append(work)
         try:
             engine.submit(requests, None, wake, work)
         finally:
@@ -352,9 +358,9 @@ class SparseBucket:
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits for both results. If Ctrl-C came before the submission, there is no work to wait for."""
-        if launched.handles and not launched.outcomes:
+        if launched.works and not launched.outcomes:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
-            (work,) = launched.handles
+            (work,) = launched.works
             work.wait(streams=streams)
             launched.outcomes = work.results()
 
@@ -364,7 +370,7 @@ class SparseBucket:
         exported: Exported = context
         rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
         if self._indices is None or not (rows.is_floating_point() or rows.is_complex()):
-            self._indices = rows
+            self._indices = rows  # perhaps for a second time, after Ctrl-C
             return None
         if grad is None:
             if not len(rows):

@@ -14,8 +14,8 @@ __all__ = ["leaf_of"]
 def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
     """The leaf of a dense tensor.
 
-    The bytes are copied only if the tensor is on a GPU, is not in row-major order in memory, or is a lazy conjugate or
-    negative.
+    The bytes are copied only if the tensor is not in host memory, is not in row-major order in memory, or is a lazy conjugate
+    or negative.
     """
     tensor = tensor.detach()
 

@@ -1,16 +1,16 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
-The functions that return a new tensor at once take part in autograd; those in place and the ``_async`` ones do not (they
-are `hvdlite.ops`' own). Their gradients follow Horovod's convention:
+The functions that wait and return a new tensor have gradients. The functions in place and the ``_async`` ones have none. They
+are those of `hvdlite.ops`, except for `sparse_allreduce_async`. The gradients follow Horovod's convention:
 
 - allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: that gradient divided by the number of ranks;
 - reducescatter: that gradient times the number of ranks.
 
-The backward of a function is itself a collective: all ranks must run it. If the function has no name, all ranks must run it
-and their other collectives without names in the same order. A backward can be differentiated again (``create_graph=True``),
-by the convention of the collective that it calls. A Product can be differentiated only once. This file has over 400 lines,
-because every function has Horovod's full signature.
+The backward of a function is itself a collective: all ranks must run it. If the call had no name, all ranks must run its
+backward and their other collectives without names in the same order. A backward can be differentiated again
+(``create_graph=True``), by the convention of the collective that it calls. A Product can be differentiated only once. This file
+has over 400 lines, because every function has Horovod's full signature.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,11 +56,11 @@ class _CallArguments:
 
     @property
     def grad_name(self) -> str | None:
-        """The name of the collective that runs backward."""
+        """The name of the collective that the backward calls."""
         return None if self.name is None else f"{self.name}.grad"
 
     def grad_name_of(self, part: str) -> str | None:
-        """The name of a further collective that runs backward."""
+        """The name of a further collective that the backward calls."""
         return None if self.name is None else f"{self.name}.grad.{part}"
 
 
@@ -115,11 +115,14 @@ class _Select(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         if call.prescale != 1.0 or call.postscale != 1.0:
-            raise UnsupportedError(f"allreduce with op={OP_NAMES[call.op]} and scale factors has no gradient")
+            raise UnsupportedError(
+                f"allreduce with op={OP_NAMES[call.op]} and scale factors has no gradient; multiply the tensor before the "
+                "call, and the result after it"
+            )
         saved = ctx.saved_tensors
         totals = _reduce(_CallArguments(None, call.process_set, call.grouped), call.grad_name, grads)
         inputs, outputs = saved[: len(grads)], saved[len(grads) :]
-        with torch.no_grad():  # the slope of Min and Max is constant in the neighbourhood
+        with torch.no_grad():  # small changes of the inputs do not change the slopes of Min and Max
             slopes = _product_slopes(call, inputs) if call.op == Product else _choice_slopes(call, inputs, outputs)
         products = [total * slope for total, slope in zip(totals, slopes, strict=True)]
         if call.op != Product:
@@ -150,7 +153,7 @@ def _reduce_part(call: _CallArguments, part: str, tensors: Sequence[torch.Tensor
 
 
 def _choice_slopes(call: _CallArguments, values: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The derivatives of Min or Max: the ranks that have the extreme value share it equally, the others get 0."""
+    """The derivatives of Min or Max: 1 divided by the number of ranks that have the extreme value; 0 on the other ranks."""
     chosen = [(value == result).to(value.dtype) for value, result in zip(values, results, strict=True)]
     return [mine / holders for mine, holders in zip(chosen, _reduce_part(call, "holders", chosen), strict=True)]
 
@@ -209,7 +212,7 @@ def grouped_allreduce(
     *,
     weight: float | None = None,
 ) -> list[Any]:
-    """`allreduce` of a list of tensors that are agreed on and sent together, also backward.
+    """`allreduce` of a list of tensors that are agreed on and sent together. Their gradients are, too.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allreduce`.
@@ -241,6 +244,7 @@ def sparse_allreduce_async(
 
     Raises:
         InvalidArgumentError: the tensor is not sparse, or op is neither Average nor Sum.
+        MismatchError, HorovodInternalError: (by the returned function) the ranks differ, or a rank failed.
 
     """
     if tensor.layout is not torch.sparse_coo:
@@ -306,7 +310,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors that are agreed on and sent together, also backward.
+    """`allgather` of a list of tensors that are agreed on and sent together. Their gradients are, too.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allgather`.
@@ -444,7 +448,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together, also backward.
+    """`reducescatter` of a list of tensors that are agreed on and sent together. Their gradients are, too.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.reducescatter`.

@@ -1,8 +1,8 @@
 """`DistributedOptimizer`: makes an optimizer average the gradients of all ranks.
 
 The optimizer stays the same object. hvdlite only replaces its class by a subclass with a few more methods, and installs hooks
-on its parameters and before its step. So its state, its parameter groups, earlier schedulers and ``isinstance`` still work, and
-it pickles as before. Over 400 lines, because the docstring of one function has a hundred.
+on its parameters and around its step. So its state, its parameter groups, earlier schedulers and ``isinstance`` still work, and
+it pickles as before, unless it is sharded. Over 400 lines, because one docstring describes all options of the optimizer.
 """
 
 import copyreg
@@ -28,7 +28,7 @@ from hvdlite.submission import check_weight
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
-from hvdlite.torch.coded_methods import CodedMethods, check_state, refuse_unknown_scale, share_after_joins
+from hvdlite.torch.coded_methods import CodedMethods, check_compression_and_groups, refuse_unknown_scale, share_after_joins
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
@@ -71,25 +71,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     same bits on all ranks. So clipping, loss scaling, accumulation and schedulers work as in torch's own documentation. In
     particular:
 
-    - Several backward passes before a step add up; each is averaged by itself. Values that you write into ``.grad`` stay
-      unchanged. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, ``.grad`` has only this rank's
-      gradients.
+    - Several backward passes before a step add up; each is averaged by itself. Values that you write into ``.grad`` after a
+      reduction stay as they are. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, ``.grad`` has only
+      this rank's gradients.
     - If a parameter is unused on some ranks, these ranks contribute zeros; if it is unused on all, its ``.grad`` stays None.
     - If no backward has run before ``step()``, ``step()`` reduces gradients that you computed in another way.
     - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in that dtype.
     - If the ranks' batches differ in size, set ``optimizer.weight = len(batch)`` before ``backward()`` on all ranks. The
       weighted mean equals the mean of one process with the whole batch.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
-    - With op=Adasum ``backward()`` reduces nothing: ``step()`` uses this rank's gradients, and the
-      changes of all ranks are combined.
-    - The optimizer may be saved, or its ``state_dict()`` loaded, with or without the wrapping.
+    - With op=Adasum ``backward()`` reduces nothing: ``step()`` uses this rank's gradients, and then combines the changes of all
+      ranks.
+    - The plain optimizer can load a ``state_dict()`` of the wrapped one, and the other way round.
 
     Reductions of gradients are collective over `process_set`: the ranks must have the same parameters, by name, shape and
     dtype, in the same order (the first reduction checks this), and must run the same number of backward passes and steps. All
     ranks must wrap their optimizers in the same order.
 
     Args:
-        optimizer: any optimizer of torch. It is changed in place; wrapping it again replaces the first wrapping.
+        optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
+            collective if the first call had ``shard=True``.
         named_parameters: the model's named parameters, for texts and for the order of the plan; it may have more parameters
             than the optimizer. Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; or a codec such as
@@ -99,14 +100,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             it. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
             by this number: divide the loss, or pass `average_aggregated_gradients`.
-        op: `Average`, `Sum`, or `Adasum` of the steps. For Adasum the number of ranks must be a power of two, `groups` and
-            `sparse_as_dense` have no effect, and a step must not be skipped on some ranks only.
+        op: `Average`, `Sum`, or `Adasum` of the steps. For Adasum the number of ranks must be a power of two, and a step must
+            not be skipped on some ranks only. `backward_passes_per_step`, `groups`, `sparse_as_dense` and
+            `gradient_as_bucket_view` have no effect with Adasum.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
-        groups: lists of parameters to be reduced together, or the number of groups to cut them into. Default: by size
-            (the knobs bucket_bytes and first_bucket_bytes). The choice never depends on timing, so equal runs give equal bits.
+        groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Parameters of a
+            group with different dtypes or devices are reduced separately. Default, and for parameters in no list: by size (the
+            knobs bucket_bytes and first_bucket_bytes). The choice never depends on timing, so equal runs give equal bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
-        process_set: the ranks that train together. On a rank that is not a member, the optimizer is returned unchanged.
+        process_set: the ranks that train together. On a rank that is not a member, the optimizer reduces nothing and trains as
+            the plain one.
         average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
         gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map, so that they
             are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and it stays there while the
@@ -118,24 +122,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             all ranks get the values of the first rank; "off": they are not compared. None: the knob HVDLITE_START_CHECK
             decides.
         shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the
-            weights have the same bits as without sharding. With torch's optimizers whose step is elementwise (SGD, the Adam
+            parameters get the same bits as without sharding. With torch's optimizers whose step is elementwise (SGD, the Adam
             family, RMSprop, Adagrad and so on) a rank updates slices of parameters; with all others, such as Muon and
             Adafactor, whole parameters. ``step()`` and ``state_dict()`` are then collective. ``state_dict()`` returns the whole
             state on every rank; ``load_state_dict()`` takes a whole state, from any number of ranks. See docs/sharding.md.
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
-        ``no_sync()`` and ``set_backward_passes_per_step(passes)``. Gradients on NVIDIA GPUs are reduced there; the engine
-        applies `Compression.fp16` and `bf16` while it packs them, without a copy. Those on other devices travel through host
-        memory.
+        ``no_sync()`` and ``set_backward_passes_per_step(passes)``. The engine takes gradients on NVIDIA GPUs where they are,
+        and applies `Compression.fp16` and `bf16` while it packs them, without a copy. Gradients on other devices travel through
+        host memory.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: op is Adasum, and the number of ranks is not a power of two; or this optimizer cannot be sharded.
+        UnsupportedError: op is Adasum, and the number of ranks is not a power of two; this optimizer cannot be sharded; or this
+            compression does not work with Adasum, or with several ranks on a host.
         NotInitializedError: `init` has not been called.
 
     Later, ``backward()``, ``step()`` and ``synchronize()`` can raise MismatchError (the ranks' parameters differ),
-    HorovodInternalError (a rank failed), and AssertionError (more passes than `backward_passes_per_step`, if that is > 1).
+    HorovodInternalError (a rank failed), AssertionError (more passes than `backward_passes_per_step`, if that is > 1), and
+    InvalidArgumentError or UnsupportedError (the gradient that the text names cannot be reduced in this way).
 
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -146,7 +152,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     if op == Adasum:
         refuse_codec(compression, "a reduction with op=Adasum")
-    check_state(compression, groups if groups is not None else num_groups or None)
+    check_compression_and_groups(compression, groups if groups is not None else num_groups or None)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     check_shard(shard, op, type(optimizer))
@@ -193,8 +199,9 @@ _STEP_AFTER_SYNCHRONIZE = (
 )
 
 
-def _stepped(*_: Any) -> None:
-    optimizer_stepped()
+def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not is_inner_step(optimizer):
+        optimizer_stepped()
 
 
 class _Wrapping:
@@ -204,13 +211,15 @@ class _Wrapping:
         self.settings = settings
         self.base = base
         self.names = names
-        self.reducer: Reducer | None = None  # None for a single rank, and with Adasum
+        # None where gradients stay as they are: with Adasum, on a rank outside of the process set, and on a single rank without
+        # average_aggregated_gradients.
+        self.reducer: Reducer | None = None
         self.adasum: AdasumStep | None = None
         self.sharded: ShardedState | None = None  # None unless the optimizer has shard=True
         self.passes_per_step = settings.passes_per_step
         self.weight: float | None = None
         self.skipping = False
-        self.synchronized = False  # since the last step
+        self.synchronized = False  # has the program called synchronize() since the last step?
         self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
@@ -248,16 +257,21 @@ class _Wrapping:
         self._undo += connect(optimizer, self.sharded)
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Installs hooks around each step; one of them counts the step for `hvdlite.stats`."""
+        """Makes torch call the hooks around each step, and installs one that counts the step for `hvdlite.stats`."""
         self._undo.append(reach_steps(optimizer, type(optimizer)))
         self._undo.append(optimizer.register_step_post_hook(_stepped).remove)
 
     def check_parameters(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called before every step. Checks that the gradients of all parameters of the optimizer are reduced."""
+        """Called before every step. Checks that the optimizer has only parameters that hvdlite knows.
+
+        Raises:
+            InvalidArgumentError: it has another parameter, whose gradient would not be reduced.
+
+        """
         self._known.check(optimizer, self.settings.prefix)
 
     def undo(self, optimizer: "_DistributedOptimizer") -> None:
-        """Removes the wrapping."""
+        """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
         if self.reducer is not None:
             self.reducer.settle_family()
             self._finalizer.detach()
@@ -284,14 +298,19 @@ class _Wrapping:
             self.sharded.add((self.names[param], param) for _, param in named)
 
     def give_notice(self, notice: bool) -> None:
-        """Sets whether this rank gives notice with the weights of its gradients. Without a reducer there is no other rank."""
+        """Sets whether this rank gives notice with the weights of its gradients. Does nothing if gradients are not reduced."""
         if self.reducer is not None:
             self.reducer.give_notice(notice)
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Called before every step, even if a scheduler calls the original class's step."""
+        """Called before every step, even if a scheduler calls the original class's step. Reduces what is not reduced yet.
+
+        Returns:
+            The step's arguments with another closure if there is one; otherwise None.
+
+        """
         reducer = self.reducer
         if reducer is None or is_inner_step(optimizer):
             return None
@@ -309,7 +328,7 @@ class _Wrapping:
         return None
 
     def _wrap_closure(self, reducer: Reducer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure with the loss and gradients of all ranks, because an optimizer may decide by the loss."""
+        """Makes a closure that reduces the loss and the gradients over the ranks: an optimizer may decide by the loss."""
 
         def of_all_ranks() -> Any:
             reducer.settle_family()
@@ -343,8 +362,8 @@ class _DistributedOptimizer(_Optimizer):
         # A class may derive from this one, as in Lightning 1.9, but it cannot have objects.
         if not issubclass(cls, torch.optim.Optimizer):
             raise UnsupportedError(
-                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, here for isinstance() only: give "
-                "an optimizer to DistributedOptimizer, and derive from that optimizer's class"
+                f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, which hvdlite has for isinstance() only: "
+                "pass an optimizer to DistributedOptimizer, and derive from that optimizer's class"
             )
         return super().__new__(cls)
 
@@ -364,7 +383,7 @@ class _DistributedOptimizer(_Optimizer):
         before each pass.
 
         Raises:
-            InvalidArgumentError: it is set to something else than a number of 0 or more, or op is not Average.
+            InvalidArgumentError: it is set to something other than None or a finite number of 0 or more, or op is not Average.
 
         ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse.
         """
@@ -410,6 +429,10 @@ class _DistributedOptimizer(_Optimizer):
     def skip_synchronize(self) -> Iterator[None]:
         """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Outside of it,
         ``step()`` does not reduce a gradient twice either.
+
+        Raises:
+            AssertionError: op is Adasum.
+
         """
         wrapping = self._hvdlite
         if wrapping.adasum is not None:
@@ -454,7 +477,8 @@ class _DistributedOptimizer(_Optimizer):
         """Pickles and copies as the plain optimizer."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, args, *rest = reduced
-        if function is copyreg.__newobj__:  # type: ignore[attr-defined]  # it would require our class; this does the same
+        # pickle takes __newobj__ only with the object's present class. _reconstructor makes the same object of the plain class.
+        if function is copyreg.__newobj__:  # type: ignore[attr-defined]
             function, args = copyreg._reconstructor, (type(self), object, None)  # type: ignore[attr-defined]
         args = tuple(self._hvdlite.base if arg is type(self) else arg for arg in args)
         if rest and isinstance(rest[0], dict) and "_hvdlite" in rest[0]:

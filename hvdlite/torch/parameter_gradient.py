@@ -9,7 +9,7 @@ import torch
 from hvdlite._engine import GradientState
 from hvdlite.compression import BF16Compressor, FP16Compressor, codec_of, is_none
 from hvdlite.dtypes import code_of_name
-from hvdlite.errors import InternalError, InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
@@ -36,7 +36,7 @@ def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
 
 
 _STRIDED = torch.strided
-# Compressions that the engine does itself on a GPU, and the types for which it does them.
+# Compressions that the engine does itself on a GPU, and the dtypes for which it does them.
 _WIRE_FLAGS: dict[type, int] = {FP16Compressor: Flag.WIRE_FLOAT16, BF16Compressor: Flag.WIRE_BFLOAT16}
 _COMPRESSED = (torch.float32, torch.float64)
 
@@ -45,18 +45,18 @@ class WireForm:
     """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
     A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are
-    copied to dense memory on the same device, and so are compressed gradients, and complex ones (as pairs of reals). On a GPU
-    the engine converts to 16-bit floats and back while it packs, which needs no copy. The engine also applies codecs. Gradients
-    on other devices travel through host memory.
+    copied to dense memory on the same device. Compressed gradients are reduced where the compression has made them, and complex
+    ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs, which needs no copy. The
+    engine also applies codecs. Gradients on other devices travel through host memory.
 
     Attributes:
         codec: the codec's fields of the request (`Codec.fields`), empty without a codec.
         device: the device of the memory: the engine's number of a GPU or of host memory.
         flags: the flags of the request.
-        memory: torch's name for that device.
-        dtype_in_place: the dtype of gradients that are reduced in place; None if all are copied.
-        is_contiguous: are they contiguous? Otherwise they have the strides of their parameter.
-        dtype: the code of the dtype that is sent.
+        memory: torch's object for that device.
+        dtype_in_place: the dtype of gradients that are reduced in place; None if no gradient of the parameter is.
+        is_contiguous: is the parameter contiguous? A gradient that is reduced in place has the strides of its parameter.
+        dtype: the engine's code of the dtype that is sent.
         shape: the extents of the memory that is sent.
         wire_dtype: torch's dtype of that memory.
         nbytes: the size of that memory in bytes.
@@ -109,7 +109,13 @@ class WireForm:
         self.nbytes = math.prod(self.shape) * self.wire_dtype.itemsize
 
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """A dense copy to reduce, for a gradient that cannot be reduced in place, and the context for `decode`."""
+        """Dense memory to reduce for a gradient that is not reduced in place, and the context for `decode`.
+
+        The memory is a copy, what the compression has made, or a view of a complex gradient as pairs of reals.
+
+        Raises:
+            InvalidArgumentError: the compression has made another dtype or shape than of zeros.
+        """
         if grad.layout is not _STRIDED:
             grad = grad.to_dense()
         if self.dtype_in_place is not None:
@@ -131,13 +137,13 @@ class WireForm:
         return compressed
 
     def blank(self) -> torch.Tensor:
-        """Memory for a result, with the right dtype and shape and undefined content."""
+        """Memory for a result, with the dtype and shape that are sent, and with undefined content."""
         if self.dtype_in_place is not None and not self.is_contiguous:
             return torch.empty_strided(self.shape, self._param.stride(), dtype=self.wire_dtype, device=self.memory)
         return torch.empty(self.shape, dtype=self.wire_dtype, device=self.memory)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:
-        """The reduced gradient with the parameter's shape and the gradient's dtype, in the memory where it was reduced."""
+        """The reduced gradient with the parameter's shape and the gradient's dtype, on the device where it was reduced."""
         if self.dtype_in_place is not None:
             return wire
         if self._pairs:
@@ -156,28 +162,32 @@ class WireForm:
 class ParameterGradient(GradientState):
     """One parameter and the state of its gradient.
 
-    At each time ``param.grad`` is one of two things: a gradient that backward has made on this rank and that is not reduced
-    yet (it is dirty), or a finished gradient (reduced, or written by the user). Before backward adds to a finished gradient,
-    that one becomes the reduced part, so that only the increment is reduced. Afterwards the two are added up.
+    If ``param.grad`` is not None, it is one of four things: zeros that a reset has left; a gradient that backward has made on
+    this rank and that was not sent yet (it is dirty); a gradient that was sent; or a finished gradient (reduced, or written by
+    the user). Before backward adds to a finished gradient, the finished gradient becomes the reduced part, so that only the
+    increment is reduced. Afterwards the two are added up.
 
     Attributes:
         bucket: the number of its bucket in the plan; -1 without a bucket.
-        dirty: does ``param.grad`` hold an unreduced gradient of this rank?
+        dirty: does ``param.grad`` hold a gradient of this rank that was not sent yet?
         filled: has ``param.grad`` been reduced since it was last reset?
-        reduced_part: the finished gradient, kept here while backward adds an increment.
-        stamp: the last pass in which backward produced this gradient.
-        sparse_dim: sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
-        place: in the arena, if there is one for this gradient.
+        reduced_part: the finished gradient, kept here while backward adds an increment and until that is reduced.
+        stamp: the number of the last pass in which backward made this gradient.
+        sparse_dim: the number of sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
+        place: the gradient's `hvdlite.torch.arena.ArenaPlace`; None if it has none.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not moved to its place yet?
         coding: the state of a compression (`hvdlite.compression.BucketCodec`).
         dtype: the dtype of the gradient on all ranks, once there is a plan.
-        implementation: torch's object behind the parameter when this was made; the hooks are on it.
+        implementation: the address of torch's object behind the parameter when this was made; the hooks are on that object.
 
-    The native class has all members but name, coding, dtype and implementation, and its hooks read them. `forget`: the user has
-    reset the gradient, so ``param.grad`` is None or all zeros. Zeros in place of an unreduced gradient are reduced like it:
-    other ranks may have none, and all ranks must end alike, with zeros or None. `is_zero`: is ``param.grad`` unchanged since
-    the reset? `move_in`: moves a fresh gradient to its place, once. `claim`: counts ``param.grad`` as this rank's own gradient,
-    for any origin.
+    The native class `GradientState` has all members but name, coding, dtype and implementation; native hooks read them. It has
+    these methods:
+
+    - `forget`: the user has reset the gradient, so ``param.grad`` is None or all zeros. If the gradient was dirty, its zeros
+      stay dirty and are reduced: other ranks may have no gradient, and all ranks must end alike, with zeros or None.
+    - `is_zero`: is ``param.grad`` unchanged since the reset?
+    - `move_in`: moves a fresh gradient to its place, once.
+    - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
     """
 
     __slots__ = ("coding", "dtype", "implementation", "name")
@@ -196,7 +206,7 @@ class ParameterGradient(GradientState):
         """Refuses a gradient that would lose digits in the plan's dtype.
 
         Raises:
-            InvalidArgumentError: the gradient has another dtype than when the plan was made.
+            InvalidArgumentError: torch does not promote the gradient's dtype to the plan's dtype.
 
         """
         if grad.dtype is not self.dtype and torch.promote_types(grad.dtype, self.dtype) is not self.dtype:
@@ -206,12 +216,16 @@ class ParameterGradient(GradientState):
             )
 
     def hold_reduced(self, grad: torch.Tensor) -> None:
-        """Makes `grad`, the finished ``param.grad``, the reduced part, before backward adds an increment."""
+        """Makes `grad`, the finished ``param.grad``, the reduced part, before backward adds an increment.
+
+        Raises:
+            UnsupportedError: there is a reduced part already.
+        """
         if self.reduced_part is not None:
-            raise InternalError(
+            raise UnsupportedError(
                 f"backward adds to the gradient of parameter {self.name!r} while two earlier parts of it are not added up: "
                 "the parameter is used inside and outside of a reentrant checkpoint. Use no_sync() for all backward passes "
-                "of a step but the last, or torch.utils.checkpoint with use_reentrant=False."
+                "of a step but the last, or torch.utils.checkpoint with use_reentrant=False"
             )
         self.reduced_part = grad
         self.param.grad = None
@@ -219,7 +233,7 @@ class ParameterGradient(GradientState):
     def merge(self) -> None:
         """Adds ``param.grad`` to the reduced part. Called without gradient recording.
 
-        Signal handlers run only before and after it: after Ctrl-C it can be called again.
+        Python runs signal handlers only before and after its changes, so after Ctrl-C it can be called again.
         """
         reduced_part, grad = self.reduced_part, self.param.grad
         if reduced_part is None:
@@ -241,13 +255,13 @@ class ParameterGradient(GradientState):
             self.param.grad = value
 
     def receive(self, value: torch.Tensor) -> torch.Tensor:
-        """Prepares for a reduced gradient to which this rank did not contribute; there is no reduced part then.
+        """Prepares for a reduced gradient to which this rank did not contribute. Afterwards there is no reduced part.
 
         Args:
             value: of the parameter's shape and the gradient's dtype, on its device or in host memory, without other users.
 
         Returns:
-            The same in the layout and on the device of this rank's gradients.
+            The same values in the layout and on the device of this rank's gradients.
         """
         self.merge()
         if self.sparse_dim is not None and value.layout is torch.strided:
@@ -256,13 +270,17 @@ class ParameterGradient(GradientState):
 
 
 def is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
-    """Is the tensor that was sent still the parameter's gradient, or its reduced part?"""
+    """Is the tensor that was sent still the parameter's gradient, or its reduced part?
+
+    Raises:
+        InvalidArgumentError: it is not, and `strict` is True.
+    """
     if gradient.param.grad is grad or gradient.reduced_part is grad:
         return True
     if strict:
         raise InvalidArgumentError(
             f"the gradient of parameter {gradient.name!r} was replaced while it was being reduced: something that runs inside "
-            "backward() assigned to .grad. Do that after backward() has returned."
+            "backward() assigned to .grad. Do that after backward() has returned"
         )
     return False
 
@@ -270,7 +288,7 @@ def is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> b
 def store_dense(
     gradient: ParameterGradient, grad: torch.Tensor | None, form: WireForm, wire: torch.Tensor, context: Any, strict: bool
 ) -> torch.Tensor | None:
-    """Stores a reduced dense gradient; arguments and result are those of `hvdlite.torch.in_flight.Bucket.store`.
+    """Stores a reduced dense gradient; the result is that of `hvdlite.torch.in_flight.Bucket.store`.
 
     Args:
         gradient: the state of the parameter's gradient.

@@ -1,10 +1,10 @@
 """Finds the beginning and the end of a backward pass, from what autograd reports.
 
-Autograd runs a backward as a *graph task* with a number. Code that a task calls (our hooks) can register a callback for the
-end of the task. Three cases are not obvious:
+Autograd runs a backward as a *graph task* with a number. Code that a task calls (hvdlite's hooks) can register a callback for
+the end of the task. Three cases are not obvious:
 
 - Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task. The end of the inner task
-  is not the end of the pass, and the outer task may never call one of our hooks. But when the inner task is destroyed, the
+  is not the end of the pass, and the outer task may never call a hook of hvdlite. But when the inner task is destroyed, the
   outer task is current again on this thread. `EndOfTask` reports this to the reducer, which then watches the outer task.
 - A task that raises never calls the callback. It still destroys the callback, which then knows that it was not called.
 - Compiled autograd may accept a callback and never call it. For the reducer this is the same as a task that raised.
@@ -38,8 +38,8 @@ _CALLED_BY_TASK: CodeType = torch.autograd.function.BackwardCFunction.apply.__co
 def is_nested(leaving: bool = False) -> bool:
     """Does the current graph task run inside a node of another one?
 
-    The answer comes from the Python frames on the stack. A task that was started from C++ has none, and counts as a pass of its
-    own. That is correct, only slower.
+    The answer comes from the Python frames on the stack. A task that was started from C++ has no such frames, and counts as a
+    pass of its own. The gradients are the same then, but their reduction takes longer.
 
     Args:
         leaving: is an inner task of the current task being destroyed? Then the frames of the inner task are still on the stack.
@@ -71,8 +71,8 @@ def when_task_ends(callback: Callable[[], None]) -> bool:
 class EndOfTask:
     """The callback of one graph task.
 
-    After `wait` has registered it, it reports exactly one of three events to the reducer: the pass is over (`task_ended`), a
-    nested task is over (`task_left`), or the task has ended without calling it (`task_lost`).
+    After `register` it reports exactly one of three events to the reducer: the pass is over (`task_ended`), a nested task is
+    over (`task_left`), or the task has ended without a call of this object (`task_lost`).
     """
 
     __slots__ = ("_nested", "_over", "_reducer", "_stamp", "_waiting")
@@ -83,8 +83,8 @@ class EndOfTask:
         self._stamp = stamp  # of the pass to which the task belongs
         self._nested = nested
 
-    def wait(self) -> None:
-        """Registers this callback for the end of the current task, if that task takes callbacks. Returns at once."""
+    def register(self) -> None:
+        """Registers this callback for the end of the current task. Does nothing outside of a task."""
         if when_task_ends(self):
             self._waiting = True
 

@@ -28,9 +28,7 @@ def make_buckets(
     generation: int,
     codec: BucketCodec | None = None,
 ) -> list[Bucket]:
-    """Cuts the parameters into buckets, each with its form on the wire.
-
-    With `Compression.auto` the call is collective.
+    """Cuts the parameters into buckets. Collective with `Compression.auto`, which measures the link at its first use.
 
     Frozen parameters whose dtype cannot be reduced, such as float8, are in no bucket.
 
@@ -42,9 +40,11 @@ def make_buckets(
         codec: the codec with state that reduces the gradients; None if the compression keeps no state.
 
     Raises:
-        UnsupportedError: the compression is a codec, but a gradient is sparse; or the compression keeps state, but a gradient
+        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse; or it keeps state, but a gradient
             is not in host memory.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
+        InvalidArgumentError, UnsupportedError, HorovodInternalError: (with `Compression.auto`) as for
+            `hvdlite.auto_compression.settle`.
 
     """
     set_id = settings.process_set.require_member(Kind.ALLREDUCE)
@@ -90,6 +90,7 @@ def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) 
 
 
 def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: bool) -> list[list[ParameterGradient]]:
+    """Cuts dense gradients into buckets. together: are all in one bucket, apart from frozen ones, whatever their dtypes?"""
     config = RUNTIME.config
     gradients = list(forms)
     # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.

@@ -1,6 +1,6 @@
 """`hvdlite.send` and `hvdlite.recv` with gradients: the adjoint of a send is a receive, and the other way round.
 
-The other forms (``isend``, ``irecv``, ``batch``) are `hvdlite.point_to_point`'s own and take no part in autograd.
+The other functions (``isend``, ``irecv``, ``batch``) are those of `hvdlite.point_to_point`, and have no gradients.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from hvdlite.torch.derivatives import only_once, require_values
 
 __all__ = ["recv", "send"]
 
-_ONCE = "a message between two ranks can be differentiated once only"
+_ONCE = "a message between two ranks can be differentiated once only; use a collective, such as alltoall, in its place"
 
 
 class _SendFunction(torch.autograd.Function):
@@ -57,9 +57,11 @@ def send(
 ) -> torch.Tensor | None:
     """`hvdlite.send` with a gradient: if the tensor requires a gradient, the receiver sends the gradient back.
 
+    Args and raises are those of `hvdlite.send`. The receiver must call `recv` with a tensor that requires a gradient as well.
+
     Returns:
         None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
-        Its backward receives the gradient for the tensor. The receiver must use `recv` with a gradient as well.
+        Its backward waits for the gradient from the receiver.
     """
     if not _takes_part(tensor):
         point_to_point.send(tensor, dst, tag, name, process_set)
@@ -78,11 +80,14 @@ def recv(
 ) -> Any:
     """`hvdlite.recv` with a gradient: if the tensor requires a gradient, the gradient goes back to the sender.
 
+    Args are those of `hvdlite.recv`. The sender's tensor must require a gradient, too: the backward sends it a message.
+
     Returns:
-        The tensor that was written to. For a tensor that requires a gradient: a new tensor, and the argument stays unchanged.
+        What `hvdlite.recv` returns. For a tensor that requires a gradient: a new tensor, and the argument stays unchanged.
 
     Raises:
         UnsupportedError: the tensor requires a gradient, and `src` or `tag` is None.
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.recv`.
     """
     if not _takes_part(tensor):
         return point_to_point.recv(tensor, src, tag, name, process_set)

@@ -2,14 +2,15 @@
 
 M is this rank's gradient plus the error of this rank's earlier gradients, as a matrix of n rows and m columns:
 
-1. P = M Q, and P is reduced over the ranks. Q comes from the step before, with orthonormal columns, the same on all ranks.
+1. P = M Q, and P is reduced over the ranks. Q comes from the step before, with orthonormal columns; at first it is random. It
+   is the same on all ranks.
 2. The columns of P are made orthonormal. Then Q = M^T P, and M - P Q^T is this rank's error. Q is reduced over the ranks.
 3. The reduced gradient is P Q^T.
 
-The ranks' weights stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on all
-ranks. What follows from them alone (the orthonormal P, and P Q^T) is computed with elementwise additions, products, divisions
-and square roots, one operation of torch each, in an order that depends on the shapes only; IEEE 754 defines their bits.
-Products with M concern one rank only, and may be rounded in any way.
+The ranks' parameters stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on
+all ranks. All values that follow from these alone (the orthonormal P and Q, and P Q^T) are computed with elementwise additions,
+products, divisions and square roots. Each is an operation of torch of its own, in an order that depends on the shapes only, and
+IEEE 754 defines its bits. Products with M concern one rank only, and may be rounded in any way.
 """
 
 from collections import defaultdict
@@ -24,12 +25,15 @@ from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 __all__ = ["PowerSGDCodec", "multiply", "orthonormalize"]
 
 _PIECE = 1 << 17  # elements of a product that are computed together: they stay in a processor's caches
-# If the subtraction of earlier columns leaves less than this part of a column's squared norm, the rest is rounding noise.
+# If the subtraction of earlier columns leaves at most this part of a column's squared norm, the rest is rounding noise.
 _NOISE = 2.0**-40
 
 
 def _sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Scalar products of rows of a power of two elements, added up by halves: shape [rows, 1]."""
+    """The scalar product of each row of `left` with that of `right`, added up by halves. Returns shape [rows, 1].
+
+    The length of the rows is a power of two.
+    """
     products = left * right
     while products.shape[1] > 1:
         half = products.shape[1] // 2
@@ -40,8 +44,8 @@ def _sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def orthonormalize(matrices: Sequence[torch.Tensor]) -> None:
     """Makes the columns of each matrix orthonormal, in place, by the modified Gram-Schmidt process in float64.
 
-    The same input gives the same bits on all machines. A column that depends linearly on earlier columns becomes zeros. A
-    matrix with an inf or a nan keeps one.
+    The same input gives the same bits on all machines. A column that depends linearly on earlier columns becomes zeros. If a
+    matrix has an inf or a nan, the result has a nan.
 
     Args:
         matrices: float32 or float64, of any shapes [n, k].
@@ -50,7 +54,7 @@ def orthonormalize(matrices: Sequence[torch.Tensor]) -> None:
     for matrix in matrices:
         alike[1 << (matrix.shape[0] - 1).bit_length(), matrix.shape[1]].append(matrix)
     for (length, columns), members in alike.items():
-        work = torch.zeros(columns, len(members), length, dtype=torch.float64)
+        work = torch.zeros(columns, len(members), length, dtype=torch.float64, device="cpu")
         for place, matrix in enumerate(members):
             work[:, place, : matrix.shape[0]] = matrix.t()
         for number, column in enumerate(work):
@@ -67,7 +71,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None
     """``out = left @ right.t()``, each element added up in the order of the columns: the same bits on all machines.
 
     Args:
-        left: [n, k], float32 or float64.
+        left: [n, k] with k of at least 1, float32 or float64.
         right: [m, k], of the same dtype.
         out: [n, m], contiguous, of the same dtype.
     """
@@ -89,18 +93,18 @@ class _Matrix:
         rows, columns = _extents(gradient.shape)
         dtype = torch.promote_types(gradient.dtype, torch.float32)  # of P, Q and all that is computed
         self.q: torch.Tensor = _refreshed(gradient.state, columns, min(rank, rows, columns), dtype)
-        self._sum: torch.Tensor | None = None  # M, and after `project` what it loses; None if this rank has no gradient
+        self._sum: torch.Tensor | None = None  # M; after `project` M - P Q^T; None if this rank has no gradient
         total = gradient.with_residual(loss_scale)
         if total is None:
-            self.p = torch.zeros(rows, self.q.shape[1], dtype=dtype)
+            self.p = torch.zeros(rows, self.q.shape[1], dtype=dtype, device="cpu")
             return
         self._sum = total.view(rows, columns)
         self.p = self._sum @ self.q
         if not are_finite([self._sum]):
-            self.p.fill_(torch.nan)  # a zero in Q may hide an inf
+            self.p.fill_(torch.nan)  # BLAS may skip the zeros of Q, and with them an inf in M
 
     def project(self) -> None:
-        """Computes this rank's Q from the orthonormal P."""
+        """Computes this rank's Q and error from the orthonormal P."""
         if self._sum is None:
             self.q = torch.zeros_like(self.q)
         else:
@@ -108,38 +112,43 @@ class _Matrix:
             self._sum.addmm_(self.p, self.q.t(), alpha=-1)
 
     def decoded(self) -> torch.Tensor:
-        """The reduced gradient: in its own memory, or in new memory if this rank has none."""
+        """The reduced gradient: in this rank's gradient, or in new memory if this rank has none or one of 16 bits."""
         gradient, (rows, columns) = self.gradient, _extents(self.gradient.shape)
         value = gradient.value
-        in_place = value is not None and value.dtype is self.p.dtype
-        out = value.view(rows, columns) if in_place and value is not None else torch.empty(rows, columns, dtype=self.p.dtype)
+        if value is not None and value.dtype is self.p.dtype:
+            out = value.view(rows, columns)
+        else:
+            out = torch.empty(rows, columns, dtype=self.p.dtype, device="cpu")
         multiply(self.p, self.q, out)
         return out.view(gradient.shape).to(gradient.dtype)
 
     def keep(self, loss_scale: float) -> None:
-        """Changes the state."""
+        """Stores Q and this rank's error in the gradient's state."""
         self.gradient.state["q"] = self.q
         if self._sum is not None:
             self.gradient.state["residual"] = self._sum if loss_scale == 1.0 else self._sum.div_(loss_scale)
 
 
 def _extents(shape: Sequence[int]) -> tuple[int, int]:
+    """The numbers of rows and columns of a gradient as a matrix."""
     rows = shape[0] if shape else 1
     elements = torch.Size(shape).numel()
     return rows, elements // max(rows, 1)
 
 
 def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Q of the step before, with other columns in place of those that are zero. A generator of torch's gives their elements as
-    multiples of 2^-23, which have the same bits on all ranks.
+    """Q of the step before, with random columns in place of those that are zero.
+
+    The random elements are multiples of 2^-23, with the same bits on all ranks, because the seed is the number of the step.
     """
     q: torch.Tensor | None = state.get("q")
     if q is not None and q.shape != (rows, columns):
         q = None
     if q is not None and bool(q.any(0).all()):
         return q
-    generator = torch.Generator().manual_seed(state.get("step", 0))
-    fresh = (torch.rand(columns, rows, generator=generator) * 2 - 1).t().to(dtype)
+    generator = torch.Generator("cpu").manual_seed(state.get("step", 0))
+    random = torch.rand(columns, rows, generator=generator, dtype=torch.float32, device="cpu")
+    fresh = (random * 2 - 1).t().to(dtype)
     return fresh.contiguous() if q is None else torch.where(q.any(0), q, fresh)
 
 

@@ -172,7 +172,7 @@ class Reducer(PassDriver):
 
     def _watch(self, stamp: int, nested: bool) -> None:
         """Reports the end of the current task to the pass."""
-        EndOfTask(self, stamp, nested).wait()
+        EndOfTask(self, stamp, nested).register()
 
     def _use_engine(self) -> None:
         if self._engine is None or RUNTIME.engine is not self._engine:

@@ -63,3 +63,25 @@ def test_training(hvd, to_none):
     hvd.broadcast_optimizer_state(optimizer, 0)
     weights = hvd.allgather(model[0].weight.detach()[None], name="weights")
     assert torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("name", ["powersgd", "int8"])
+def test_codecs_with_state(hvd, name):
+    """The second layer has a gradient on rank 0 only."""
+    codecs = {
+        "powersgd": hvd.Compression.powersgd(start_step=1),
+        "int8": hvd.Compression.int8(64, "ranks", error_feedback=True),
+    }
+    model = torch.nn.ModuleList(torch.nn.Linear(*shape, device="cpu", dtype=torch.float32) for shape in ((40, 30), (30, 20)))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    plain = torch.optim.SGD(model.parameters(), 1e-4)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), compression=codecs[name])
+    for _ in range(4):
+        optimizer.zero_grad()
+        hidden = model[0](rows(hvd, 2, 40))
+        loss = (hidden if hvd.rank() else model[1](hidden)).square().sum()
+        torch.autograd.backward([loss])  # loss.backward() would suspend the default device
+        optimizer.step()
+    for layer in model:
+        weights = hvd.allgather(layer.weight.detach()[None], name="weights")
+        assert torch.equal(weights[0], weights[1])

@@ -5,6 +5,8 @@ import torch
 from reference import FEATURES, Pair, sgd
 from torch.utils.checkpoint import checkpoint
 
+from hvdlite.errors import UnsupportedError
+
 
 class SharedLayer(torch.nn.Module):
     """A layer that backward comes to first outside of a checkpoint, and then in one, which is a pass of its own."""
@@ -36,3 +38,13 @@ def test_an_addition_to_what_is_launched(hvd, passes):
             pair.check_grads()
         pair.step()
     pair.check_weights()
+
+
+def test_an_addition_to_what_is_launched_beside_a_finished_gradient(hvd):
+    pair = Pair(hvd, sgd, SharedLayer)
+    pair.zero()
+    pair.backward(0)
+    pair.model.nested = True
+    with pytest.raises(UnsupportedError, match=r"parameter 'optimizer\d+\.shared.* two earlier parts of it are not added up"):
+        pair.backward(1)
+    pair.optimizer.zero_grad()

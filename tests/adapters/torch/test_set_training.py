@@ -1,5 +1,8 @@
 """Process sets in torch: every collective and its gradient, equal starts, and training on sets that overlap."""
 
+import itertools
+from collections import defaultdict
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +132,36 @@ def test_optimizers_of_overlapping_sets_are_made_by_their_members_only(hvd, sets
             optimizer.step()
             twin_optimizer.step()
             assert_close(list(model.parameters()), list(twin.parameters()))
+
+
+def test_coded_buckets_of_two_sets_end_in_another_order_on_each_rank(hvd, sets, monkeypatch):
+    """The optimizers of both sets have the number 0, so their buckets have the same labels. See also test_powersgd.py."""
+    if hvd.size() < 3:
+        pytest.skip("no two sets share two ranks")
+    monkeypatch.setattr("hvdlite.torch.optimizer._serials", defaultdict(itertools.count))
+    both = [each for each in (hvd.global_process_set, sets[0]) if each.included()]
+    weights = [torch.nn.Parameter(torch.zeros(30, 30)) for _ in both]
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=0.1),
+            compression=hvd.Compression.powersgd(start_step=0),
+            process_set=each,
+            start_check="off",
+        )
+        for each, weight in zip(both, weights, strict=True)
+    ]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        product = torch.linspace(0.0, 1.0 + hvd.rank() + step, 30)[None]
+        for weight in weights[::-1] if step > 1 and hvd.rank() == 1 else weights:  # at first the sets make their plans
+            product = product @ (weight + 1)
+        product.sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for each, weight in zip(both, weights, strict=True):
+        for other in hvd.allgather(weight.detach()[None], process_set=each):
+            assert torch.equal(other, weight)
 
 
 def test_a_sparse_gradient_on_a_set(hvd, sets):

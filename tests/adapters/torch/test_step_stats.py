@@ -1,5 +1,6 @@
 """`hvd.stats` knows the steps of wrapped optimizers."""
 
+from foreign_optimizers import shrinking
 from reference import mse, network, part_of, sgd, whole_batch
 
 
@@ -35,6 +36,14 @@ def test_a_wrapping_that_is_undone_counts_no_more(hvd):
     before = hvd.stats().steps
     train(hvd, optimizer, model, 1)
     assert hvd.stats().steps == before + 1
+
+
+def test_a_step_that_calls_the_step_of_its_base_class_counts_once(hvd):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(shrinking(model.parameters()), model.named_parameters())
+    before = hvd.stats().steps
+    train(hvd, optimizer, model, 2)
+    assert hvd.stats().steps == before + 2
 
 
 def test_a_program_that_marks_steps_is_believed(hvd):

@@ -288,8 +288,8 @@ ROWS = (
         "coded-own-order",
         "each rank waits for coded buckets in its own order",
         "hvdlite/torch/coded_bucket.py",
-        "for label in sorted(_in_flight):",
-        "for label in ():",
+        "for key in sorted(_in_flight):",
+        "for key in ():",
         guards.TORCH_CODINGS,
     ),
     Mutant(
