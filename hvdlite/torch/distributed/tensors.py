@@ -30,7 +30,7 @@ def flat_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
-    """The mode in which any thread may write to these tensors: those of inference mode can be written only in that mode."""
+    """The mode in which any thread may write to these tensors: those that inference mode made need inference mode."""
     return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
 
 
