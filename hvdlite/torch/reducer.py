@@ -47,7 +47,7 @@ __all__ = ["Reducer", "owner_of"]
 
 _TURNS = 4  # the passes of a step take this many names in turn, so ranks with different numbers of passes get an error
 
-_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter, which the reducer keeps alive
+_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter; the reducer keeps the parameter alive
 
 
 def owner_of(param: torch.Tensor) -> "Reducer | None":
@@ -71,7 +71,7 @@ class Reducer(PassDriver):
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
         self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
-        self._gradients: dict[int, ParameterGradient] = {}
+        self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         gradients = self._gradients.values()
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
         self._hooks: dict[int, list[Any]] = {}
@@ -257,7 +257,7 @@ class Reducer(PassDriver):
             self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
 
     def _wait(self, strict: bool) -> None:
-        """Waits for all launched buckets. Raises the first failure after all have ended."""
+        """Waits for all launched buckets, and stores their results. Raises the first failure after all have ended."""
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
             self._leave_in_flight()

@@ -59,10 +59,10 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
 
 @dataclass(frozen=True)
 class _Split:
-    """Describes a tensor of an optimizer's state of which each owner of the parameter has a part."""
+    """Stands for a tensor of an optimizer's state that is gathered from the owners of its parameter."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class _Transfer:
 class ShardedState:
     """The part of one optimizer's state that this rank keeps, and the hooks around its steps.
 
-    During a step the parameters *are* this rank's parts: their ``data`` and ``grad`` are swapped for slices of the same memory,
-    and those of which it owns nothing are in no parameter group. So the optimizer's own code makes state for these parts only.
+    During a step the parameters with gradients *are* this rank's parts: their ``data`` and ``grad`` are swapped for slices, and
+    those of which the rank owns nothing are in no parameter group. So the optimizer's own code makes state only for the parts.
     """
 
     def __init__(self, settings: ReducerSettings, kind: type[torch.optim.Optimizer]) -> None:

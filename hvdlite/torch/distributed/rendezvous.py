@@ -79,8 +79,8 @@ def check_place(rank: int, size: int) -> None:
     if (rank, size) != (basics.rank(), basics.size()):
         raise InvalidArgumentError(
             f"torch.distributed was given rank {rank} and world size {size}, but this is rank {basics.rank()} of "
-            f"{basics.size()} of hvdlite's job; start the script with mpirun, and leave both out (or pass hvdlite.rank() and "
-            "hvdlite.size())"
+            f"{basics.size()} of hvdlite's job; start the script with hvdlite run or mpirun, and leave both out (or pass "
+            "hvdlite.rank() and hvdlite.size())"
         )
 
 

@@ -29,7 +29,7 @@ _Future = torch.futures.Future[Any]
 
 # If C++ code of torch before 2.7 holds a Work, it keeps only its C++ part, and Python frees the object with the methods below.
 # So the latest objects are kept here. Such code holds at most two at a time.
-_TORCH_FORGETS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
 # The value that torch passes for the timeout of the group.
@@ -78,9 +78,9 @@ class HvdliteWork(Work):
         self._done = False
         self._error: BaseException | None = None
         self._future: _Future | None = None
-        self._late: OperationTimeoutError | None = None
+        self._late: OperationTimeoutError | None = None  # the future's error if the operation has not ended in time
         self._marks: list[Mark] = []  # the points in the GPUs' work after which the results are ready
-        if _TORCH_FORGETS:
+        if _TORCH_FREES_WORKS:
             _recent.append(self)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
@@ -104,8 +104,8 @@ class HvdliteWork(Work):
             raise self._timed_out(limit)
         try:
             if self._done:
-                for there in self._marks:
-                    there.order_current_stream()
+                for point in self._marks:
+                    point.order_current_stream()
             else:
                 self._end(max(0.0, deadline - time.monotonic()), limit)
         finally:
@@ -147,7 +147,7 @@ class HvdliteWork(Work):
 
     def is_completed(self) -> bool:
         """Has the operation ended, with or without an error? On a GPU: has the GPU also computed the results?"""
-        return self._has_ended() and all(there.is_reached() for there in self._marks)
+        return self._has_ended() and all(point.is_reached() for point in self._marks)
 
     def _has_ended(self) -> bool:
         if not self._done and self._lock.acquire(blocking=False):
@@ -213,6 +213,6 @@ class HvdliteWork(Work):
         """Completes the future whose callback is `_outcome`. If its value has GPU tensors, torch orders the streams of its
         callbacks after the current streams.
         """
-        for there in self._marks:
-            there.order_current_stream()
+        for point in self._marks:
+            point.order_current_stream()
         begun.set_result(self._outputs if self._marks else None)

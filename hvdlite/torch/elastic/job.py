@@ -161,7 +161,7 @@ class ElasticJob:
         return self._last_commit.position if self._state.is_sharded else self.position
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Adds functions without arguments. They are called after the ranks have changed, for example to set a learning rate."""
+        """Adds functions without arguments, to call after the ranks have changed, for example to set a learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def batches(self, dataset: Sized, epochs: int, *, shuffle: bool = True, **loader: Any) -> Iterator[Any]:
