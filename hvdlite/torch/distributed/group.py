@@ -28,7 +28,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, process_set_amo
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.distributed.callbacks import Place, current_place, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of, takes_result, writing
+from hvdlite.torch.distributed.tensors import check_same_size, flat_of, split_into, takes_result, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -217,7 +217,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             "reduce_scatter",
             lambda name: ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set),
             [output],
-            lambda reduced: deal_out("reduce_scatter", own(reduced), [output]),
+            lambda reduced: split_into("reduce_scatter", own(reduced), [output]),
             opts,
         )
 
@@ -261,7 +261,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
                 if result is not output:
-                    deal_out(label, result if scattered else result[self._place], [output])
+                    split_into(label, result if scattered else result[self._place], [output])
 
         return self._start(label, start, outputs, finish, opts)
 
@@ -319,7 +319,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
                 if result is not output:
-                    deal_out("all_gather_into_tensor", result, [output])
+                    split_into("all_gather_into_tensor", result, [output])
 
         return self._start(
             "all_gather_into_tensor",
@@ -337,7 +337,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def finish(results: list[Tensor]) -> None:
             for parts, result in zip(outputs, results, strict=True):
-                deal_out(label, result, parts)
+                split_into(label, result, parts)
 
         return self._start(
             label,
@@ -406,7 +406,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 raise InvalidArgumentError(
                     f"{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have {expected}"
                 )
-            deal_out(label, received, outputs)
+            split_into(label, received, outputs)
 
         return self._start(label, lambda name: ops.alltoall_async(flat, splits, name, self._process_set), outputs, finish, opts)
 
@@ -509,7 +509,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             if pick is None:
                 return
             for rows, output in zip(gathered, outputs, strict=True):
-                deal_out(label, pick(functools.reduce(combine, rows)), [output])
+                split_into(label, pick(functools.reduce(combine, rows)), [output])
 
         return self._start(
             label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, finish, opts

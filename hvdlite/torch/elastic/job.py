@@ -41,7 +41,7 @@ class StepOutcome:
 class ElasticJob:
     """A training over a global order of samples that continues when ranks are lost. No step is lost or applied twice.
 
-    `batch_size` is that of all ranks together, whatever their number. Each batch is dealt out to the ranks, which may get
+    `batch_size` is that of all ranks together, whatever their number. Each batch is divided among the ranks, which may get
     different numbers of samples: gradients are weighted by these (``optimizer.weight``), so the loss has to be a mean over the
     samples.
 
