@@ -14,12 +14,15 @@ __all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view
 # a tensor, which they may round in another way. With these cuts each element is rounded as in the whole parameter.
 _ALIGNMENT = 64
 
-# The rank at place p of the process set owns the elements from bounds[p] up to, but without, bounds[p + 1], in memory's order.
+# The rank at place p of the process set owns the elements from bounds[p] to bounds[p + 1] (exclusive), in the order of memory.
 Bounds = tuple[int, ...]
 
 
 def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Cuts the sequence of all parameters into about equal parts, one for each rank. For optimizers with elementwise steps."""
+    """Cuts the sequence of all parameters into about equal parts, one for each rank. For optimizers with elementwise steps.
+
+    `sizes` are the numbers of elements of the parameters.
+    """
     total = sum(sizes)
     cuts = [total * rank // ranks for rank in range(ranks + 1)]
     bounds, begin = [], 0
@@ -56,10 +59,15 @@ class Sharded:
     """A parameter, and the part of it that each rank owns.
 
     Attributes:
-        name: the name of the parameter in texts.
-        param: the parameter, whole on every rank.
+        name: the unique name of the parameter, the same on all ranks. Checkpoints contain it.
+        param: the parameter. It is whole on every rank, except during a step (`ShardedState`).
         bounds: see `Bounds`.
         place: this rank's place in the process set.
+        start: the first element of this rank's part, in the order of memory.
+        stop: the end of this rank's part.
+        owners: the places of the ranks that own the parameter or a part of it; an empty parameter belongs to place 0.
+        is_mine: does this rank own the parameter or a part of it?
+        is_split: do several ranks own parts?
     """
 
     name: str
@@ -70,9 +78,8 @@ class Sharded:
     def __post_init__(self) -> None:
         self.start, self.stop = self.bounds[self.place : self.place + 2]
         ends = pairwise(self.bounds)
-        # The places of the ranks that own it or a part of it. An empty parameter belongs to place 0.
         self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]
-        self.is_mine = self.place in self.owners  # all of it, or a part
+        self.is_mine = self.place in self.owners
         self.is_split = len(self.owners) > 1
 
     def bytes_of(self, owner: int) -> int:
