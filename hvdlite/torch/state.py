@@ -109,7 +109,7 @@ def broadcast_optimizer_state(
     structure = _without_tensors(state, tensors) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
     if not is_root:
-        _make_tensors(structure, tensors, _Devices(optimizer, structure))
+        _make_tensors(structure, tensors, _ParameterDevices(optimizer, structure))
     named = [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
     _broadcast_tensors(named, root_rank, process_set)
     if not is_root:
@@ -144,7 +144,7 @@ def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     return tree
 
 
-class _Devices:
+class _ParameterDevices:
     """The device on this rank for tensors that the root has on a GPU: the device of their parameter.
 
     Attributes:
@@ -170,7 +170,7 @@ class _Devices:
         return self.groups[place] if place < len(self.groups) else torch.device("cpu")
 
 
-def _make_tensors(received: dict[str, Any], tensors: list[torch.Tensor], devices: _Devices) -> None:
+def _make_tensors(received: dict[str, Any], tensors: list[torch.Tensor], devices: _ParameterDevices) -> None:
     """Appends memory for each placeholder of an optimizer's state, in the order of their numbers."""
     for part, tree in received.items():
         if part == "state":
