@@ -34,7 +34,7 @@ _REFUSED = {
     "SparseAdam": "its gradients are sparse, and so is what it updates",
 }
 PACKED_BYTES = 1 << 20  # the most bytes of small parts of parameters that one rank sends together
-LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, from where it lies
+LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, and not packed with others
 
 
 def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
@@ -252,7 +252,7 @@ class ShardedState:
         self.unsliced = False
 
     def _require_same_ranks(self) -> None:
-        """Raises if the state was split among other ranks. After `hvdlite.shutdown` there are none, and nothing is checked."""
+        """Raises if the state has been split for other ranks. After `hvdlite.shutdown` there is nothing to check."""
         process_set = self._settings.process_set
         ranks = process_set.ranks
         if ranks is not None and (ranks, process_set.rank()) != (self._ranks, self._place):
