@@ -1,10 +1,11 @@
-"""Reduces the gradients of one optimizer's parameters while backward() runs, so that they are averaged when it returns.
+"""Reduces the gradients of one optimizer's parameters while backward() runs. When it returns, they are reduced.
 
 Native code, `PassDriver`, handles a pass (one backward with the backwards nested in it):
 
 1. Before backward adds to a finished gradient, the finished part is kept apart (see `ParameterGradient`).
-2. After backward has added to a gradient, the gradient is counted in its bucket. A complete bucket is launched at once.
-3. When the pass is over, incomplete buckets are launched, with missing members as absent, and all results are awaited. If this
+2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
+   ever nested, a complete bucket is launched at once. (`no_sync` and all but the last of several passes leave out 2 and 3.)
+3. When the pass is over, the other buckets are launched, with missing members as absent, and all results are awaited. If this
    did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
    optimizer's step.
 
@@ -44,13 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducer", "owner_of"]
 
-_TURNS = 4  # a step's passes take so many names in turn: ranks with different numbers of passes get an error
+_TURNS = 4  # the passes of a step take this many names in turn, so ranks with different numbers of passes get an error
 
-_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter, which the reducer keeps alive
+_owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter; the reducer keeps the parameter alive
 
 
 def owner_of(param: torch.Tensor) -> "Reducer | None":
-    """The reducer that now reduces a parameter's gradient."""
+    """The reducer that now reduces a parameter's gradient, or None."""
     reference = _owners.get(id(param))
     owner = None if reference is None else reference()
     return owner if owner is not None and owner.holds(param) else None
@@ -70,22 +71,21 @@ class Reducer(PassDriver):
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
         self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
-        self._gradients: dict[int, ParameterGradient] = {}
+        self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         gradients = self._gradients.values()
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
-        self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()
+        self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # reducers that have this one among their partners
         # The plan, made at the first reduction.
-        self._left_out: list[ParameterGradient] = []  # in no bucket while they are frozen
+        self._left_out: list[ParameterGradient] = []  # in no bucket: frozen, and of a dtype that cannot be reduced
         self._groups: Groups = None
         self._generation = 0
         self._arena: Arena | None = None  # the arena with the gradients' places
         self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
-        self._holding: list[ParameterGradient] = []
-        # The launched buckets.
+        self._holding: list[ParameterGradient] = []  # those with a reduced part in the current task
         self._engine: Engine | None = None
-        self._in_flight: deque[InFlightBucket] = deque()
+        self._in_flight: deque[InFlightBucket] = deque()  # the launched buckets
         self._compared: Handle | None = None  # the start check's sum
 
     # --- parameters -------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Reducer(PassDriver):
 
         Args:
             named: unique names, and the parameters in the order of the model.
-            groups: the user's choice of parameters to reduce together, by name; None: as before, at first by size.
+            groups: the parameters to reduce together, by name, or a number of groups; None: as before, at first by size.
 
         Raises:
             InvalidArgumentError: another optimizer reduces one of them in an incompatible way.
@@ -117,7 +117,7 @@ class Reducer(PassDriver):
         self._drop_plan()
 
     def _use_lock(self) -> None:
-        """Autograd has a thread for each GPU, so the hooks of parameters on several devices run at the same time."""
+        """Makes the lock if parameters are on several devices: autograd has a thread for each, which calls their hooks."""
         if self.lock is None and len({gradient.param.device for gradient in self._gradients.values()}) > 1:
             self.lock = threading.RLock()
 
@@ -143,7 +143,7 @@ class Reducer(PassDriver):
         return found
 
     def close(self) -> None:
-        """Called when the optimizer is deleted: removes the hooks, unless another optimizer uses this reducer."""
+        """Removes the hooks when the optimizer or its wrapping is gone, unless another optimizer uses this reducer."""
         if len(self._borrowers):
             return
         for key, hooks in self._hooks.items():
@@ -158,7 +158,7 @@ class Reducer(PassDriver):
     # --- for a pass -------------------------------------------------------------------------------------------------------
 
     def _hold_reduced(self, gradient: ParameterGradient, grad: torch.Tensor) -> None:
-        """Backward is about to add to a finished gradient."""
+        """Keeps a finished gradient apart, because backward is about to add to it."""
         if not self._holding:
             when_task_ends(AtEnd(self.restore))
         self._holding.append(gradient)  # first, so that after Ctrl-C every reduced part is known here and can be put back
@@ -171,7 +171,7 @@ class Reducer(PassDriver):
         raise AssertionError(TOO_MANY_PASSES)
 
     def _watch(self, stamp: int, nested: bool) -> None:
-        """Reports the end of the current task to the pass."""
+        """From now on the current task reports its end to the pass with this number."""
         EndOfTask(self, stamp, nested).register()
 
     def _use_engine(self) -> None:
@@ -184,7 +184,7 @@ class Reducer(PassDriver):
         elif any(has_moved(bucket) for bucket in self.buckets) or any(
             gradient.param.requires_grad for gradient in self._left_out
         ):
-            self._drop_plan()  # all ranks have moved the model to another device or dtype, or unfrozen parameters
+            self._drop_plan()  # all ranks have moved the model to another device or dtype, or unfrozen what was left out
 
     def _has_lost_engine(self) -> bool:
         """Is this another job than that of the pass? Then nothing of the pass can be reduced any more: leaves its buckets."""
@@ -257,7 +257,7 @@ class Reducer(PassDriver):
             self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
 
     def _wait(self, strict: bool) -> None:
-        """Waits for all launched buckets. Raises the first failure after all have ended."""
+        """Waits for all launched buckets, and stores their results. Raises the first failure after all have ended."""
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
             self._leave_in_flight()
@@ -265,8 +265,8 @@ class Reducer(PassDriver):
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
-        if self._codec is not None and len(self._in_flight) > 1:  # their later rounds start when they are waited for
-            place_of = {id(bucket): place for place, bucket in enumerate(self.buckets)}
+        if self._codec is not None and len(self._in_flight) > 1:  # the loop below starts later rounds
+            place_of = {id(bucket): place for place, bucket in enumerate(self.buckets)}  # the same order on all ranks
             self._in_flight = deque(sorted(self._in_flight, key=lambda launched: place_of[id(launched.bucket)]))
         with torch.no_grad():
             while self._in_flight:
@@ -318,9 +318,9 @@ class Reducer(PassDriver):
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """Makes sure that all gradients are reduced. If they are not, the call is collective over the process set.
+        """Makes sure that all gradients are reduced. Collective, unless the passes since the last step have reduced them all.
 
-        If no backward has filled them since their reset, the user's own code has written ``.grad``, and it is reduced as it is.
+        If no pass has reduced a gradient since its reset, the user's own code has written it, and it is reduced as it is.
         """
         for reducer in self._family():
             reducer._complete()
@@ -334,7 +334,7 @@ class Reducer(PassDriver):
         if self.local_gradients:
             self.reduce(strict=True)
             return
-        self._require_hooks()  # if all ranks have lost their gradients, no pass is noticed
+        self._require_hooks()  # if all parameters were swapped, no hook has noticed a pass
         unreduced = [
             gradient for gradient in self._gradients.values() if not gradient.filled and gradient.param.grad is not None
         ]
@@ -344,7 +344,7 @@ class Reducer(PassDriver):
                 gradient.claim()
         self.reduce(strict=True)
         for gradient in written:
-            gradient.filled = False  # a gradient at the next step counts as the user's again
+            gradient.filled = False  # what is in .grad at the next step counts as the user's again
 
     def weigh(self, weight: float | None) -> None:
         """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
@@ -369,7 +369,7 @@ class Reducer(PassDriver):
             reducer.loss_scale = loss_scale
 
     def note_step(self, *_: Any) -> None:
-        """The optimizer has taken a step."""
+        """Notes, for the start check, that the optimizer has taken a step."""
         self.check.updated = True
 
     def set_passes_per_step(self, passes: int) -> None:
@@ -387,12 +387,12 @@ class Reducer(PassDriver):
             reducer.settle()
 
     def next_step(self) -> None:
-        """The optimizer takes a step: resets the counts."""
+        """Counts passes and reductions from 0 again, in all reducers of the optimizer."""
         for reducer in self._family():
             reducer.start_step()
 
     def after_reset(self, keeps: bool) -> None:
-        """The optimizer has reset its gradients: to zeros if it keeps them, else to None."""
+        """Notes that the optimizer has reset its gradients: to zeros if it keeps them, else to None."""
         self._keeps = keeps
         for gradient in self._gradients.values():
             gradient.forget()

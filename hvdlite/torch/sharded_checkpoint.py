@@ -1,8 +1,8 @@
 """The sharded state of an optimizer in checkpoints of torch.distributed.checkpoint (DCP): each rank writes and reads its part.
 
-If a tensor of the state has as many elements as the parameter, the checkpoint has it as a tensor of one dimension, in the
-order of the parameter's memory, and each rank has a slice of it. So DCP can give slices to any number of ranks. Everything
-else, such as counters of steps and state of whole matrices, is saved unchanged by the ranks that own the parameter.
+If a tensor of the state has the parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
+parameter's memory, and each owner of the parameter writes a slice of it. So DCP can give slices to any number of ranks.
+Everything else, such as counters of steps and tensors of another shape, is saved unchanged by the owners.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _SEPARATOR = "."  # with which DCP joins the keys of nested dictionaries
 
 
 def _dcp(module: str) -> Any:
-    """A module of torch.distributed.checkpoint, which nothing else here imports."""
+    """A module of DCP. It is imported only when it is needed: torch may have been built without torch.distributed."""
     return import_module(f"torch.distributed.checkpoint.{module}")
 
 
@@ -88,7 +88,7 @@ def require_slices() -> None:
 
 
 def described(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part that this rank writes of a parameter's state, if it owns the parameter or a part of it."""
+    """What this rank writes of a parameter's state. The rank must own the parameter or a part of it."""
     return {key: _sliced(sharded, value) for key, value in state.items()}
 
 
@@ -104,11 +104,11 @@ def _sliced(sharded: "Sharded", value: Any) -> Any:
 
 
 def template(sharded: "Sharded", entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Memory for the part that this rank reads of the state of such a parameter.
+    """Memory for what this rank reads of a parameter's state. The rank must own the parameter or a part of it.
 
     Args:
         sharded: the parameter.
-        entries: the entries from `entries_of`.
+        entries: the result of `entries_of`.
     """
     found: dict[str, Any] = {}
     start = sharded.name + _SEPARATOR
@@ -136,7 +136,7 @@ def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entries_of(reader: Any, under: str) -> dict[str, Any]:
-    """DCP's metadata of the entries of an optimizer's state in a checkpoint, by parameter and key with a dot between.
+    """What DCP's metadata says about an optimizer's state in a checkpoint, by the parameter's name, a dot and the key.
 
     Args:
         reader: the reader of the checkpoint.
@@ -150,7 +150,7 @@ def entries_of(reader: Any, under: str) -> dict[str, Any]:
     found = {fqn.removeprefix(prefix): entry for fqn, entry in known.items() if fqn.startswith(prefix)}
     if not found:
         raise InvalidArgumentError(
-            f"the checkpoint has no sharded state of an optimizer under {under!r}; say under which key of the dictionary "
-            "optimizer.sharded_state_dict() was saved"
+            f"the checkpoint has no sharded state of an optimizer under {under!r}: pass under=..., the key of the dictionary "
+            "under which optimizer.sharded_state_dict() was saved"
         )
     return found

@@ -64,14 +64,14 @@ class ShardedMethods(_Optimizer):
         """The whole state, the same as the plain optimizer's. Collective over the process set.
 
         Raises:
-            InvalidArgumentError: a state was loaded on some ranks only.
+            InvalidArgumentError: a state was loaded on some ranks only; or the job has other ranks than before.
 
         """
         with self._hvdlite.sharded.whole_state(self):
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a whole state, saved with any number of ranks. From the next step on, this rank keeps only its part."""
+        """Loads a whole state, saved with any number of ranks. The next step or `state_dict` keeps only this rank's part."""
         super().load_state_dict(state_dict)
         self._hvdlite.sharded.unsliced = True
 
@@ -87,8 +87,8 @@ class ShardedMethods(_Optimizer):
             A dictionary for ``save`` or ``load``, and then for `load_sharded_state_dict`.
 
         Raises:
-            InvalidArgumentError: the checkpoint has no such optimizer.
-            UnsupportedError: torch is too old.
+            InvalidArgumentError: the checkpoint has no such optimizer; or the job has other ranks than before.
+            UnsupportedError: torch is older than 2.6.
 
         """
         require_slices()
@@ -105,14 +105,16 @@ class ShardedMethods(_Optimizer):
         """Loads the result of `sharded_state_dict`, which ``torch.distributed.checkpoint.load`` has filled. Local.
 
         Raises:
-            InvalidArgumentError: the groups of parameters, or the layouts of parameters in memory, differ from the saved ones.
+            InvalidArgumentError: the parameters' names or layouts in memory, or the number of groups, are not the saved ones;
+                or the job has other ranks than before.
 
         """
         sharded: ShardedState = self._hvdlite.sharded
         if state_dict["orders"] != sharded.orders() or len(state_dict["param_groups"]) != len(self.param_groups):
             raise InvalidArgumentError(
-                "load_sharded_state_dict: the state was saved for parameters with another layout in memory (for example of a "
-                "channels-last model), or with other groups: make model and optimizer as they were, or save state_dict()"
+                "load_sharded_state_dict: the state was saved for parameters with other names or another layout in memory (for "
+                "example of a channels-last model), or with other groups: make model and optimizer as they were, or save "
+                "state_dict()"
             )
         self.state.clear()
         for each, _ in sharded.own_state(self):

@@ -1,4 +1,4 @@
-"""A parameter of which each rank owns a part, and the rules by which parameters are cut (`hvdlite.torch.sharding`)."""
+"""A parameter that one rank owns or several ranks own in parts, and the rules by which parameters are divided."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,21 @@ import torch
 
 from hvdlite.ownership import owners_of
 
-__all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "is_dense", "order_of"]
+__all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "order_of"]
 
 # Parameters are cut at multiples of this number of elements. torch's kernels compute whole vectors first, and then the rest of
 # a tensor, which they may round in another way. With these cuts each element is rounded as in the whole parameter.
 _ALIGNMENT = 64
 
-Bounds = tuple[int, ...]  # rank r owns the elements from bounds[r] to bounds[r + 1], in the order of memory
+# The rank at place p of the process set owns the elements from bounds[p] to bounds[p + 1] (exclusive), in the order of memory.
+Bounds = tuple[int, ...]
 
 
 def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Cuts the sequence of all parameters into about equal parts, one for each rank. For optimizers with elementwise steps."""
+    """Cuts the sequence of all parameters into about equal parts, one for each rank. For optimizers with elementwise steps.
+
+    `sizes` are the numbers of elements of the parameters.
+    """
     total = sum(sizes)
     cuts = [total * rank // ranks for rank in range(ranks + 1)]
     bounds, begin = [], 0
@@ -35,11 +39,6 @@ def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
     return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Do the tensor's elements lie in memory without gaps and overlaps, in some order of its dimensions?"""
-    return _turned(tensor, tensor).is_contiguous()
-
-
 def _turned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A view whose dimensions have the order of those of `like` in memory."""
     return tensor.detach().permute(order_of(like))
@@ -51,7 +50,7 @@ def order_of(tensor: torch.Tensor) -> list[int]:
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in the order of memory, as a view of the same memory, which has neither gaps nor overlaps."""
+    """The elements in the order of memory, as a view. They must lie there without gaps and overlaps."""
     return _turned(tensor, tensor).view(-1)
 
 
@@ -60,10 +59,15 @@ class Sharded:
     """A parameter, and the part of it that each rank owns.
 
     Attributes:
-        name: the name of the parameter in texts.
-        param: the parameter, whole on every rank.
+        name: the unique name of the parameter, the same on all ranks. Checkpoints contain it.
+        param: the parameter. It is whole on every rank, except during a step (`ShardedState`).
         bounds: see `Bounds`.
         place: this rank's place in the process set.
+        start: the first element of this rank's part, in the order of memory.
+        stop: the end of this rank's part.
+        owners: the places of the ranks that own the parameter or a part of it; an empty parameter belongs to place 0.
+        is_mine: does this rank own the parameter or a part of it?
+        is_split: do several ranks own parts?
     """
 
     name: str
@@ -74,9 +78,8 @@ class Sharded:
     def __post_init__(self) -> None:
         self.start, self.stop = self.bounds[self.place : self.place + 2]
         ends = pairwise(self.bounds)
-        # The places of the ranks that own a part. An empty parameter belongs to place 0.
         self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]
-        self.is_mine = self.place in self.owners  # all of it, or a part
+        self.is_mine = self.place in self.owners
         self.is_split = len(self.owners) > 1
 
     def bytes_of(self, owner: int) -> int:

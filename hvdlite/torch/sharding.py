@@ -1,9 +1,8 @@
 """Sharded optimizer state: each rank updates its part of the parameters, and then all ranks gather the updated parts.
 
-Every rank has whole parameters and whole, averaged gradients, so what a program does between ``backward()`` and ``step()``
-works as without sharding. Only the state of the optimizer, such as Adam's two moments, is split: each of n ranks
-keeps one n-th. Source: Rajbhandari and others, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
-stage 1.
+Every rank has whole parameters and whole, reduced gradients, so what a program does between ``backward()`` and ``step()``
+works as without sharding. Only the state of the optimizer, such as Adam's two moments, is split: each of n ranks keeps about
+one n-th. Source: Rajbhandari and others, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, stage 1.
 """
 
 from collections import defaultdict
@@ -22,7 +21,8 @@ from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
-from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view, is_dense, order_of
+from hvdlite.torch.parameter_gradient import is_dense
+from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view, order_of
 from hvdlite.torch.steps import change_closure, is_inner_step
 
 __all__ = ["ShardedState", "check_shard", "sharded_state_of"]
@@ -34,7 +34,7 @@ _REFUSED = {
     "SparseAdam": "its gradients are sparse, and so is what it updates",
 }
 PACKED_BYTES = 1 << 20  # the most bytes of small parts of parameters that one rank sends together
-LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, without a copy
+LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, and not packed with others
 
 
 def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
@@ -42,7 +42,7 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
 
     Raises:
         InvalidArgumentError: `shard` is not a bool.
-        UnsupportedError: the state of this kind of optimizer cannot be split.
+        UnsupportedError: op is Adasum, or the state of this kind of optimizer cannot be split.
 
     """
     if not isinstance(shard, bool):
@@ -59,10 +59,10 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
 
 @dataclass(frozen=True)
 class _Split:
-    """Describes a tensor of an optimizer's state of which each owner of the parameter has a part."""
+    """Stands for a tensor of an optimizer's state that is gathered from the owners of its parameter."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ class _Transfer:
 class ShardedState:
     """The part of one optimizer's state that this rank keeps, and the hooks around its steps.
 
-    During a step the parameters *are* this rank's parts: their ``data`` and ``grad`` are swapped for slices of the same memory,
-    and those of which it owns nothing are in no parameter group. So the optimizer's own code makes state for these parts only.
+    During a step the parameters with gradients *are* this rank's parts: their ``data`` and ``grad`` are swapped for slices, and
+    those of which the rank owns nothing are in no parameter group. So the optimizer's own code makes state only for the parts.
     """
 
     def __init__(self, settings: ReducerSettings, kind: type[torch.optim.Optimizer]) -> None:
         self.last_hook: Any = None  # the handle of `before_step`, which is the last hook in front of a step
-        self.unsliced = True  # may the state hold more than this rank's part, since something was loaded?
+        self.unsliced = True  # may the state hold more than this rank's part, as after a load?
         self._settings = settings
         self._is_whole = False  # is `optimizer.state` that of all parameters at present?
         elementwise = kind in [getattr(torch.optim, name, None) for name in _ELEMENTWISE]
         self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else assign_largest_first
         self._added: list[list[tuple[str, torch.Tensor]]] = []  # the parameters of each call of `add`, which are cut together
         self._assign()
-        self._active: list[Sharded] = []  # in this step
+        self._active: list[Sharded] = []  # those with a gradient in this step
         self._swapped: list[tuple[Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
         self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # with all their parameters
         self._transfers: tuple[list[Sharded], list[_Transfer]] = ([], [])  # of these active parameters
@@ -111,7 +111,7 @@ class ShardedState:
         """
         new = list(named)
         for name, param in new:
-            if not is_dense(param):
+            if not is_dense(param.shape, param.stride()):
                 raise InvalidArgumentError(
                     f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap, or have gaps "
                     "between them, in memory; make it contiguous first"
@@ -139,6 +139,7 @@ class ShardedState:
 
         Raises:
             UnsupportedError: a gradient is sparse.
+            InvalidArgumentError: as for `localize`.
         """
         if is_inner_step(optimizer):
             return None
@@ -165,12 +166,12 @@ class ShardedState:
         param, grad = sharded.param, _grad_of(sharded)
         own, own_grad = sharded.own_part(param), sharded.own_part(grad)
         self._swapped.append((sharded, param.data, grad))
-        param.grad = None  # it has to have the parameter's shape
+        param.grad = None  # a gradient must have its parameter's shape, which changes now
         param.data = own
         param.grad = own_grad
 
     def restore(self) -> None:
-        """Gives parameters back what they had before the step. It is also called after a step that has raised."""
+        """Makes parameters, gradients and groups whole again. It is also called after a step that has raised."""
         while self._swapped:
             sharded, data, grad = self._swapped.pop()
             sharded.param.grad = None
@@ -184,8 +185,10 @@ class ShardedState:
         """Gives all ranks the updated parts of the others. Collective over the process set. Runs first after the step.
 
         Raises:
-            MismatchError: a rank that owns parameters has joined.
-            HorovodInternalError: a rank failed, or has stepped other parameters; some parameters are as before the step.
+            MismatchError: a rank that owns parameters has joined, or a rank has stepped other parameters.
+            HorovodInternalError: a rank failed, or has stepped other parameters.
+
+        After an error some parameters have the values from before the step.
         """
         if is_inner_step(optimizer):
             return
@@ -249,7 +252,7 @@ class ShardedState:
         self.unsliced = False
 
     def _require_same_ranks(self) -> None:
-        """Raises if the parts of this rank's state are those of other ranks. A set without a job has none: see `shutdown`."""
+        """Raises if the state has been split for other ranks. After `hvdlite.shutdown` there is nothing to check."""
         process_set = self._settings.process_set
         ranks = process_set.ranks
         if ranks is not None and (ranks, process_set.rank()) != (self._ranks, self._place):
@@ -263,7 +266,8 @@ class ShardedState:
     def whole_state(
         self, optimizer: torch.optim.Optimizer, device: torch.device | None = None, loaded: bool = False
     ) -> Iterator[None]:
-        """A with statement in which the optimizer has the state of all parameters. Collective over the process set.
+        """A with statement in which the optimizer has the state of all parameters. Collective over the process set, unless the
+        state is whole already.
 
         Args:
             optimizer: the optimizer.
@@ -289,7 +293,7 @@ class ShardedState:
     ) -> defaultdict[torch.Tensor, Any]:
         """The state of all parameters, as an optimizer that is not sharded would have it. Collective over the process set.
 
-        A spare of an elastic job is in no process set yet: it has the whole of its state.
+        A spare of an elastic job is in no process set yet. Its state is whole, and is returned as it is.
 
         Args:
             optimizer: the optimizer.
@@ -326,7 +330,7 @@ class ShardedState:
         return whole
 
     def orders(self) -> str:
-        """The order of the parameters' dimensions in memory, as a text."""
+        """A text with the names of the parameters, and the order of their dimensions in memory."""
         return repr([(sharded.name, order_of(sharded.param)) for sharded in self._sharded])
 
     def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
@@ -367,7 +371,7 @@ def _grad_of(sharded: Sharded) -> torch.Tensor:
 
 
 def _described(sharded: Sharded, value: Any) -> Any:
-    """The form in which other ranks get a value of the state: the value itself, or a `_Split` for a tensor with parts."""
+    """The form in which other ranks get a value of the state: the value itself, or a `_Split` for a tensor to gather."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
     if sharded.is_split and value.shape == (sharded.stop - sharded.start,):

@@ -19,7 +19,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class TrainedByTorch:
-    """The parameters of some gradients, and their optimizer state. Keeps no reference to the optimizer."""
+    """The parameters that one optimizer trains, and their state. It keeps only a weak reference to the optimizer."""
 
     remedy = (
         "Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
@@ -48,7 +48,7 @@ class TrainedByTorch:
 
     def state(self) -> Iterable[Leaf]:
         """See `Trained.state`."""
-        own = self._settings.op == Adasum or self._settings.shard  # each rank has a state or a part of its own
+        own = self._settings.op == Adasum or self._settings.shard  # each rank has its own state, or its own part
         optimizer = None if own else self._optimizer()
         state: Any = {} if optimizer is None else optimizer.state
         return [

@@ -22,7 +22,7 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Overwrites tensors with the root's, in place. Collective over `process_set`.
 
-    Names, shapes and dtypes must be the same on all its ranks, in any order.
+    Names, shapes and dtypes must be the same on all its ranks. The order may differ, unless the tensors have no names.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
@@ -78,7 +78,7 @@ class _Placeholder:
     shape: tuple[int, ...]
     dtype: torch.dtype
     on_host: bool
-    on_gpu: bool  # in memory that the engine can use
+    on_gpu: bool  # on an NVIDIA GPU, which the engine can use
 
 
 def broadcast_optimizer_state(
@@ -96,8 +96,9 @@ def broadcast_optimizer_state(
         process_set: the ranks that take part; the root is one of them.
 
     Raises:
-        InvalidArgumentError: this is not a torch.optim.Optimizer, or its parameter groups differ from the root's.
-        HorovodInternalError: as for `hvdlite.broadcast`.
+        InvalidArgumentError: this is not a torch.optim.Optimizer; its parameter groups, or its compression with state, differ
+            from the root's; or a sharded state cannot be gathered.
+        MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
 
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -108,7 +109,7 @@ def broadcast_optimizer_state(
     structure = _without_tensors(state, tensors) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
     if not is_root:
-        _make_tensors(structure, tensors, _Homes(optimizer, structure))
+        _make_tensors(structure, tensors, _ParameterDevices(optimizer, structure))
     named = [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
     _broadcast_tensors(named, root_rank, process_set)
     if not is_root:
@@ -143,12 +144,12 @@ def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
     return tree
 
 
-class _Homes:
+class _ParameterDevices:
     """The device on this rank for tensors that the root has on a GPU: the device of their parameter.
 
     Attributes:
-        state: by the parameter's key in the root's structure.
-        groups: of each parameter group.
+        state: the devices of the parameters, by the parameter's key in the root's structure.
+        groups: for each parameter group, the device of its first parameter.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
@@ -169,15 +170,15 @@ class _Homes:
         return self.groups[place] if place < len(self.groups) else torch.device("cpu")
 
 
-def _make_tensors(received: dict[str, Any], tensors: list[torch.Tensor], homes: _Homes) -> None:
+def _make_tensors(received: dict[str, Any], tensors: list[torch.Tensor], devices: _ParameterDevices) -> None:
     """Appends memory for each placeholder of an optimizer's state, in the order of their numbers."""
     for part, tree in received.items():
         if part == "state":
             for key, value in tree.items():
-                _make_for(value, tensors, homes.of_state(key))
+                _make_for(value, tensors, devices.of_state(key))
         elif part == "param_groups":
             for place, group in enumerate(tree):
-                _make_for(group, tensors, homes.of_group(place))
+                _make_for(group, tensors, devices.of_group(place))
         else:
             _make_for(tree, tensors, torch.device("cpu"))
 

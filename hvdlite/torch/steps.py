@@ -1,4 +1,8 @@
-"""Ensures two conditions for an optimizer's step: torch calls its hooks, and the gradients of its parameters are reduced."""
+"""Functions for the hooks around an optimizer's step.
+
+They make torch call the hooks, tell inner steps from outer ones, replace closures, and find parameters that were added without
+hvdlite, whose gradients would not be reduced.
+"""
 
 import functools
 import sys
@@ -15,7 +19,7 @@ from hvdlite.errors import InvalidArgumentError
 
 __all__ = ["KnownParameters", "change_closure", "is_inner_step", "reach_steps"]
 
-_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # the method that calls the hooks around a step
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls the hooks around a step
 
 
 def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
@@ -64,12 +68,12 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
 def change_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Callable[[], Any]], Callable[[], Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Gives a step another closure: returns the value for a hook before the step. None if the step has no closure.
+    """Gives a step another closure: returns what the hook before the step must return. None if the step has no closure.
 
     Args:
-        args: of the step, as the hook gets them: the first is the optimizer.
-        kwargs: of the step.
-        change: makes the other closure.
+        args: the step's arguments, as the hook gets them: the first is the optimizer.
+        kwargs: the step's keyword arguments.
+        change: makes the other closure from the step's own.
 
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -83,11 +87,11 @@ _params_of = itemgetter("params")
 
 
 class KnownParameters:
-    """The parameters that an optimizer is known to have. Finds parameters that were added without a call of ours."""
+    """The parameters that an optimizer is known to have. Finds those that the program has added without hvdlite."""
 
     def __init__(self) -> None:
         self._known: set[torch.Tensor] = set()
-        self._present: list[torch.Tensor] = []
+        self._present: list[torch.Tensor] = []  # the optimizer's parameters at the last check
 
     def add(self, params: Iterable[torch.Tensor]) -> None:
         """Adds known parameters."""

@@ -1,9 +1,12 @@
-"""Batch normalisation over the batches of all ranks.
+"""Batch normalisation (Ioffe and Szegedy, ICML 2015) over the batches of all ranks.
 
-Each rank sums up its own values, one small allgather brings the ranks' counts, means and sums of squared deviations
-together, and one small allreduce does the same for the gradients. Exchanged values are in float64, on the input's device
-if the engine can use its memory and otherwise on the host. All operations on the input exist in torch for every device. On a
-GPU the counts are exchanged separately, on the host, so that nothing waits for the GPU.
+Each rank adds up its own values. In the forward pass one small allgather collects the ranks' counts, means and sums of squared
+deviations, and each rank combines them. Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
+Computing Sample Variances", 1979. In the backward pass one small allreduce adds up the ranks' sums over the gradients.
+
+Exchanged values are in float64, on the input's device if the engine can use its memory and otherwise on the host. On the input
+this file uses only operations that torch has for every device. On a GPU the counts are exchanged separately, on the host, so
+that nothing waits for the GPU.
 """
 
 import math
@@ -29,19 +32,20 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):
     """Normalises each channel with mean and variance of the batches of all ranks, as one process with the whole batch does.
 
-    Collective over `process_set` in training, and in evaluation where there are no running statistics: one allgather
-    forward and one allreduce backward for each call, in the same order on all ranks. The batches may differ in size and
-    may be empty on some ranks. The input's gradient is that of the sum of all ranks' losses;
+    Collective over `process_set` in training, and in evaluation if there are no running statistics: one allgather forward (two
+    on a GPU) and one allreduce backward (none if the input needs no gradient) for each call, in the same order on all ranks.
+    The batches may differ in size and may be empty on some ranks. The input's gradient is that of the sum of all ranks' losses;
     gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated
-    again (``create_graph=True`` on all ranks, for example for a gradient penalty), which takes two more allreduces.
+    again (``create_graph=True`` on all ranks, for example for a gradient penalty). Then the backward pass takes two more
+    allreduces, and the second backward pass has allreduces, too.
 
-    Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format;
-    statistics are float32, or float64 for float64 input. Those of an NVIDIA GPU stay there.
+    Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format. A rank
+    adds up its values in float32, or in float64 if the input is float64. On an NVIDIA GPU all but the counts stays there.
 
     Args:
         num_features: the number C of channels, the same on all ranks.
         eps: a number that is added to the variance.
-        momentum: the weight of a new value in the running statistics; None: the average of all so far.
+        momentum: the weight of a new value in the running statistics; None: these are the average of all values so far.
         affine: does the layer have a weight and a bias?
         track_running_stats: does the layer keep running statistics, which evaluation uses?
         process_set: the ranks that share their statistics.
@@ -73,7 +77,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set) -> torch.nn.Module:
-        """Replaces every BatchNorm layer inside a module, whose parameters and buffers the new layers take over.
+        """Replaces every BatchNorm layer inside a module. The new layers take over its parameters and buffers.
 
         Args:
             module: changed in place; a layer used in several places stays one.
@@ -182,7 +186,7 @@ def _statistics_dtype(input: torch.Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Whole:
-    """The statistics of all ranks' values, in float64, in the memory of the exchange. The variance is the biased one."""
+    """The statistics of all ranks' values, in float64, in the memory that is exchanged. The variance is the biased one."""
 
     mean: torch.Tensor
     var: torch.Tensor
@@ -194,7 +198,7 @@ class _LocalValues:
 
     Attributes:
         centered: the input minus the center: float32 or float64, on the input's device, in memory of its own.
-        center: float64, in the memory of the exchange.
+        center: the center of each channel: float64, in the memory that is exchanged.
 
     """
 
@@ -204,7 +208,8 @@ class _LocalValues:
         divisor = max(self._count, 1)
         center = _sums(input, dtype) / divisor
         self.centered = input - _per_channel(center, input.dim())
-        # Deviations from a rounded mean have a mean of their own. It matters if the mean is far from zero.
+        # The center is a rounded mean, so the centered values have a small mean of their own. That counts if the center is far
+        # from zero.
         sums = [center, _sums(self.centered, dtype) / divisor, _sums(self.centered.square(), dtype)]
         self.center, self._offset, self._squares = reachable(torch.stack(sums)).double()
 
@@ -240,6 +245,8 @@ class _ForwardContext:
 
 
 class _Normalise(torch.autograd.Function):
+    """Normalises the input. The gradient takes into account that the statistics of all ranks depend on the input."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -290,7 +297,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def _differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The same, by operations that can be differentiated in turn, from the input on: all ranks' statistics depend on it."""
+        """The same gradients, computed again from the input by operations that autograd can differentiate."""
         call: _ForwardContext = ctx.call
         input, weight, _, _ = ctx.saved_tensors
         dtype, dim = _statistics_dtype(input), input.dim()

@@ -1,14 +1,15 @@
 """Numbers for the collectives that callbacks of a future start, such as those of a communication hook with two steps.
 
 torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
-order: it runs in the thread that completes its operation, or, if the operation has ended already, in the thread that attaches
-it. So each callback has a count of its own. "7t2.1" is the first collective of the second callback (``then``) of the future of
-collective 7. ``then`` returns a future with the callbacks "7t2t1", "7t2t2", ... So ranks with the same program give a
+order: it runs in the thread that completes the future, or, if the future is complete already, in the thread that attaches
+the callback. So each callback has a count of its own. "7t2.1" is the first collective of the second callback (``then``) of the
+future of collective 7. ``then`` returns a future with the callbacks "7t2t1", "7t2t2", ... So ranks with the same program give a
 collective the same number, in whatever order their threads run.
 
-A class cannot derive from torch's futures in a useful way. So this module replaces their methods, for all futures of the
-process. For a future that does not come from a collective of hvdlite, the new methods only call torch's own. A future of
-``torch.futures.collect_all`` is such a future: collectives of its callbacks get numbers of the place where they run.
+torch's C++ code makes most futures, such as those that ``then`` returns, and would not make them of a class that derives from
+torch's. So this module replaces the methods of torch's class, for all futures of the process. For a future that does not come
+from a collective of hvdlite, the new methods only call torch's own. A future of ``torch.futures.collect_all`` is such a future:
+collectives of its callbacks get numbers of the place where they run.
 """
 
 import threading
@@ -30,7 +31,7 @@ class Place:
     """
 
     def __init__(self, group: str, path: str = "") -> None:
-        self.lock = threading.Lock()  # held until the engine has accepted the collective with the number
+        self.lock = threading.Lock()  # held from `next` until the engine has accepted the collective
         self._group = group
         self._path = path
         self._counts: dict[str, int] = {}  # the number of collectives, by group
@@ -51,7 +52,7 @@ class Place:
         self._counts[group] = self._counts.get(group, 0) + 1
 
     def callback(self) -> "Place":
-        """A place for the next callback of the collective's future, or of the future that this callback's ``then`` returned."""
+        """The place of a new callback of the collective's future, or of the future that ``then`` returned for this callback."""
         with self.lock:
             self._callbacks += 1
             return Place(self._group, f"{self._path}t{self._callbacks}")
@@ -72,7 +73,9 @@ def origin(future: Any, group: str, path: str) -> None:
 
 
 def unnumbered(_future: Any) -> None:
-    """Does nothing. It replaces `origin` for sends and receives: collectives of their callbacks are numbered where they run."""
+    """Does nothing. Sends and receives use it in place of `origin`, so collectives in their callbacks are numbered where they
+    run.
+    """
 
 
 def install() -> None:

@@ -28,7 +28,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, process_set_amo
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.distributed.callbacks import Place, current_place, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_same_size, deal_out, flat_of, takes_result, writing
+from hvdlite.torch.distributed.tensors import check_same_size, flat_of, split_into, takes_result, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -63,13 +63,15 @@ def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
         UnsupportedError: the ranks of the group are not in ascending order.
     """
     if backend_options is not None:
-        raise InvalidArgumentError(f"backend 'hvdlite' has no options, but pg_options={backend_options!r} was passed")
+        raise InvalidArgumentError(f"backend 'hvdlite' has no options: leave out pg_options={backend_options!r}")
     if not basics.is_initialized():
         basics.init()
     ranks = list(options.global_ranks_in_group)
     if ranks:
         if ranks != sorted(ranks):
-            raise UnsupportedError(f"backend 'hvdlite' numbers the ranks of a group in ascending order, but got {ranks}")
+            raise UnsupportedError(
+                f"backend 'hvdlite' numbers the ranks of a group in ascending order, but got {ranks}: sort them"
+            )
         check_place(ranks[options.group_rank], dist.get_world_size())
         process_set = process_set_among(ranks)
     else:
@@ -89,9 +91,9 @@ _ProcessGroup: Any = dist.ProcessGroup
 class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of ranks. The functions of `torch.distributed` call its methods, which have similar names.
 
-    Tensors are in host memory or on NVIDIA GPUs, contiguous or not. Every method starts an operation and returns its
-    `HvdliteWork`, whose `wait` raises the operation's error. Wrong arguments raise `InvalidArgumentError` (a ValueError) at the
-    call.
+    Tensors are in host memory or on NVIDIA GPUs, contiguous or not. The methods for collectives and messages start an operation
+    and return its `HvdliteWork`, whose `wait` raises the operation's error. Wrong arguments raise `InvalidArgumentError` (a
+    ValueError) or `UnsupportedError` (a NotImplementedError) at the call.
     """
 
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
@@ -165,9 +167,9 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start(label, start, tensors, None, opts)
 
     def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> HvdliteWork:
-        """Gathers all ranks' rows, and stores their sum in the tensor."""
-        op, _ = self._reduction("all_reduce", opts.reduceOp)
-        if op not in (ops.Sum, ops.Average):
+        """Gathers all ranks' rows, and stores their sum or mean in the tensor."""
+        op, factor = self._reduction("all_reduce", opts.reduceOp)
+        if op not in (ops.Sum, ops.Average) or factor != 1.0:
             raise UnsupportedError("torch.distributed.all_reduce: a sparse tensor is reduced with SUM or AVG only")
         rows = rows_of(tensor.detach(), tensor, tensor.dtype, tensor.sparse_dim())
         divisor = self._size if op == ops.Average else 1
@@ -194,7 +196,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HvdliteWork:
-        """Reduces a list with one tensor for each rank, which may differ in size. Each rank gets its tensor."""
+        """Reduces a list with one tensor for each rank. The tensors may differ in size. Each rank gets its own."""
         (output,), (parts,) = outputs, inputs
         opts = opts or ReduceScatterOptions()
         self._check_count("reduce_scatter", parts)
@@ -215,7 +217,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             "reduce_scatter",
             lambda name: ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set),
             [output],
-            lambda reduced: deal_out("reduce_scatter", own(reduced), [output]),
+            lambda reduced: split_into("reduce_scatter", own(reduced), [output]),
             opts,
         )
 
@@ -259,7 +261,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
                 if result is not output:
-                    deal_out(label, result if scattered else result[self._place], [output])
+                    split_into(label, result if scattered else result[self._place], [output])
 
         return self._start(label, start, outputs, finish, opts)
 
@@ -274,7 +276,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
-        """Gives all ranks every rank's tensor. They may differ in size."""
+        """Gives all ranks every rank's tensor. The tensors may differ in size."""
         return self._allgather("all_gather", outputs, inputs, opts)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> HvdliteWork:
@@ -317,7 +319,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
                 if result is not output:
-                    deal_out("all_gather_into_tensor", result, [output])
+                    split_into("all_gather_into_tensor", result, [output])
 
         return self._start(
             "all_gather_into_tensor",
@@ -335,7 +337,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def finish(results: list[Tensor]) -> None:
             for parts, result in zip(outputs, results, strict=True):
-                deal_out(label, result, parts)
+                split_into(label, result, parts)
 
         return self._start(
             label,
@@ -346,7 +348,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
-        """Gives the root every rank's tensor. They may differ in size."""
+        """Gives the root every rank's tensor. The tensors may differ in size."""
         (source,) = inputs
         parts = outputs[0] if opts.rootRank == self._place else []
         if opts.rootRank == self._place:
@@ -355,7 +357,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._exchange("gather", source.detach().reshape(-1), splits, parts, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HvdliteWork:
-        """Gives each rank one of the root's tensors, which may differ in size."""
+        """Gives each rank one of the root's tensors. The tensors may differ in size."""
         parts = inputs[0] if opts.rootRank == self._place else []
         if opts.rootRank == self._place:
             self._check_count("scatter", parts)
@@ -404,7 +406,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 raise InvalidArgumentError(
                     f"{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have {expected}"
                 )
-            deal_out(label, received, outputs)
+            split_into(label, received, outputs)
 
         return self._start(label, lambda name: ops.alltoall_async(flat, splits, name, self._process_set), outputs, finish, opts)
 
@@ -507,7 +509,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             if pick is None:
                 return
             for rows, output in zip(gathered, outputs, strict=True):
-                deal_out(label, pick(functools.reduce(combine, rows)), [output])
+                split_into(label, pick(functools.reduce(combine, rows)), [output])
 
         return self._start(
             label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, finish, opts

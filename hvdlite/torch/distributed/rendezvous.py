@@ -1,8 +1,8 @@
-"""Gives torch.distributed its ranks and its store, when hvdlite has connected the processes already.
+"""Gives torch.distributed its ranks and its store: hvdlite connects the processes itself, so torch needs no variables.
 
 `init_process_group` asks a handler for a store, the rank and the size before it makes a group. hvdlite's handler
-(``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default, where that one would fail because
-the environment lacks a variable. If all four variables are set, as torchrun does, torch's own handler is used.
+(``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default, where torch's own handler would
+fail because the environment lacks a variable. If all four variables are set, as torchrun does, torch's own handler is used.
 
 The store must answer any rank at any time, even while no other rank makes a call, so it cannot use collectives. hvdlite's
 collectives do not need it. torch needs it for the barrier after a new group, and for groups of other backends (gloo). On one
@@ -67,7 +67,7 @@ def _rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[t
     given = parse_qs(urlparse(url).query)
     check_place(int(given.get("rank", [rank])[0]), int(given.get("world_size", [size])[0]))
     yield make_store(basics.local_size() == size, timeout), rank, size
-    raise RuntimeError("hvdlite:// cannot connect the ranks a second time; start the job again")
+    raise RuntimeError("hvdlite:// cannot connect the ranks a second time: start the job again")
 
 
 def check_place(rank: int, size: int) -> None:
@@ -79,8 +79,8 @@ def check_place(rank: int, size: int) -> None:
     if (rank, size) != (basics.rank(), basics.size()):
         raise InvalidArgumentError(
             f"torch.distributed was given rank {rank} and world size {size}, but this is rank {basics.rank()} of "
-            f"{basics.size()} of hvdlite's job; start the script with mpirun, and leave both out (or pass hvdlite.rank() and "
-            "hvdlite.size())"
+            f"{basics.size()} of hvdlite's job; start the script with hvdlite run or mpirun, and leave both out (or pass "
+            "hvdlite.rank() and hvdlite.size())"
         )
 
 
@@ -104,7 +104,7 @@ def make_store(one_host: bool, timeout: timedelta) -> Store:
 def _new_file() -> str:
     """A path in a new folder that only this user may read. The folder is removed when this process ends.
 
-    If this process is killed, the folder remains, but not in a job of torchrun's processes.
+    If this process is killed, the folder remains; in a job of torchrun's processes hvdlite's server removes it.
     """
     folder = tempfile.mkdtemp(prefix="hvdlite-store-", dir=folder_of_torchrun_job())
     creator = os.getpid()

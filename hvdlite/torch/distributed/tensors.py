@@ -6,7 +6,7 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["check_same_size", "deal_out", "flat_of", "takes_result", "writing"]
+__all__ = ["check_same_size", "flat_of", "split_into", "takes_result", "writing"]
 
 Tensor = torch.Tensor
 
@@ -30,7 +30,7 @@ def flat_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
-    """The mode in which any thread may write to these tensors: those of inference mode can be written only in that mode."""
+    """The mode in which any thread may write to these tensors: those that inference mode made need inference mode."""
     return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
 
 
@@ -49,7 +49,7 @@ def takes_result(output: Tensor, source: Tensor, offset: int | None) -> bool:
     return apart or (offset is not None and begin == room + offset * output.element_size())
 
 
-def deal_out(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:
+def split_into(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:
     """Copies the received elements into the outputs, in order.
 
     Raises:

@@ -1,12 +1,12 @@
 """The `Work` that a function of torch.distributed returns, on top of a `Handle`.
 
 A caller of `Work.wait` waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's reducer) and
-callbacks need a future instead, and a new thread completes each future. One thread for all futures is not possible, because
-a future's callbacks run in that thread and may wait for other futures. Besides, the engine's deadlock detection would treat
-an idle thread as a caller that may still submit operations.
+callbacks need a future instead. If the operation is still in flight, a new thread completes the future. One thread for all
+futures is not possible, because a future's callbacks run in that thread and may wait for other futures. Besides, the engine's
+deadlock detection would treat an idle thread as a caller that may still submit operations.
 
-Each thread has its own current streams. So the thread that ends an operation on GPUs records events, and orders the streams of
-all later callers of `wait` after these events. A future does the same for its callbacks if it knows the devices.
+Each thread has its own current streams. So the thread that ends an operation on GPUs records events, and each later caller of
+`wait` orders its streams after these events. A future does the same for its callbacks if it knows the devices.
 """
 
 import threading
@@ -27,9 +27,9 @@ __all__ = ["HvdliteWork"]
 
 _Future = torch.futures.Future[Any]
 
-# Before 2.7 torch kept only the C++ part of a Work that C++ code asked for, which loses the methods below. So the latest ones
-# are kept here. No such code uses more than two at a time.
-_TORCH_FORGETS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+# If C++ code of torch before 2.7 holds a Work, it keeps only its C++ part, and Python frees the object with the methods below.
+# So the latest objects are kept here. Such code holds at most two at a time.
+_TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
 # The value that torch passes for the timeout of the group.
@@ -40,7 +40,7 @@ _LOOK_SECONDS = 0.1
 
 
 class HvdliteWork(Work):
-    """One operation in flight.
+    """One operation in flight. Any thread may call the methods.
 
     Attributes:
         source: the sender's rank in the group, for a receive that has ended.
@@ -50,7 +50,7 @@ class HvdliteWork(Work):
         handle: the handle of the operation.
         outputs: the caller's tensors for the result.
         finish: stores the handle's result in the outputs; None if the operation writes to them directly.
-        timeout: the timeout of the group.
+        timeout: the longest wait if the caller of `wait` gives none.
         is_aborted: a function that returns whether this rank has aborted the group.
         numbered: a function that gets the future, so that collectives of its callbacks get numbers (callbacks.py).
     """
@@ -78,16 +78,16 @@ class HvdliteWork(Work):
         self._done = False
         self._error: BaseException | None = None
         self._future: _Future | None = None
-        self._late: OperationTimeoutError | None = None
+        self._late: OperationTimeoutError | None = None  # the future's error if the operation has not ended in time
         self._marks: list[Mark] = []  # the points in the GPUs' work after which the results are ready
-        if _TORCH_FORGETS:
+        if _TORCH_FREES_WORKS:
             _recent.append(self)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Waits until the operation has ended and the tensors hold the result.
 
         Args:
-            timeout: the longest wait; by default the timeout of the group.
+            timeout: the longest wait; by default that of the operation's options or the group.
 
         Returns:
             True. On a GPU the operation may still run; the current stream is then ordered after it.
@@ -104,8 +104,8 @@ class HvdliteWork(Work):
             raise self._timed_out(limit)
         try:
             if self._done:
-                for there in self._marks:
-                    there.order_current_stream()
+                for point in self._marks:
+                    point.order_current_stream()
             else:
                 self._end(max(0.0, deadline - time.monotonic()), limit)
         finally:
@@ -147,7 +147,7 @@ class HvdliteWork(Work):
 
     def is_completed(self) -> bool:
         """Has the operation ended, with or without an error? On a GPU: has the GPU also computed the results?"""
-        return self._has_ended() and all(there.is_reached() for there in self._marks)
+        return self._has_ended() and all(point.is_reached() for point in self._marks)
 
     def _has_ended(self) -> bool:
         if not self._done and self._lock.acquire(blocking=False):
@@ -210,7 +210,9 @@ class HvdliteWork(Work):
         self._begin(begun)
 
     def _begin(self, begun: _Future) -> None:
-        """Completes the future whose callback is `_outcome`. If its value has GPU tensors, callbacks run after them."""
-        for there in self._marks:
-            there.order_current_stream()
+        """Completes the future whose callback is `_outcome`. If its value has GPU tensors, torch orders the streams of its
+        callbacks after the current streams.
+        """
+        for point in self._marks:
+            point.order_current_stream()
         begun.set_result(self._outputs if self._marks else None)

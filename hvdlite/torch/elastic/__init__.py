@@ -1,4 +1,4 @@
-"""``horovod.torch.elastic``: the state of a training, which it commits, restores and synchronises. See docs/elastic.md."""
+"""``horovod.torch.elastic``: states that a program commits, restores and synchronises; and `Job`. See docs/elastic.md."""
 
 from hvdlite.elastic import run
 from hvdlite.torch.elastic.job import ElasticJob as Job

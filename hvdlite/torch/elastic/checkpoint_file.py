@@ -16,12 +16,12 @@ _HOSTS = 2  # the number of hosts that have the file; if one of them is lost, th
 
 
 class CheckpointFile:
-    """The checkpoint of one job. If hosts share its folder, its writers replace one file by equal ones.
+    """The checkpoint of one job. If hosts share its folder, both writers write the same file, with equal content.
 
     Args:
         path: the path on each host; "": there is no file.
         save_every: the number of steps between two checkpoints.
-        header: values that a file must have in common with this job, by name.
+        header: values, by name, that must be the same in the file and in this job.
     """
 
     def __init__(self, path: str, save_every: int, header: Mapping[str, Any]) -> None:
@@ -29,10 +29,10 @@ class CheckpointFile:
         self._header = dict(header)
 
     def resume(self, load: Callable[[Mapping[str, Any]], None]) -> tuple[int, int, str]:
-        """Loads the newest file of all hosts, on the rank that has read it. Collective over all ranks.
+        """Loads the newest file of all hosts, on one rank of a host that has it. Collective over all ranks.
 
         Args:
-            load: gives the objects of the job their states, which it gets by name.
+            load: a function that gives the objects of the job their states. It gets the states by name.
 
         Returns:
             The same on all ranks: the number of steps that the file has, or 0 if there is none; the rank that has that state;
@@ -70,7 +70,8 @@ class CheckpointFile:
                 if content[name] != value:
                     return None, (
                         f"the checkpoint {self.path} on host {host} is of a training with {name}={content[name]}, "
-                        f"and this one has {name}={value}: some samples would be used twice and others never"
+                        f"and this one has {name}={value}: some samples would be used twice and others never. Give the job "
+                        f"{name}={content[name]}, or another checkpoint"
                     )
             int(content["position"])
         except Exception as error:
@@ -82,17 +83,17 @@ class CheckpointFile:
         return f"the checkpoint {self.path} on host {host} does not fit this job: {type(error).__name__}: {error}"
 
     def is_mine(self) -> bool:
-        """Does this rank write the file, as one of the present ranks?"""
+        """Does this rank write the file? This may change when the ranks of the job change."""
         return bool(self.path) and local_rank() == 0 and cross_rank() < _HOSTS
 
     def write(self, position: int, states: Mapping[str, Any]) -> None:
-        """Replaces this host's file at once, so that a reader never sees a part of it.
+        """Replaces this host's file atomically, so that a reader never sees a part of it.
 
         Args:
             position: the number of applied steps.
             states: the states of the job's objects, by name.
         """
-        part = f"{self.path}.part{cross_rank()}"  # in a shared folder the other writer has another one
+        part = f"{self.path}.part{cross_rank()}"  # if the hosts share the folder, the two writers must not use one name
         with open(part, "wb") as file:
             torch.save({"position": position, **self._header, "objects": dict(states)}, file)
             file.flush()

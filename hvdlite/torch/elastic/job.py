@@ -41,7 +41,7 @@ class StepOutcome:
 class ElasticJob:
     """A training over a global order of samples that continues when ranks are lost. No step is lost or applied twice.
 
-    `batch_size` is that of all ranks together, whatever their number. Each batch is dealt out to the ranks, which may get
+    `batch_size` is that of all ranks together, whatever their number. Each batch is divided among the ranks, which may get
     different numbers of samples: gradients are weighted by these (``optimizer.weight``), so the loss has to be a mean over the
     samples.
 
@@ -61,7 +61,7 @@ class ElasticJob:
 
     Spares (``hvdlite run --spares``) make the same objects. After a step they replace lost ranks, and get a copy of the state.
 
-    The constructor is collective over all ranks, which get rank 0's state.
+    The constructor is collective over all ranks. All get rank 0's state, or that of the checkpoint if there is one.
 
     Args:
         model: a module.
@@ -73,8 +73,8 @@ class ElasticJob:
         checkpoint: the path of a file, in a folder that exists on every host. The first ranks of two hosts write it, so hosts
             need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
             ranks. "": no file.
-        save_every: the number of steps between two checkpoints. Each replaces the file at once, so a reader never sees a part
-            of a checkpoint. A rank that writes the file and has to leave writes it before, too.
+        save_every: the number of steps between two checkpoints. Each replaces the file atomically, so a reader never sees a
+            part of a checkpoint. If a rank that writes the file has to leave, it first writes a checkpoint.
         commit_every: the number of steps between two commits. Only a sharded optimizer needs commits.
         **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state, such as averaged models.
 
@@ -82,8 +82,8 @@ class ElasticJob:
         position: the number of steps that were applied.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, the checkpoint was made with another seed or batch size, or its folder does
-            not exist on some host.
+        InvalidArgumentError: an argument is wrong; or a checkpoint cannot be loaded, or was made with another seed or batch
+            size; or its folder does not exist on some host.
         NotInitializedError: `init` has not been called.
     """
 
@@ -126,12 +126,12 @@ class ElasticJob:
         self._last_commit = Commit()
         self._call: recovery.Call | None = None
         self._request = LeaveRequest()
-        self._jobs = 0
+        self._jobs = 0  # how many jobs `_enter` has entered
         self._steps_of_epoch = self._last_step = 1
         self._batch_is_open = self._in_step = self._stepped = False
         self._may_leave = False
-        self._notices = 0  # how many the engine had counted before the present step
-        self._has_begun = False  # has this call of `batches` made a commit?
+        self._notices = 0  # how many notices the engine had counted before the present step
+        self._has_committed = False  # have the ranks made a commit in this call of `batches`?
         self._reset_callbacks: list[Callable[[], Any]] = []
         optimizer.register_step_pre_hook(self._before_optimizer)
         optimizer.register_step_post_hook(self._after_optimizer)
@@ -147,7 +147,7 @@ class ElasticJob:
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch of the next step."""
+        """The number of the epoch of the next step. It is known once the first batch has been taken from `batches`."""
         return self.position // self._steps_of_epoch
 
     @property
@@ -161,7 +161,7 @@ class ElasticJob:
         return self._last_commit.position if self._state.is_sharded else self.position
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Adds functions without arguments. They are called after ranks were lost, for example to change a learning rate."""
+        """Adds functions without arguments, to call after the ranks have changed, for example to set a learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def batches(self, dataset: Sized, epochs: int, *, shuffle: bool = True, **loader: Any) -> Iterator[Any]:
@@ -185,7 +185,7 @@ class ElasticJob:
         self._steps_of_epoch = -(-len(dataset) // self.batch_size)
         self._last_step = epochs * self._steps_of_epoch
         try:
-            self._has_begun = False
+            self._has_committed = False
             call = self._call = recovery.Call()
             if call.joined:
                 self._enter(lambda: call.joined)
@@ -195,7 +195,7 @@ class ElasticJob:
                     for batch in self._of_one_epoch(dataset, shuffle, loader):
                         yield batch
                         if self._may_leave and self._request.asked:
-                            self._save()  # perhaps all ranks have to leave
+                            self._save()  # if all ranks have to leave, only the file is left
                             leave_if_asked(f"after step {self.position}")
         except recovery.Passed:
             return
@@ -264,7 +264,7 @@ class ElasticJob:
     def _commit(self) -> None:
         """Makes a copy of the whole state on each rank. Collective."""
         self._last_commit = Commit(self._last_commit.number + 1, self.position, self._state.commit())
-        self._has_begun = True
+        self._has_committed = True
 
     def _save(self) -> None:
         """Writes the checkpoint, on the ranks that do so. With a sharded optimizer this step has just been committed."""
@@ -273,8 +273,8 @@ class ElasticJob:
             self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
 
     def _commit_at_begin(self) -> None:
-        """Commits what the program has changed before `batches`. After this, each rank has a commit."""
-        while self._state.is_sharded and not self._has_begun:
+        """With a sharded optimizer: commits the state before the first step of `batches`, so that each rank has a commit."""
+        while self._state.is_sharded and not self._has_committed:
             try:
                 self._commit()
             except PeerLostError as loss:
@@ -283,7 +283,7 @@ class ElasticJob:
     # --- batches ------------------------------------------------------------------------------------------------------------
 
     def _of_one_epoch(self, dataset: Sized, shuffle: bool, loader: dict[str, Any]) -> Iterator[Any]:
-        """Yields the remaining batches of the present epoch, until a rank is lost."""
+        """Yields the remaining batches of the present epoch, until the ranks change or a step is not applied."""
         epoch, first = divmod(self.position, self._steps_of_epoch)
         order = list(range(len(dataset)))
         if shuffle:
@@ -376,10 +376,11 @@ class ElasticJob:
             self.position = commit.position
         if not plan.receivers:
             return
-        position, has_begun = broadcast_object((self.position, self._has_begun), plan.source, name="hvdlite.elastic.position")
+        present = self.position, self._has_committed
+        position, has_committed = broadcast_object(present, plan.source, name="hvdlite.elastic.position")
         self._state.receive(plan.source)
         if rank() in plan.receivers:
-            self.position, self._has_begun, self._has_state = position, has_begun, True
+            self.position, self._has_committed, self._has_state = position, has_committed, True
             if self._state.is_sharded and plan.point:
                 self._last_commit = Commit(plan.point, position, self._state.commit(loaded=True))
 

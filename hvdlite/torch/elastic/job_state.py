@@ -73,7 +73,7 @@ class JobState:
     # --- in this process ----------------------------------------------------------------------------------------------------
 
     def before_step(self) -> Snapshot:
-        """A copy of what a step changes before ``optimizer.step()``."""
+        """A copy of what a step can change without ``optimizer.step()``."""
         return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
@@ -94,7 +94,7 @@ class JobState:
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         numbers = torch.get_rng_state(), gpus, *copied_numbers()
         options = [_copied(group) for group in self._optimizer.param_groups]
-        # A compression replaces the tensors of its state, so references are enough.
+        # A compression never changes the tensors of its state in place (see `BucketCodec`), so references are enough.
         return Snapshot(states, buffers, options, numbers, [dict(coding) for coding in codings_of(self._optimizer)])
 
     def go_back(self, snapshot: Snapshot) -> None:
@@ -136,8 +136,8 @@ class JobState:
     def receive(self, source: int) -> None:
         """Gives all ranks the present state of the source. Collective over all ranks.
 
-        Random numbers stay those of each rank. If the source is lost meanwhile, what has come is incomplete. So a rank goes
-        back to its own state then; with a sharded optimizer to its last commit, which the caller has.
+        Each rank keeps its own random numbers. If the source is lost meanwhile, the received state is incomplete. Then a rank
+        restores its own state. With a sharded optimizer it does not: the caller restores the last commit.
         """
         states = {} if self.is_sharded or rank() == source else {name: each.copied() for name, each in self._all.items()}
         try:

@@ -1,7 +1,8 @@
-"""Copies and restores the states of Python's and NumPy's global generators of random numbers, at each step of an `ElasticJob`.
+"""Copies and restores the states of Python's and NumPy's global generators of random numbers.
 
-`random.getstate()` and `np.random.get_state()` make an object for each of 624 numbers. This takes longer than all else that a
-job does for a step. So a copy is made only if the generator's memory has changed since the last copy.
+An `ElasticJob` needs a copy at each step, and `SeededSamples` whenever it loads samples. `random.getstate()` and
+`np.random.get_state()` make an object for each of 624 numbers. This takes longer than all else that a job does for a step. So a
+copy is made only if the generator's memory has changed since the last copy.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ class _LastCopy:
 
     Args:
         copied: makes a copy of the state.
-        seen: what changes whenever the state changes; None: that is not known, so each copy is a new one.
+        seen: returns a value that changes whenever the state changes; or None if there is no such value: each copy is then new.
     """
 
     def __init__(self, copied: Callable[[], Any], seen: Callable[[], Sequence[Any] | None]) -> None:
@@ -49,7 +50,7 @@ def _seen_of_python() -> Sequence[Any]:
 def _seen_of_numpy() -> Sequence[Any] | None:
     owner: Any = np.random.mtrand._rand
     generator = owner._bit_generator
-    # Both keep their numbers in themselves. Other generators, which a program may have chosen, may have pointers to theirs.
+    # Objects of these types contain their numbers. Others, which a program may have chosen, may only point to their numbers.
     if type(owner) is not np.random.RandomState or type(generator) is not np.random.MT19937:
         return None
     return _memory_of(owner), _memory_of(generator)

@@ -15,8 +15,8 @@ __all__ = ["ElasticSampler"]
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """Like torch's DistributedSampler, but it leaves out samples that were recorded as processed in this epoch.
 
-    Every rank gets the same number of samples; some get samples twice where they do not divide evenly. Keep it in a
-    `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch.
+    Every rank gets the same number of samples. If they do not divide evenly, some are used more than once. Keep the sampler in
+    a `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch.
 
     Args:
         dataset: an object with a length.

@@ -82,7 +82,7 @@ class TorchState(ObjectState):
 
 
 class StateDictHandler(StateHandler):
-    """For objects whose ``state_dict()`` has tensors and plain values. `ElasticJob` uses the first three methods."""
+    """For objects whose ``state_dict()`` has tensors and plain values. `ElasticJob` uses `copied`, `load` and `receive`."""
 
     def copied(self) -> Any:
         """A copy of the present state."""
@@ -204,6 +204,6 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replaces the pairs of `get_handler_registry`, for states made from now on."""
+    """Replaces the pairs of `get_handler_registry`. An object that a state keeps already keeps its handler there."""
     global _registry
     _registry = registry

@@ -317,6 +317,11 @@ def test_timeouts(hvd):
         (lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(1)), ValueError, "the input has 1 elements"),
         (lambda: dist.all_to_all_single(torch.ones(1), torch.ones(SIZE), [1]), ValueError, "the output has 1 rows"),
         (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), NotImplementedError, "SUM or AVG only"),
+        (
+            lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist._make_nccl_premul_sum(0.5)),
+            NotImplementedError,
+            "SUM or AVG only",
+        ),
         (lambda: dist.broadcast(torch.ones(1).to_sparse(), src=0), NotImplementedError, "layout torch.sparse_coo"),
         (lambda: dist.all_reduce(torch.ones(1, device="meta")), NotImplementedError, "this torch tensor is on meta"),
         (lambda: dist.new_group(pg_options=object()), ValueError, "backend 'hvdlite' has no options"),
