@@ -327,10 +327,10 @@ class Runtime:
         """
         engine, rank = self.require(), self.require_topology().rank
         file = Path(path)
-        if rank and shared:
-            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
         if self.recoveries:  # ranks have new numbers: do not overwrite the files of the old ones
             file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
+        if rank and shared:  # at the end of the name, where `hvdlite.timeline.files.files_of_job` looks for it
+            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
             from hvdlite import sampling  # not above: few programs need it

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from support.limits import eventually
 from support.thread_ranks import ALLREDUCE, SUM, engines, in_threads
 
 from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.runtime import Runtime
 from hvdlite.timeline import files
 
 ROOM = 1 << 20
@@ -182,6 +185,20 @@ def test_a_second_start_begins_another_file(tmp_path):
         rank.allreduce("three", np.ones(3, np.float32))
     for name in ("one", "two"):
         assert [operation.name for operation in files.read(tmp_path / f"{name}.json").operations.values()] == [name]
+
+
+@pytest.mark.parametrize(("recoveries", "first"), [(0, "t.json"), (1, "t.job2.json")])
+def test_the_files_of_all_ranks_are_found_by_that_of_rank_0(tmp_path, recoveries, first):
+    written = []
+    for rank in (0, 3):
+        process = Runtime()
+        process.recoveries, process.exiting = recoveries, True  # at exit no thread samples stacks
+        process.topology = SimpleNamespace(rank=rank)
+        process.engine = SimpleNamespace(start_timeline=lambda path, *_: written.append(Path(path)))
+        process.start_timeline(str(tmp_path / "t.json"), mark_cycles=False)
+    for path in written:
+        path.touch()
+    assert files.files_of_job(tmp_path / first) == written
 
 
 def test_a_file_that_cannot_be_made_is_named_and_nothing_changes(tmp_path):
