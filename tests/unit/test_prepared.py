@@ -187,10 +187,8 @@ def test_a_group_between_hosts_is_prepared_as_one_tensor(size):
     def body(rank):
         for length, prepared in ((1, True), (3000, True), (MOST // 8, False)):
             shapes = [(7,), (0,), (2, length), ()]
-            everyone = [
-                [np.random.default_rng([other, index]).normal(0, 3, shape).astype(np.float32) for index, shape in enumerate(shapes)]
-                for other in range(size)
-            ]
+            generators = [np.random.default_rng(other) for other in range(size)]
+            everyone = [[generator.normal(0, 3, shape).astype(np.float32) for shape in shapes] for generator in generators]
             bucket = [array.copy() for array in everyone[rank.rank]]
             group = rank.engine.prepare([
                 allreduce(f"x{length}.{index}", array, group=f"g{length}", group_size=len(shapes), group_index=index)

@@ -254,7 +254,7 @@ std::optional<InlinePayload> SetNegotiation::prepare_waiting() const {
     if (unit.size() > 1 || local_units_.has_announced()) return std::nullopt;
   } else if (unit.size() > 1) {
     std::vector<AgreedOperation> agreed;
-    for (const Entry& entry : unit) agreed.push_back(agreed_in_memory(entry.request, set_.size()));
+    for (const Entry& entry : unit) agreed.push_back(agreed_at_port(entry.request, set_.size()));
     if (plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() > 1) {
       return std::nullopt;
     }
