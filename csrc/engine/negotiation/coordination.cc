@@ -1,4 +1,4 @@
-// SetNegotiation on the set's first member, which coordinates. set_negotiation.cc and local_units.cc have the rest.
+// SetNegotiation on the set's first member, which coordinates. set_negotiation.cc and set_port.cc have the rest.
 
 #include <algorithm>
 #include <utility>

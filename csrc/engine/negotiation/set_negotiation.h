@@ -1,6 +1,6 @@
 // One rank's part in the agreement of one process set. It holds this rank's entries that are not agreed. On the set's first
 // member it also holds the coordinator (coordination.cc). Members agree through a port if the set has one that serves the
-// operation (local_units.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member only
+// operation (set_port.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member only
 // knows the set.
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
 // Coordinator. Blocks: no. Throws: Error(Internal) on messages that no correct member sends, and what the effects throw.
@@ -107,7 +107,7 @@ class SetNegotiation {
   void came_last(int member, std::size_t operations);
   void execute(FusedOp fused, std::vector<Entry> entries);
 
-  // --- the port (local_units.cc) ---
+  // --- the port (set_port.cc) ---
   bool agree();
   bool begin();
   bool announce_join();

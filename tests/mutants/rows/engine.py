@@ -133,6 +133,22 @@ ROWS = (
         (*guards.PREPARED, *guards.COPIES),
     ),
     Mutant(
+        "group-of-several",
+        "a group of tensors that take several operations is prepared as if it were one operation",
+        "csrc/engine/negotiation/set_port.cc",
+        ".size() > 1) {\n      return std::nullopt;\n    }",
+        ".size() > 1) {\n    }",
+        (*guards.PREPARED, *guards.COPIES),
+    ),
+    Mutant(
+        "group-packed-short",
+        "the payload of a group lacks its last tensor",
+        "csrc/engine/execution/execution.cc",
+        "packed(unit)",
+        "packed(unit.first(unit.size() - 1))",
+        guards.PREPARED,
+    ),
+    Mutant(
         "rows-forgotten",
         "operations whose rows differ are announced in the ledger each time",
         "csrc/engine/negotiation/local_units.cc",
@@ -344,8 +360,8 @@ ROWS = (
         "weight-prepared",
         "a weighted allreduce starts before its weights are known, as if all counted alike",
         "csrc/engine/execution/execution.cc",
-        "request.weighted || request.arena != 0 ||",
-        "request.arena != 0 ||",
+        "request.weighted || request.arena != 0;",
+        "request.arena != 0;",
         guards.WEIGHTS,
     ),
     Mutant(

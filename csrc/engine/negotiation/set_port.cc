@@ -1,0 +1,247 @@
+// Those functions of SetNegotiation by which a member uses its set's port (agreement.h). set_negotiation.cc and coordination.cc
+// have the others. ledger.h and replicated_ledger.h explain the protocol.
+
+#include <utility>
+
+#include "engine/negotiation/fusion_planner.h"
+#include "engine/negotiation/negotiation.h"
+#include "engine/negotiation/set_negotiation.h"
+
+namespace hvdlite::engine {
+
+using base::OpKind;
+using base::Status;
+using Step = Agreement::Step;
+
+namespace {
+
+// How many times to read the log and try a step, if the log grows between the two.
+constexpr int kRounds = 4;
+
+}  // namespace
+
+bool SetNegotiation::agree() {
+  try_again_ = false;
+  if (!port_->exists()) return joins_ ? announce_join() : begin();
+  bool moved = read();
+  if (attentive_) moved = keep_port() || moved;
+  if (joins_) {
+    moved = announce_join() || moved;
+  } else if (local_units_.has_waiting()) {
+    moved = announce_waiting() || moved;
+  }
+  if (!port_->acknowledge()) return moved;
+  read();
+  return true;
+}
+
+void SetNegotiation::hear(int source, LedgerSteps message) {
+  const int member = set_.index_of(source);
+  HVD_CHECK(port_ != nullptr && member >= 0);
+  port_->hear(member, std::move(message));
+  attend();
+}
+
+// The agreement begins when all earlier users of its memory have left. Until then everything goes through messages.
+bool SetNegotiation::begin() {
+  if (!port_->may_begin()) return await_decisions(local_units_.take_all());
+  if (coordinator_) {
+    begin_port();
+    return true;
+  }
+  try_again_ = local_units_.has_waiting();  // the coordinator is about to begin
+  return false;
+}
+
+// The coordinator must count this rank's earlier requests before it counts the rank's join. So this rank closes the port, as a
+// rank that leaves does. Then all entries that this rank has announced go by message.
+bool SetNegotiation::announce_join() {
+  if (local_units_.has_announced()) {
+    if (!close()) return false;
+    read();
+    try_again_ = local_units_.has_announced();
+    if (try_again_) return false;
+  }
+  await_decisions(local_units_.take_all());
+  to_announce_.emplace_back(kJoinName);
+  joins_ = false;
+  return true;
+}
+
+// Makes a step that requires that this rank has read the log. Returns false if the step has to be tried again.
+template <typename Try>
+bool SetNegotiation::after_reading(Try try_step) {
+  for (int round = 0; round < kRounds; ++round) {
+    const Step step = try_step();
+    if (step == Step::kAppended) wake_members();
+    if (step == Step::kAppended || step == Step::kDone) return true;
+    if (step == Step::kRefused) break;
+    read();
+  }
+  try_again_ = true;
+  return false;
+}
+
+bool SetNegotiation::close() {
+  if (!port_ || !port_->exists()) return true;
+  return after_reading([&] { return port_->try_close(); });
+}
+
+void SetNegotiation::abandon() {
+  if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
+}
+
+// Prepares the waiting unit, if only one waits and this port serves it.
+std::optional<InlinePayload> SetNegotiation::prepare_waiting() const {
+  const std::span<const Entry> unit = local_units_.only_one();
+  if (unit.empty()) return std::nullopt;
+  if (port_->is_in_memory()) {
+    // The memory has one place for this rank's next input.
+    if (unit.size() > 1 || local_units_.has_announced()) return std::nullopt;
+  } else if (unit.size() > 1) {
+    std::vector<AgreedOperation> agreed;
+    for (const Entry& entry : unit) agreed.push_back(agreed_at_port(entry.request, set_.size()));
+    if (plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() > 1) {
+      return std::nullopt;
+    }
+  }
+  return all_.effects_.prepare(set_.id, unit);
+}
+
+bool SetNegotiation::announce_waiting() {
+  local_units_.mark_prepared(prepare_waiting());
+  all_.effects_.before_announcing();
+  std::vector<Entry> by_message;
+  const bool announced = after_reading([&] {
+    return local_units_.announce(*port_, by_message, [&](const std::vector<Entry>& entries) {
+      all_.effects_.announced_at_port(entries);
+    });
+  });
+  if (!announced) return false;
+  try_again_ = local_units_.has_waiting();
+  await_decisions(std::move(by_message));
+  read();
+  return true;
+}
+
+void SetNegotiation::wake_members() {
+  for (const int member : *set_.members) {
+    if (member != all_.settings_.rank) all_.effects_.ring(member);
+  }
+}
+
+// Executes what the log says, as far as possible now. Returns true if there was anything.
+bool SetNegotiation::read() {
+  std::vector<Entry> taken;
+  try {
+    return read(taken);
+  } catch (const base::Error& error) {
+    // No table holds these entries any more. If this function did not finish them, their callers would wait for ever.
+    all_.finish(taken, {error.code(), error.what()});
+    throw;
+  }
+}
+
+// taken: entries that are agreed and not executed yet.
+bool SetNegotiation::read(std::vector<Entry>& taken) {
+  bool moved = false;
+  std::vector<AgreedOperation> agreed;
+  while (port_->has_news() && seen_ >= port_->first_sequence()) {
+    const Agreement::LogEntry entry = port_->front();
+    const bool alone = entry.kind == Agreement::Kind::kList || entry.prepared != 0;
+    if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list is on its way
+    HVD_CHECK(agreed.empty() || !alone);
+    port_->pop();
+    moved = true;
+    carry_out(entry, agreed, taken);
+    if (entry.last != 0 && !agreed.empty()) {
+      fuse_and_execute(std::exchange(agreed, {}), std::exchange(taken, {}));
+    }
+  }
+  HVD_CHECK(agreed.empty());
+  return moved;
+}
+
+void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
+                               std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
+  switch (entry.kind) {
+    case Agreement::Kind::kComplete:
+      take_agreed(entry, agreed, taken);
+      break;
+    case Agreement::Kind::kDiverted:
+      await_decisions(local_units_.take(entry.key));
+      break;
+    case Agreement::Kind::kClosed:
+      await_decisions(local_units_.take_all());
+      ++closings_;
+      attend();
+      tells_closing_ = !all_.said_goodbye_;
+      break;
+    case Agreement::Kind::kList: {
+      HVD_CHECK(entry.key == seen_ + 1);
+      const ResponseList list = std::move(lists_.front());
+      lists_.pop_front();
+      follow(list);
+      break;
+    }
+  }
+}
+
+void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
+                                 std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
+  std::vector<Entry> unit = local_units_.take(entry.key);
+  // This rank has failed before it read this entry, and the failure has ended its units.
+  if (unit.empty()) return;
+  came_last(entry.by, unit.size());
+  if (entry.prepared != 0) {
+    taken = std::move(unit);
+    all_.counters_.agreed_in_memory += static_cast<std::int64_t>(taken.size());
+    all_.effects_.execute_prepared(set_.id, taken, port_->take_payloads());
+    taken.clear();
+    return;
+  }
+  for (Entry& mine : unit) {
+    if (mine.request->kind == OpKind::kBarrier && all_.settings_.agreement_is_barrier) {
+      ++all_.counters_.agreed_in_memory;
+      all_.finish({&mine, 1}, Status{});
+      continue;
+    }
+    agreed.push_back(agreed_at_port(mine.request, entry.contributors));
+    taken.push_back(std::move(mine));
+  }
+}
+
+// What the coordinator would answer if `contributors` members have a value. In a group the same requests are absent on all
+// ranks, so either all ranks have a value or none has.
+AgreedOperation SetNegotiation::agreed_at_port(const RequestPtr& request, int contributors) const {
+  return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};
+}
+
+void SetNegotiation::fuse_and_execute(std::vector<AgreedOperation> agreed,
+                                      std::vector<Entry> entries) {
+  all_.counters_.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
+  all_.effects_.reached(entries, Effects::Stage::kAgreed);
+  if (agreed.size() == 1) {
+    auto sizes = sizes_of_equal(*agreed.front().request, set_.size());
+    return execute({std::move(agreed), std::move(sizes)}, std::move(entries));
+  }
+  for (const std::vector<std::uint32_t>& places :
+       plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size())) {
+    FusedOp fused;
+    fused.sizes = sizes_of_equal(*agreed[places.front()].request, set_.size());
+    std::vector<Entry> mine;
+    fused.parts.reserve(places.size());
+    mine.reserve(places.size());
+    for (const std::uint32_t place : places) {
+      fused.parts.push_back(agreed[place]);
+      mine.push_back(std::move(entries[place]));
+    }
+    execute(std::move(fused), std::move(mine));
+  }
+}
+
+void SetNegotiation::catch_up() {
+  if (port_ && port_->exists()) read();
+}
+
+}  // namespace hvdlite::engine
