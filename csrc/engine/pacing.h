@@ -12,7 +12,7 @@ namespace hvdlite::engine {
 struct Outlook {
   bool moving_data = false;    // operations are in flight
   bool gpu_at_work = false;    // a GPU has work that it has not done
-  bool negotiating = false;    // an operation of this rank is not agreed, or a send or receive not matched
+  bool negotiating = false;    // an operation of this rank is not agreed or not matched
   bool watching = false;       // Membership::watching()
   base::microseconds idle{0};  // the time since anything happened
   // > 0: after this time queued entries will be announced, or a step that another rank's lock prevented is tried again.

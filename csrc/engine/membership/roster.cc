@@ -10,9 +10,7 @@ std::vector<int> Roster::others() const {
   return ranks;
 }
 
-void Roster::leave(int rank) {
-  ranks_[static_cast<std::size_t>(rank)].left = true;
-}
+void Roster::leave(int rank) { ranks_[static_cast<std::size_t>(rank)].left = true; }
 
 const std::vector<int>& Roster::members_of(SetId id) const {
   static const std::vector<int> none;

@@ -16,7 +16,7 @@ namespace {
 // The number of looks per limit, and the bounds of the time between two looks. All times here are in seconds.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
-// Each rank begins to ask this much later than the rank before it, and at most the second time later than rank 0.
+// Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // A rank counts as silent if it has not answered for this long.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;

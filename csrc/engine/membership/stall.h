@@ -3,8 +3,9 @@
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: nothing.
 //
-// deadlock.h finds a deadlock in a second or two. This machine is for a rank that computes, hangs or is stopped while others
-// wait, and for an operation whose data do not move. A rank that has waited for too long asks the other ranks what they lack:
+// deadlock.h usually finds a deadlock in a second or two. This machine is for a rank that computes, hangs or is stopped while
+// others wait, and for an operation whose data do not move. A rank that has waited for too long asks the other ranks what they
+// lack:
 //
 //   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
