@@ -66,7 +66,9 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   // such a rank.
   void posted(const Entry& entry) override {
     shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kAnnounced);
-    shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
+    if (shared_.tracing) {
+      shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
+    }
   }
   void start_send(Entry entry, int to) override { execution_.start_send(std::move(entry), to); }
   void start_receive(Entry entry, int from) override {

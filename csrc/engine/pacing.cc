@@ -19,8 +19,8 @@ constexpr microseconds kSleepMovingData{200};
 constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
 // If a rank that no bell wakes has waited long, another rank is slow. The pause between two looks may then be this share of the
-// time waited, because so short a pause hardly delays the rank. The same holds for a rank without work: no operation waits for
-// it, and a caller that submits rings its own engine's bell.
+// time waited, because so short a pause hardly delays the rank. A rank without work takes the same share: no operation waits
+// for that rank, and a caller that submits rings its own engine's bell.
 constexpr double kIdleShare = 0.04;
 // The rank that holds the lock may be stopped for a long time, and each try costs some ten microseconds. So the first try comes
 // after this time, and each later pause is a share of the time in which nothing has happened.
@@ -43,8 +43,8 @@ microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all) {
     limit = bells_reach_all ? kSleepNegotiating
                             : std::clamp(patient, kSleepNegotiatingNoBell, kSleepPatientNoBell);
   }
-  // A message under way may need progress on both sides, and no bell rings for that.
   if (outlook.gpu_at_work) limit = std::min(limit, kSleepGpu);
+  // A message under way may need progress on both sides, and no bell rings for that.
   if (outlook.moving_data) limit = kSleepMovingData;
   if (outlook.moving_data || !bells_reach_all) limit = std::min(limit, grown);
   if (outlook.due.count() > 0) limit = std::min(limit, outlook.due);

@@ -1,4 +1,5 @@
-// How long the holder of the progress token may sleep after a pass that did nothing. Pure functions, which Engine calls.
+// How long the thread that made a pass may sleep if the pass did nothing, and how long submitted entries wait for later ones.
+// Pure functions, which Engine and Cycle call.
 // Thread: any. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -11,10 +12,11 @@ namespace hvdlite::engine {
 struct Outlook {
   bool moving_data = false;    // operations are in flight
   bool gpu_at_work = false;    // a GPU has work that it has not done
-  bool negotiating = false;    // an operation of this rank is not agreed
-  bool watching = false;       // the search for a deadlock is under way
+  bool negotiating = false;    // an operation of this rank is not agreed or not matched
+  bool watching = false;       // Membership::watching()
   base::microseconds idle{0};  // the time since anything happened
-  base::microseconds due{0};   // > 0: queued entries will be announced after this time
+  // > 0: after this time queued entries will be announced, or a step that another rank's lock prevented is tried again.
+  base::microseconds due{0};
 };
 
 // A ring of the doorbell ends the sleep early. bells_reach_all: every rank can ring this rank's bell.

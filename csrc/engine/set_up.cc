@@ -9,7 +9,8 @@ namespace hvdlite::engine {
 
 namespace {
 
-// An algorithm that waits for a flag polls for this long inside one pass: a few times the transfer time of a cache line.
+// An algorithm that waits for a flag in shared memory polls for this long inside one pass, if callers may spin. It is much
+// longer than the transfer time of a cache line.
 constexpr base::microseconds kInnerSpin{3};
 
 collectives::TileStores stores_of(const std::string& knob) {
@@ -46,9 +47,9 @@ collectives::Selection selection_of(const base::Config& config, const base::Wait
     }
     if (!known || !kernels::isa_supported(selection.tuning.isa)) {
       throw base::Error(base::ErrorCode::kInvalidArgument,
-                        "kernel_isa '" + config.kernel_isa +
-                            "' is not available on this processor; the widest one here is '" +
-                            kernels::name_of(kernels::best_isa()) + "'");
+                        "HVDLITE_KERNEL_ISA=" + config.kernel_isa +
+                            " is not available on this processor; use auto, or at most " +
+                            kernels::name_of(kernels::best_isa()));
     }
   }
   collectives::check_selection(selection);

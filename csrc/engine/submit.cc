@@ -137,15 +137,22 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   const SetDirectory::Info info = set_of(first.request, shared_.sets, topology_.rank);
   const SetId set = info.id;
   const std::size_t size = asks.size();
-  const auto lock = shared_.numbering.begin();
+  auto lock = shared_.numbering.begin();
+  // Ranks do not compare the names of messages, so a refused message may use up its number. The lock is released first, because
+  // the submission of a message may make a pass, and Numbering::joined() takes the lock in a pass.
+  const bool uses_early = base::is_point_to_point(kind);
   if (size == 1) {
     const Numbering::Name name = shared_.numbering.name(set, kind, 0);
+    if (uses_early) {
+      shared_.numbering.use(set, kind, 1);
+      lock.unlock();
+    }
     Ask named = first;
     named.request.name = name;
     named.request.group = {};
     named.request.unnamed = true;
     submit_named({&named, 1}, info, std::move(launching));
-    shared_.numbering.use(set, kind, 1);
+    if (!uses_early) shared_.numbering.use(set, kind, 1);
     return;
   }
   const bool grouped =
@@ -170,10 +177,17 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
     view.group = label;
     view.unnamed = true;
   }
-  submit_named(named, info, std::move(launching));
-  for (std::size_t each = 0; each < used.size(); ++each) {
-    if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
+  const auto use = [&] {
+    for (std::size_t each = 0; each < used.size(); ++each) {
+      if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
+    }
+  };
+  if (uses_early) {
+    use();
+    lock.unlock();
   }
+  submit_named(named, info, std::move(launching));
+  if (!uses_early) use();
 }
 
 void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Launch launching) {
@@ -265,8 +279,9 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   // deadlock detector must not wait until these threads wait.
   const Completion& completion = *entries.front().completion;
   if (completion.watcher == nullptr && !completion.pool_thread) shared_.waits.may_submit();
-  const bool message = base::is_point_to_point(entries.front().request->kind);
-  const bool alone = message && !has_work() && shared_.watched == 0;
+  const bool messages = std::ranges::all_of(
+      entries, [](const Entry& entry) { return base::is_point_to_point(entry.request->kind); });
+  const bool alone = messages && !has_work() && shared_.watched == 0;
   const bool whole = std::ranges::all_of(entries, [](const Entry& entry) {
     return !entry.request->on_gpu() && entry.request->bytes() <= kWholeBytes;
   });

@@ -17,8 +17,7 @@ std::string describe_process(int pid) {
       return "it is stopped by a debugger";
     case 'D':
       return "it waits in the kernel and cannot be interrupted, for example because a disk or a "
-             "file "
-             "server does not answer";
+             "file server does not answer";
     case 'Z':
       return "it has ended, and its parent has not read its exit code";
     case 'R':
@@ -74,7 +73,7 @@ BlockedReport SystemFacts::blocked() {
   negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(add); });
   point_to_point_.for_each_unmatched(add);
   // The rank is blocked only if every awaited operation was found among those that are not agreed. If a caller waits for data
-  // that move, or its operation has just ended, it is not blocked.
+  // that move, or its operation has just ended, the rank is not blocked.
   report.blocked = found == watched + static_cast<std::int64_t>(awaited.size());
   if (!report.blocked) report.open.clear();
   return report;

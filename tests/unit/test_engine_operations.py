@@ -57,6 +57,14 @@ def test_every_kind_of_operation(size):
     run_ranks(size, body)
 
 
+def test_splits_whose_sum_overflows_are_refused():
+    def body(rank: Rank):
+        with pytest.raises(InvalidArgumentError, match="Sum of splits entries"):
+            rank.start(ALLTOALL, "a2a", np.zeros((4, 1), np.int32), splits=[1 << 62, 1 << 62])
+
+    run_ranks(2, body)
+
+
 def test_a_group_is_one_fused_operation_whatever_the_order():
     def body(rank: Rank):
         counts = []

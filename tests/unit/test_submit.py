@@ -24,6 +24,7 @@ from support.thread_ranks import (
 )
 
 from hvdlite.errors import InvalidArgumentError, MismatchError, PeerLostError
+from hvdlite.requests import Kind, Request
 
 # --- requests seen before ---------------------------------------------------------------------------------------------
 
@@ -120,6 +121,22 @@ def test_numbers_of_works_are_used_once():
             seen |= numbers
             outcomes_of(engine, works)
         assert len(seen) == 250
+
+
+def test_a_message_and_a_join_in_one_submission():
+    """The pass that a submitted message makes may end a join, after which the unnamed operations are numbered anew."""
+    sent, received = np.ones(1), np.zeros(1)
+    requests = [
+        Request(Kind.SEND, None, F64, (1,), address(sent), root=0),
+        Request(Kind.RECV, None, F64, (1,), output_ptr=address(received), root=0),
+        Request(Kind.JOIN, None),
+    ]
+
+    def body(rank):
+        rank.engine.submit(requests, wake=True).wait()
+        assert received.tolist() == [1]
+
+    run_ranks(1, body)
 
 
 def test_the_flight_record_holds_the_last_operations_of_a_large_batch():

@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.limits import eventually
-from support.thread_ranks import ALLREDUCE, SUM, engines, in_threads
+from support.requests import F64, address
+from support.thread_ranks import ALLREDUCE, SUM, engines, in_threads, outcomes_of
 
 from hvdlite.errors import InvalidArgumentError, MismatchError
+from hvdlite.requests import Kind, Request
 from hvdlite.runtime import Runtime
 from hvdlite.timeline import files
 
@@ -199,6 +201,36 @@ def test_the_files_of_all_ranks_are_found_by_that_of_rank_0(tmp_path, recoveries
     for path in written:
         path.touch()
     assert files.files_of_job(tmp_path / first) == written
+
+
+def test_a_second_start_at_the_same_path_begins_anew(tmp_path):
+    (where,) = paths(tmp_path, 1)
+    with engines(1) as (rank,):
+        for name, times in (("earlier", 1500), ("later", 3)):
+            rank.engine.start_timeline(str(where), 64 << 10)
+            for _ in range(times):
+                rank.allreduce(name, np.ones(3, np.float32))
+        rank.engine.stop_timeline()
+    json.loads(where.read_text())
+    assert [operation.name for operation in files.read(where).operations.values()] == ["later"] * 3
+
+
+def test_messages_leave_no_events_for_a_later_timeline(tmp_path):
+    (where,) = paths(tmp_path, 1)
+    sent, received = np.ones(1), np.zeros(1)
+    pair = [
+        Request(Kind.SEND, None, F64, (1,), address(sent), root=0),
+        Request(Kind.RECV, None, F64, (1,), output_ptr=address(received), root=0),
+    ]
+    with engines(1) as (rank,):
+        for _ in range(70):  # more events than a timeline keeps for its writer
+            outcomes_of(rank.engine, rank.engine.submit(pair * 1000, wake=False))
+        rank.engine.start_timeline(str(where), ROOM)
+        rank.allreduce("first", np.ones(3, np.float32))
+        rank.engine.stop_timeline()
+    trace = files.read(where)
+    assert trace.dropped == 0
+    assert [operation.name for operation in trace.operations.values()] == ["first"]
 
 
 def test_a_file_that_cannot_be_made_is_named_and_nothing_changes(tmp_path):

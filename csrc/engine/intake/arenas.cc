@@ -33,9 +33,10 @@ void ArenaDirectory::remove(std::int64_t id) {
 }
 
 void ArenaDirectory::close() {
+  decltype(arenas_) removed;  // unmapped after the lock is released
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  arenas_.clear();
+  removed.swap(arenas_);
 }
 
 ArenaDraft::ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members,

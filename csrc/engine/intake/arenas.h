@@ -1,13 +1,13 @@
 // The arenas that requests of this rank may name, and how an arena is made.
-// Thread: any; one lock, held for a look-up. Owns: the open arenas; an operation in flight keeps a share of its own. Blocks:
-// no. Throws: Error, as each function says.
+// Thread: any for ArenaDirectory, with one lock that is held for a look-up; one at a time for an ArenaDraft. Owns: the open
+// arenas; an operation in flight keeps a share of its own. Blocks: no. Throws: Error, as each function says.
 //
-// Members make an arena outside of the engine's order. Each creates its part (ArenaDraft). The callers exchange the parts'
-// addresses, and each member opens all of them. Then the members agree whether all could open them: either all or none may name
-// the arena.
+// The engine has no operation that makes an arena: the callers make it together (hvdlite/arenas.py). Each member creates its
+// part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then they tell each other
+// whether they could. If a member could not, all close the arena, and no request names it.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,7 +26,7 @@ class ArenaDirectory {
   // Throws Error(Aborted) after close().
   void add(std::shared_ptr<const transport::Arena> arena);
   void remove(std::int64_t id);
-  // The engine ends: unmaps the other members' parts.
+  // Called when the engine ends. Removes all arenas.
   void close();
 
  private:
@@ -45,7 +45,8 @@ class ArenaDraft {
     transport::SharedMemory::Address memory;
   };
 
-  // id: used once in the whole job. index: this rank's place among the `members` members of the set.
+  // Creates this rank's part. id: used once in the whole job. index: this rank's place among the `members` members of the set.
+  // Throws Error(System) if the machine lacks the memory.
   ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members, int index,
              std::int64_t id, transport::SharedMemory::Kind kind, std::size_t bytes);
   ~ArenaDraft() { close(); }
@@ -55,15 +56,17 @@ class ArenaDraft {
   const Address& address() const { return address_; }
   std::byte* data() const { return memory_->data(); }
   std::size_t bytes() const { return memory_->size(); }
-  // 0 until it is open.
+  // 0 unless the arena is open.
   std::int64_t id() const { return opened_; }
 
   // Maps all parts; after that, requests may name the arena. Throws Error(InvalidArgument) if the addresses do not fit
-  // together, and Error(System) if a part cannot be mapped.
+  // together or the arena is open already, Error(System) if a part cannot be mapped, Error(Internal) for an address that no
+  // rank makes, and Error(Aborted) after the engine has ended.
   void open(const std::vector<Address>& addresses);
-  // Called when all members have tried to open the part: removes its name from the file system.
+  // Called when all members have tried to open this rank's part. Removes the part's name from the file system.
   void hide() { memory_->unlink(); }
-  // Requests may no longer name the arena. This rank's part stays.
+  // From now on no request may name the arena. The other members' parts are unmapped when no operation uses them any more. This
+  // rank's part stays until the draft is destroyed.
   void close();
 
  private:

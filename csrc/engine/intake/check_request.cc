@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <numeric>
+#include <limits>
 
 #include "engine/model/text.h"
 #include "kernels/kernels.h"
@@ -79,7 +79,6 @@ void check_reduction(const Request& request, std::size_t ranks) {
   }
 }
 
-// Checks that a weighted request is a mean that can be weighted.
 void check_weighted(const Request& request) {
   if (!request.weighted) return;
   if (request.kind != OpKind::kAllreduce || request.op != ReduceOp::kAverage) {
@@ -103,12 +102,14 @@ void check_wire(const Request& request) {
   if (!request.on_gpu()) {
     refuse(request,
            "the engine casts only GPU memory to " + wire +
-               "; compress a tensor of the CPU before "
-               "(compression=hvd.Compression.fp16)",
+               "; cast a tensor of the CPU before you submit it, as "
+               "compression=hvd.Compression.fp16 does",
            ErrorCode::kUnsupported);
   }
   if (request.kind != OpKind::kAllreduce || !sums) {
-    refuse(request, "only an allreduce with Sum or Average can travel as " + wire,
+    refuse(request,
+           "only an allreduce with Sum or Average can travel as " + wire +
+               "; leave the compression out",
            ErrorCode::kUnsupported);
   }
   if (request.dtype != DType::kFloat32 && request.dtype != DType::kFloat64) {
@@ -155,8 +156,8 @@ void check_codec(const Request& request) {
   }
 }
 
-// Checks that the GPU exists and has what reductions need. So a missing driver or compiler is reported here, and not by an
-// operation in flight.
+// Checks that the GPU exists, and loads the kernels that reductions need. So a missing driver or compiler is reported here, and
+// not by an operation in flight.
 void check_device(const Request& request, device::Devices& devices) {
   if (!moves_data(request.kind) && !base::is_point_to_point(request.kind)) {
     refuse(request, "this operation has no tensor, so its device must be the CPU, -1");
@@ -183,12 +184,13 @@ void check_splits(Request& request, const SetDirectory::Info& set) {
     refuse(request, "Number of entries in splits (" + std::to_string(request.splits.size()) +
                         ") does not equal number of workers (" + std::to_string(ranks) + ")");
   }
+  std::int64_t sum = 0;
   for (const std::int64_t split : request.splits) {
     if (split < 0) {
       refuse(request, "splits " + format_shape(request.splits) + " has a negative entry");
     }
+    sum += std::min(split, std::numeric_limits<std::int64_t>::max() - sum);  // does not overflow
   }
-  const auto sum = std::accumulate(request.splits.begin(), request.splits.end(), std::int64_t{0});
   if (sum > request.shape[0]) {
     refuse(request, "Sum of splits entries (" + std::to_string(sum) +
                         ") is greater than the first dimension of tensor (" +
@@ -226,7 +228,7 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
                         format_ranks(*set.members) + "); give the rank's number in the whole job");
   }
   if (request.tag < (sends ? 0 : kAny)) {
-    refuse(request, "a tag is a number from 0 on");
+    refuse(request, "a tag is 0 or more");
   }
 }
 

@@ -1,7 +1,8 @@
 // The part of a submission about GPU memory: checks that addresses are on the GPU that the request names, and records when the
 // memory is ready.
-// Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: the events, until the entries own them. Blocks: no.
-// Throws: Error(InvalidArgument) for an address that lies elsewhere, Error(Unsupported) for a stream under capture.
+// Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: a share of the events. Blocks: only where the driver
+// does. Throws: Error(InvalidArgument) for an address that lies elsewhere, Error(Unsupported) for a stream under capture,
+// Error(System) if the driver fails.
 #pragma once
 
 #include <array>
@@ -14,11 +15,13 @@
 
 namespace hvdlite::engine {
 
-// Remembers pages of memory, because training steps use the same memory again and again. It asks the driver once about each
-// page. It does not notice memory that is freed and returns as another kind at the same address. That is enough: the purpose is
-// to answer a wrong pointer with an error text instead of a crash.
+// Remembers pages that the driver has said to be on a GPU, because training steps use the same memory again and again. Asks the
+// driver about a page that is not in the table; two pages with one place in the table replace each other. Does not notice when
+// memory is freed and its addresses then belong to another GPU or to the host. That is enough: the purpose is to answer a wrong
+// pointer with an error text instead of a crash.
 class KnownAddresses {
  public:
+  // Checks that the page of this address is on the request's GPU. Null passes.
   void check(device::Devices& devices, const Request& request, const void* address);
 
  private:
@@ -33,7 +36,7 @@ class KnownAddresses {
 class ReadyEvents {
  public:
   explicit ReadyEvents(device::Devices& devices) : devices_(devices) {}
-  // An event after all work that the stream has now.
+  // An event after all work that the stream has now. The reference is valid until the next call.
   const device::EventPtr& at(const Request& request, void* stream);
 
  private:

@@ -14,8 +14,8 @@ std::int64_t HandleTable::add(CompletionArray batch) {
     if (static_cast<std::int64_t>(rows_.size()) + 1 >= kMaxRows) {
       throw base::Error(base::ErrorCode::kSystem,
                         std::to_string(rows_.size()) +
-                            " operations have been submitted and neither waited for nor released; "
-                            "wait for some of them");
+                            " submissions have handles that were not released; synchronize or "
+                            "drop some of them");
     }
     rows_.emplace_back();
     rows_.back().next_free = first_free_ + 1;

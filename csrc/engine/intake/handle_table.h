@@ -1,11 +1,11 @@
 // Handles: the numbers that callers hold, and the completions behind each number.
 // Thread: any; one lock, never held across a transport call. Owns: completions, and through them outputs that the engine made.
-// Blocks: no. Throws: Error(InvalidArgument) for a number that names no handle.
+// Blocks: no. Throws: Error, as each function says.
 //
 //   handle = generation of the row * 2^24 + number of the row + 1
 //
-// When a row is used again, its generation is one higher. So an old handle does not name a new operation, unless the row was
-// used again 2^39 times.
+// When a row is used again, its generation is one higher. So an old handle never names a new submission. (There are 2^39
+// generations.)
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,11 @@ struct CompletionArray {
 
 class HandleTable {
  public:
-  // Adds a submission of at least one operation.
+  // Adds a submission of at least one operation, and returns its handle. Throws Error(System) if all rows are in use.
   std::int64_t add(CompletionArray batch);
+  // Throws Error(InvalidArgument) for a number that names no handle.
   CompletionArray find(std::int64_t handle) const;
+  // Frees the row for another submission. Does nothing if the number names no handle.
   void release(std::int64_t handle);
 
  private:

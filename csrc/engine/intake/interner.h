@@ -1,15 +1,15 @@
-// Remembers checked requests by name. A tensor that is submitted again with the same content shares the Request of the last
+// Remembers checked requests by name. An operation that is submitted again with the same fields shares the Request of the last
 // time, so that a step needs neither allocations nor copies of text.
 // Thread: any, one at a time (the caller locks). Owns: the requests that it remembers. Blocks: no. Throws: std::bad_alloc.
 //
 //                 bucket = name_hash modulo the number of buckets
 //   ┌────────┬────────┬────────┬────────┐
-//   │ way 0  │ way 1  │ way 2  │ way 3  │   a hit moves to way 0; a new request replaces the one in way 3
+//   │ way 0  │ way 1  │ way 2  │ way 3  │   a hit and way 0 change places; a new request takes a free way, or else way 3
 //   └────────┴────────┴────────┴────────┘
 //
-// So names that are used once pass through way 3 and do not evict the others. (The names of unnamed operations are not looked
-// up.) A hit must equal the new request in every field; the hash only says where to look. This is a
-// set-associative cache, as processors have.
+// So a name that is used once evicts at most the request in way 3. (The names of unnamed operations are not remembered.) A hit
+// must equal the new request in every field; the hash only says where to look. This is a set-associative cache, as processors
+// have.
 #pragma once
 
 #include <array>

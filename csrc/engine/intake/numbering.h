@@ -1,7 +1,8 @@
 // Names for operations that callers do not name: "allreduce.noname.7" is the eighth unnamed allreduce on its process set.
 // Thread: any. The caller holds the lock from begin() until the engine has accepted the operations: ranks must agree on the
-// numbers, so a request that one rank refuses must not use up a number. Owns: the next numbers. Blocks: on the lock. Throws:
-// std::bad_alloc.
+// numbers, so a request that one rank refuses must not use up a number. Ranks do not compare the names of messages, so for
+// messages the caller releases the lock earlier. Owns: the next numbers. Blocks: on the lock, while another thread submits.
+// Throws: std::bad_alloc.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@ namespace hvdlite::engine {
 class Numbering {
  public:
   [[nodiscard]] std::unique_lock<std::mutex> begin() { return std::unique_lock(mutex_); }
-  // A name in the object itself, so that it needs no allocation.
+  // A text that lies in the object itself, so that it needs no allocation.
   class Name {
    public:
     operator std::string_view() const { return {text_.data(), size_}; }
@@ -32,9 +33,10 @@ class Numbering {
   Name name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
   // With the lock held: uses up `count` names.
   void use(base::SetId set, base::OpKind kind, std::uint64_t count);
-  // Call it when all ranks of the set have joined. They may have counted differently many operations, so all begin to count
-  // again, with other names.
+  // Call it when all ranks of the set have joined. Until then each may have named another number of operations. So all begin
+  // again with number 0, and from now on the names also contain the number of joins ("allreduce.noname.1.0").
   void joined(base::SetId set);
+  // The set was removed.
   void forget(base::SetId set);
 
  private:

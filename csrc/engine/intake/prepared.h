@@ -1,5 +1,7 @@
-// Groups of requests that are checked once and submitted again and again. A later submission only gives the addresses.
-// Thread: any; one lock, held for a few stores. Owns: the groups. Blocks: no. Throws: Error(InvalidArgument).
+// Groups of requests that are checked once and submitted again and again. A later submission gives only what may change: the
+// addresses, which values are absent, the weight and the stream.
+// Thread: any; one lock, held for a few stores. Owns: the groups. Blocks: no. Throws: find() throws Error(InvalidArgument) for
+// an id that names no group.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The state that callers (submit.cc, engine.cc) and the holder of the progress token (cycle.cc) share. Each part has its own
-// lock.
-// Thread: any. Owns: its members. Blocks: no. Throws: as each member says.
+// The state that callers (submit.cc, engine.cc) and the holder of the progress token (cycle.cc) share. Each part that several
+// threads change has its own lock, or consists of atomics.
+// Thread: any, unless a member says otherwise. Owns: its members. Blocks: as each member says. Throws: as each member says.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@
 
 namespace hvdlite::engine {
 
-// An event count: a number that threads of this process can sleep on until it changes.
+// An event count (Reed and Kanodia, 1979): a number that threads of this process can sleep on until it changes.
 class EventCount {
  public:
   std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
@@ -37,7 +37,7 @@ class EventCount {
       base::futex_wake_all(value_, base::FutexScope::kProcess);
     }
   }
-  // Sleeps until bump() has changed the number `seen`, at most `limit`.
+  // Sleeps while the number is `seen`, at most for `limit`; may return early for no reason.
   void wait(std::uint32_t seen, base::microseconds limit) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     base::futex_wait(value_, seen, limit, base::FutexScope::kProcess);
@@ -49,7 +49,7 @@ class EventCount {
   std::atomic<int> sleepers_{0};
 };
 
-// The first cause of failure. It ignores later ones.
+// Keeps the first cause of failure, and ignores later ones.
 class FirstFailure {
  public:
   bool happened() const { return happened_.load(std::memory_order_acquire); }
@@ -72,19 +72,20 @@ class FirstFailure {
   base::Status status_;
 };
 
-// Which threads of this rank wait, and for what. A rank is blocked when all threads that ever submitted or waited are waiting
-// now. While one of them runs, it may still submit what other ranks lack. A thread that only calls as one of a framework's pool
-// counts while it waits: afterwards it may idle in the pool for ever.
+// Which threads of this rank wait, and for what. The rank is blocked when all known threads wait: those that ever waited, or
+// submitted without a callback, and have not ended. While one of them runs, it may still submit what other ranks lack. A thread
+// of a framework's pool is known only while it waits: afterwards it may idle in the pool for ever.
 class WaitRegistry {
  public:
   explicit WaitRegistry(base::TimeSource time);
-  // The calling thread is about to submit, and not as one of a pool.
+  // The calling thread is about to submit, without a callback and not as a thread of a pool.
   void may_submit();
+  // The calling thread begins to wait.
   void enter(const CompletionPtr& completion);
-  // now: the approximate time. done false: the thread only interrupts its wait, for example to handle signals, so the wait
-  // still counts for a moment.
+  // The wait of the last enter() ends. now: the approximate time. done false: the thread only interrupts its wait, for example
+  // to handle signals, so the wait still counts for a moment.
   void leave(bool done, base::Clock::time_point now);
-  // The awaited operations, if all known living threads wait.
+  // The awaited operation of each known thread; nothing if one of them does not wait, or none is known.
   std::optional<std::vector<CompletionPtr>> all_waiting();
 
  private:
@@ -100,13 +101,13 @@ class WaitRegistry {
   std::map<std::thread::id, Thread> threads_;
 };
 
-// The process sets as callers see them. Requests are checked with it before anything is sent.
+// The process sets as callers see them, for the checks of requests before anything is sent.
 class SetDirectory {
  public:
   struct Info {
     SetId id;
     std::shared_ptr<const std::vector<int>> members;
-    int index = -1;
+    int index = -1;              // of this rank among the members; -1: not a member
     bool shares_memory = false;  // all members have a channel through the host's window
   };
   void add(Info info);
@@ -119,7 +120,7 @@ class SetDirectory {
   std::map<std::int32_t, Info> sets_;
 };
 
-// The locations of the GPU's libraries, from the knobs.
+// The settings of `devices` below, from the knobs: where the GPU's libraries are, and what it may keep.
 device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log);
 
 struct SharedState {
@@ -137,7 +138,8 @@ struct SharedState {
         stall_exemption(clock),
         outputs(std::move(output_cache)) {}
 
-  // These operations reach a stage together.
+  // These operations reach a stage together. submitted: for the caller, who then pushes the entries. reached: for the holder of
+  // the progress token.
   void submitted(std::span<const Entry> entries) {
     recorder.submitted(entries);
     if (tracing) timeline.submitted(entries);
@@ -170,12 +172,13 @@ struct SharedState {
   std::atomic<std::int64_t> watched{0};  // operations in flight whose end runs a callback
   SetDirectory sets;
   Numbering numbering;
-  // Drafts outlive the engine.
+  // Shared with the ArenaDrafts, which may outlive the engine.
   const std::shared_ptr<ArenaDirectory> arenas = std::make_shared<ArenaDirectory>();
   FirstFailure failure;
   const std::shared_ptr<OutputCache> outputs;  // shared with the arrays that use its blocks
   Counters counters;
-  // For the holder of the progress token, until it has returned the token.
+  // Watchers whose operations have all ended. Only for the holder of the progress token: it takes them, returns the token, and
+  // then calls them.
   std::vector<std::unique_ptr<Watcher>> to_tell;
   EventCount event;  // bumped when an operation ends, and when the progress token is returned
 };

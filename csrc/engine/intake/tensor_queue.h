@@ -1,5 +1,5 @@
-// Operations that are submitted but that the engine has not taken yet. Callers push them, and the holder of the progress token
-// takes them.
+// Operations that are submitted but that the engine has not taken yet, and the names of all operations in flight. Callers push
+// operations, and the holder of the progress token takes them.
 // Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws:
 // Error(InvalidArgument) for a name that is in flight already.
 #pragma once
@@ -38,8 +38,9 @@ class NamesInFlight {
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait so that later ones can join them. Usually the time counts from the first entry. If a callback
-// waits for their end, a framework probably waits as well; then the time counts from the last entry.
+// How long queued entries wait so that later ones can join them: `since_first` after the first entry was pushed. If a callback
+// waits for the end of entries, a framework probably waits as well. Then all wait at most `since_last` after the last such
+// entry.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};
@@ -51,11 +52,12 @@ class TensorQueue {
   // Takes all entries or none. Returns true if the queue was empty, so that the caller has to wake the engine.
   bool push(std::span<Entry> entries);
   // If the queued entries are due, moves them into an empty vector, whose memory the queue reuses. They are due when flush is
-  // set, when they have enough bytes, or when their patience is over. *since: when the first of them was submitted.
+  // set, when they have enough bytes, or when their patience is over. Then *since is the time at which the first of them was
+  // pushed.
   void take(bool flush, std::size_t enough_bytes, const Patience& patience,
             std::vector<Entry>* into, base::Clock::time_point* since);
   std::vector<Entry> take_all();
-  // When take() without flush will return entries; nothing if the queue is empty.
+  // When the queued entries' patience is over; nothing if the queue is empty.
   std::optional<base::Clock::time_point> due(const Patience& patience) const;
   // Frees the entries' names for new operations.
   void forget(std::span<const Entry> entries);

@@ -1,4 +1,4 @@
-// What the machines of this folder want done. Their driver carries the actions out in order.
+// What Membership and FailureDetector want done. Their driver carries the actions out in order.
 // Thread: plain values. Owns: their content. Blocks: no. Throws: no.
 #pragma once
 

@@ -19,7 +19,7 @@ Request as_request(const OpenOperation& operation) {
   return request;
 }
 
-// Does the operation ask for any one rank, rather than for all of them?
+// Is the operation a receive that any one rank of the set can answer? All other operations need each rank that is missing.
 bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
@@ -37,6 +37,14 @@ bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wan
     if (!wanted.group.empty() && operation.group == wanted.group) ++in_group;
   }
   return named && (wanted.group.empty() || in_group >= wanted.group_size);
+}
+
+// Can the operation, which these ranks lack, complete although the stuck ranks submit nothing more?
+bool can_complete(const OpenOperation& operation, const std::vector<int>& lacking,
+                  const std::set<int>& stuck) {
+  const auto is_stuck = [&](int rank) { return stuck.contains(rank); };
+  return takes_any(operation) ? !std::ranges::all_of(lacking, is_stuck)
+                              : std::ranges::none_of(lacking, is_stuck);
 }
 
 }  // namespace
@@ -70,12 +78,7 @@ bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>
   for (const OpenOperation& operation : report.open) {
     if (!operation.waited_for) continue;
     waits = true;
-    const std::vector<int> ranks = missing(operation, roster);
-    const auto is_among = [&](int rank) { return among.contains(rank); };
-    if (takes_any(operation) ? !std::ranges::all_of(ranks, is_among)
-                             : std::ranges::none_of(ranks, is_among)) {
-      return false;
-    }
+    if (can_complete(operation, missing(operation, roster), among)) return false;
   }
   return waits;
 }
@@ -138,12 +141,8 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
     std::string waits;
     for (const OpenOperation& operation : reports_.at(rank).open) {
       const std::vector<int> lacking = missing(operation, roster);
-      if (lacking.empty()) continue;
+      if (lacking.empty() || can_complete(operation, lacking, stuck)) continue;
       const bool of_two = base::is_point_to_point(operation.kind);
-      // A rank that is not stuck may still submit the counterpart of this send or receive.
-      const bool hopes =
-          std::ranges::any_of(lacking, [&](int each) { return !stuck.contains(each); });
-      if (of_two && hopes) continue;
       doomed[{of_two ? rank : -1, operation.set}].insert(operation.name);
       if (!operation.waited_for) continue;
       (of_two ? pairs : others) = true;

@@ -2,8 +2,8 @@
 // Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: nothing.
 //
 // A rank is blocked when all its threads that submit or wait are asleep on operations that are not agreed. A set of blocked
-// ranks is stuck when each operation that one of them awaits is missing on another rank of the set. (A receive from any rank is
-// stuck when all ranks that could send are in the set.) The detector looks for the largest such set: it begins with all blocked
+// ranks is stuck when each operation that one of them awaits is missing on another rank of the set. (For a receive from any
+// rank, all ranks that could send must be in the set.) The detector looks for the largest such set: it begins with all blocked
 // ranks, and removes ranks that are not stuck until none is left to remove. Reports take time to travel, so the detector checks
 // a finding: the finding must hold for a while; then the detector probes every stuck rank, and each must answer that nothing
 // has changed since its report. Ranks get stuck by operations of different kinds, misspelt names and missing tensors. Source:
@@ -32,8 +32,8 @@ class DeadlockDetector {
   struct Actions {
     std::vector<int> probe;  // ranks to ask, with this number, whether they are still blocked
     std::uint64_t number = 0;
-    // The operations that can never complete: a verdict for each process set, with the number -1. Sends and receives have a
-    // verdict for each rank that asked for them, with the number of this rank.
+    // The operations that can never complete. The collectives of a process set have one verdict, in a pair with -1. The sends
+    // and receives that one rank asked for on a set have a verdict of their own, in a pair with that rank.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);

@@ -149,7 +149,7 @@ void FailureDetector::lose_host(int host, Actions& actions) {
                             " s (HVDLITE_PEER_TIMEOUT) from the host of " + ranks_of(host) + ": " +
                             kSilentHost;
   for (int peer = 0; peer < roster_.size(); ++peer) {
-    // Send these ranks no Failure: this rank would have to wait for their answers.
+    // These ranks get no Failure, because a message to them may never leave this rank.
     if (roster_.host_of(peer) == host) roster_.leave(peer);
   }
   give_up(ErrorCode::kPeerLost, cause, actions);

@@ -1,4 +1,4 @@
-// Decides which ranks have failed, and how this rank fails itself. No other code decides either, with an engine or without.
+// Decides which ranks have failed, and how this rank fails itself. With an engine or without, only this code decides that.
 // Thread: one at a time. Owns: the roster, and when this rank last heard each other host. Blocks: never. Throws: what the facts
 // throw.
 //
@@ -6,10 +6,11 @@
 // before there is an engine, and from shutdown() to the end of the program. The first failure decides; after it the machine
 // finds no other.
 //
-//   a rank of this host has ended, or said why --> Facts::find_lost --+
-//   another rank says that it fails -------------> hear(Failure) -----+--> lose: Fail, and Warn for the other hosts
-//   a host sends no heartbeat for too long ------> Heartbeat ---------+--> Announce to all, and Fail
-//   this rank's own error or exception ----------> fail, raise -------+
+//   the transport or the kernel reports a lost rank --> find_lost ------> Fail; for a rank of this host also Warn
+//   another rank says that it fails -----------------> hear(Failure) ---> Fail, and Send FailureSeen
+//   a host sends no heartbeat for too long ----------> keep_in_touch --+
+//   this rank's own error or exception --------------> fail, raise ----+-> Announce to the ranks that have not left, and Fail
+//   this rank waits for too long --------------------> give_up --------+
 #pragma once
 
 #include <cstdint>
@@ -37,12 +38,13 @@ class FailureDetector : public MembershipActions {
     virtual ~Facts() = default;
     // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause. Reports each rank once.
     virtual bool find_lost(int* rank, std::string* how) = 0;
-    // A number that changes when something from this rank arrives.
+    // A number that changes when anything from `rank` arrives.
     virtual std::uint64_t received_from(int rank) = 0;
   };
 
-  // silence: another host is lost after this many seconds without a heartbeat; 0: never. shortest: the shortest silence, in
-  // seconds, that silent_for() will be asked about; 0: no call follows, and this rank sends no heartbeats.
+  // Seconds. silence: another host is lost after this time without a heartbeat; 0: never. shortest: a host sends several
+  // heartbeats in this time. So it is at most `silence`, and about the shortest silence that silent_for() is asked about. 0:
+  // this rank sends no heartbeats and expects none.
   struct Limits {
     double silence = 0;
     double shortest = 0;
@@ -56,8 +58,9 @@ class FailureDetector : public MembershipActions {
   std::string me(const std::string& what) const;
 
   // --- how this rank fails ---
-  // This rank fails first, by an exception that its user knows. It then waits until all other ranks have confirmed the failure.
+  // This rank fails first, by an exception that its user knows. The driver may then wait for failure_seen_by_all().
   void raise(const std::string& cause, Actions& actions);
+  // Have all other ranks confirmed this failure, failed themselves, or left?
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
   // This rank cannot continue because of an error in the engine or the transport. The other ranks must not wait for it.
   void fail(base::ErrorCode code, const std::string& text, Actions& actions);
@@ -92,7 +95,7 @@ class FailureDetector : public MembershipActions {
   bool failed_ = false;
   std::set<int> failure_unseen_;
   std::optional<Heartbeat> heartbeat_;  // on leaders of hosts, if there are several hosts
-  // From each rank, at the last look; empty without heartbeat_.
+  // Facts::received_from() of each rank at the last keep_in_touch(); empty without heartbeat_.
   std::vector<std::uint64_t> received_;
 };
 

@@ -11,10 +11,11 @@ using base::microseconds;
 
 namespace {
 
-// The number of heartbeats that a host sends in the shortest silence. So one may be late without consequence.
-constexpr int kHeartbeatsInTimeout = 5;
+// The least number of heartbeats that a host sends in the shortest silence. So one may be late without consequence.
+constexpr int kHeartbeatsInShortest = 5;
 constexpr microseconds kLongestInterval{2'000'000};
-// The calls of tick() are milliseconds apart. If none came for this part of the shortest silence, this process did not run.
+// The driver calls tick() far more often than this part of the shortest silence. If no call came for so long, this process did
+// not run.
 constexpr int kAwayPart = 2;
 
 }  // namespace
@@ -23,7 +24,7 @@ Heartbeat::Heartbeat(const std::vector<int>& hosts, microseconds timeout, micros
                      Clock::time_point now)
     : timeout_(timeout),
       shortest_(shortest),
-      interval_(std::min(shortest / kHeartbeatsInTimeout, kLongestInterval)),
+      interval_(std::min(shortest / kHeartbeatsInShortest, kLongestInterval)),
       looked_(now),
       sent_(now) {
   for (const int host : hosts) heard_[host] = now;

@@ -18,12 +18,12 @@ namespace hvdlite::engine {
 class Heartbeat {
  public:
   // hosts: the leaders of the other hosts. timeout: tick() names hosts that have been silent for longer; zero: none. shortest:
-  // the shortest silence that silent_for() is asked about. A host sends several heartbeats in that time.
+  // see FailureDetector::Limits. A host sends at least five heartbeats in that time.
   Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
             base::Clock::time_point now);
 
   void heard(int host, base::Clock::time_point now);
-  // The host has left without a failure; its silence no longer counts.
+  // The leader of this host has left without a failure, so the host sends no more heartbeats, and its silence no longer counts.
   void forget(int host) { heard_.erase(host); }
 
   struct Actions {

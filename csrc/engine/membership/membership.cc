@@ -92,7 +92,7 @@ Membership::Actions Membership::hear(int source, Alive, Time now, Facts&) {
   return {};
 }
 
-// --- what the time brings -----------------------------------------------------------------------------------------------
+// --- looks at intervals -------------------------------------------------------------------------------------------------
 
 bool Membership::due(Time now) const { return now - looked_at_ >= kLookInterval; }
 

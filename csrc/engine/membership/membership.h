@@ -73,8 +73,8 @@ class Membership : public MembershipActions {
   void remove_set(SetId id) { failures_.roster().remove_set(id); }
 
   // --- what this rank does ---
-  // This rank takes part in no later operation. undecided: coordinators that may have decided operations for which it still
-  // waits.
+  // This rank takes part in no later operation. undecided: the coordinators that may still decide operations for which this
+  // rank waits.
   Actions leave(std::set<int> undecided);
   bool said_goodbye() const { return said_goodbye_; }
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
@@ -97,12 +97,14 @@ class Membership : public MembershipActions {
   // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
   Actions hear_late(int source, const Message& message);
 
-  // --- what the time brings ---
+  // --- looks at intervals ---
+  // Is it time for look()?
   bool due(Time now) const;
+  // Looks for lost ranks, silent hosts, stalls and deadlocks.
   Actions look(Time now, Facts& facts);
   // The part of look() that also runs after an error of the transport: the error may come from a lost rank.
   Actions look_for_lost(Facts& facts);
-  // Does an inquiry run, so that the next pass should come soon?
+  // May this rank be in a deadlock, or is a question about a stall open? Then the next pass should come soon.
   bool watching() const;
 
   std::uint64_t digest() const;

@@ -10,12 +10,7 @@ std::vector<int> Roster::others() const {
   return ranks;
 }
 
-void Roster::leave(int rank) {
-  Rank& one = ranks_[static_cast<std::size_t>(rank)];
-  if (one.left) return;
-  one.left = true;
-  ++epoch_;
-}
+void Roster::leave(int rank) { ranks_[static_cast<std::size_t>(rank)].left = true; }
 
 const std::vector<int>& Roster::members_of(SetId id) const {
   static const std::vector<int> none;
@@ -33,7 +28,6 @@ std::vector<int> Roster::needed_for(const Request& request) const {
 
 void Roster::add_to(base::Hasher& hasher) const {
   hasher.add_pair(me_, size());
-  hasher.add(epoch_);
   for (const Rank& rank : ranks_) hasher.add_pair(rank.host, rank.left ? 1 : 0);
   hasher.add(sets_.size());
   for (const auto& [id, members] : sets_) {

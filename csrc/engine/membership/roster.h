@@ -2,7 +2,6 @@
 // Thread: one at a time. Owns: the lists. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,12 +26,10 @@ class Roster {
 
   int rank() const { return me_; }
   int size() const { return static_cast<int>(ranks_.size()); }
-  // Changes when a rank leaves, and when a set is added or removed.
-  std::uint64_t epoch() const { return epoch_; }
   int host_of(int rank) const { return at(rank).host; }
   const std::string& describe(int rank) const { return at(rank).description; }
   bool has_left(int rank) const { return at(rank).left; }
-  // All ranks that take part, without this one.
+  // The other ranks that have not left.
   std::vector<int> others() const;
   void leave(int rank);
 
@@ -50,7 +47,6 @@ class Roster {
 
   int me_;
   std::vector<Rank> ranks_;
-  std::uint64_t epoch_ = 0;
   std::map<SetId, Members> sets_;
 };
 

@@ -13,14 +13,15 @@ using base::seconds_between;
 
 namespace {
 
-// The number of looks per limit, and the bounds of the time between two looks.
+// The number of looks per limit, and the bounds of the time between two looks. All times here are in seconds.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
-// The delay with which each rank begins to ask after the rank before it.
+// Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // A rank counts as silent if it has not answered for this long.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
 // A rank that looks after a stall has this much time after its next question is due. After that, this rank asks the question.
+// Also the longest time between two questions before giving up.
 constexpr double kGrace = 5.0;
 // How many operations and ranks a line names.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
@@ -173,7 +174,7 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   const auto of_set = [&](const auto& each) { return each.set == set; };
   const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
                     std::ranges::any_of(inquiry_->operations, of_set);
-  // The rank that has written a line about a stall in the set continues with it.
+  // The rank that has written a line about a stall, in any set, continues with it.
   const bool told = !last && !episodes_.empty() && !in_hand(set, last, now);
   if (asks || told) return true;
   in_hand_[{set, last}] = now + from_seconds((last ? 0 : limits_.warn) + kGrace);

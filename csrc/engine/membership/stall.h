@@ -3,19 +3,19 @@
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: nothing.
 //
-// deadlock.h finds a deadlock in a second or two. This machine is for a rank that computes, hangs or is stopped while others
-// wait, and for an operation whose data do not move. A rank that has waited for too long asks the other ranks what they lack:
+// deadlock.h usually finds a deadlock in a second or two. This machine is for a rank that computes, hangs or is stopped while
+// others wait, and for an operation whose data do not move. A rank that has waited for too long asks the other ranks what they
+// lack:
 //
 //   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
 // A rank may be asked about an operation for which it waits itself. Then it leaves the stall to the rank that asks (claim), so
-// that only one rank writes the line. Each rank begins to ask a little later than the rank with the next lower number. So if
-// several ranks have waited equally long, only one asks.
+// that only one rank writes the line. A rank with a higher number begins to ask a little later, up to 3 seconds. So if several
+// ranks have waited equally long, usually only one asks.
 #pragma once
 
 #include <deque>
 #include <functional>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -46,7 +46,7 @@ class StallInspector {
   struct Limits {
     double warn = 0;
     double give_up = 0;
-    double least() const;
+    double least() const;  // the lower limit of those that are not 0
   };
   StallInspector(Limits limits, int rank) : limits_(limits), rank_(rank) {}
 
@@ -100,14 +100,14 @@ class StallInspector {
     std::size_t all = 0;  // number of stalled operations; the question names only some of them
     std::vector<PendingOperation> operations;
     std::map<int, std::optional<StallReply>> answers;
-    bool moving = false;
+    bool moving = false;  // did data move in the last half of the limit?
   };
   // Stalled operations that wait for the same ranks.
   struct StalledOperations {
     std::vector<int> missing;
     std::vector<const PendingOperation*> operations;
-    double age = 0;
-    std::size_t more = 0;
+    double age = 0;        // of the oldest
+    std::size_t more = 0;  // stalled operations that the question did not name
   };
   // A stall that this rank has written to the log.
   struct Episode {
@@ -150,7 +150,7 @@ class StallInspector {
   Time next_[2];  // the earliest time of the next question, by `last`
   std::vector<Episode> episodes_;
   std::map<std::pair<SetId, bool>, Time> in_hand_;  // until when another rank looks after a set
-  // Operations for which no rank was missing at the last question. They get a line only if the next question finds the same.
+  // Operations for which no rank was missing at an earlier question. They get a line only if a later question finds the same.
   std::set<std::uint64_t> unexplained_;
 };
 

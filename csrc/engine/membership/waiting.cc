@@ -17,7 +17,7 @@ namespace {
 // program waits when nothing has been submitted and nothing has ended for this many times the usual patience. This time is
 // longer than any step computes between two of its gradients.
 constexpr double kUnseen = 300;
-// The watchdog's part of the time for which the asking rank waits for an answer.
+// The watchdog gets this part of the time for which the asking rank waits for an answer.
 constexpr double kWatchdogShare = 0.6;
 
 }  // namespace

@@ -16,6 +16,7 @@ constexpr const char* kStageNames[] = {"submitted, not yet announced",
                                        "done",
                                        "failed"};
 
+// At least the number of stages. A power of two, so that divisions are shifts.
 constexpr std::uint64_t kStages = 8;
 
 }  // namespace

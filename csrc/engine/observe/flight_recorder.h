@@ -1,5 +1,5 @@
 // Records the last N operations of this rank and the stage that each reached. The engine prints them when something fails.
-// Thread: any. Owns: the records. Blocks: no. Throws: nothing.
+// Thread: any. Owns: the records. Blocks: report() only, on the disk. Throws: std::bad_alloc.
 //
 // Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A new stage takes no
 // lock: number and stage are one word, and the word changes only if it still holds the operation's number. So the stage of an
@@ -40,8 +40,8 @@ class FlightRecorder {
   // One line for each recorded operation, the oldest first.
   std::string text() const { return text(kEverything, 0); }
   // The text to print when something fails: one line for each operation that has not ended; if there are none, one line for
-  // each of the last `ended` operations. If the text leaves operations out, a file has all of them, and the last line names the
-  // file.
+  // each of the last `ended` operations. If the text leaves recorded operations out and there is a folder, report() writes all
+  // of them to a new file there. The last line then names the file, or says why it could not be written.
   std::string report(std::size_t ended) const;
 
  private:

@@ -20,11 +20,16 @@ constexpr std::chrono::milliseconds kPause{50};
 
 void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles) {
   const std::lock_guard control(control_);
+  if (path == path_) end();  // the new writer truncates the file
   auto writer = std::make_unique<TimelineWriter>(path, max_bytes, owner_, time_);
   end();
   writer_ = std::move(writer);
-  stopping_ = false;
-  dropped_ = 0;
+  path_ = path;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = false;
+    dropped_ = 0;
+  }
   cycles_.store(cycles, std::memory_order_relaxed);
   thread_ = std::thread([this] { write_until_stopped(); });
   on_.store(true, std::memory_order_release);

@@ -1,13 +1,14 @@
 // A trace of this rank's operations for the viewers of Chrome and Perfetto: what each operation waited for, and when its data
 // moved.
-// Thread: any. Owns: its queue, its thread, its file. Blocks: start and stop only. Throws: Error(InvalidArgument) from start.
+// Thread: any. Owns: its queue, its thread, its file. Blocks: start, stop and the destructor, on the disk. Throws: start throws
+// Error(InvalidArgument) if the file cannot be made; then an earlier trace to another file continues.
 //
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
-// A caller that has an event first asks whether a trace is written. Usually none is, and then the question costs the load of
-// one flag. No caller waits for the file: if the queue is full, the timeline drops and counts events. After each write the file
+// Code that has an event first asks whether a trace is written (the flag `on`). While none is, an event costs the load of this
+// flag. No caller waits for the file: if the queue is full, the timeline drops and counts events. After each write the file
 // ends with the closing bracket, so it is valid JSON even after a crash. Its size is bounded: at half the limit it becomes
-// FILE.old, replaces the earlier FILE.old, and a new file begins.
+// FILE.old, replaces the earlier FILE.old, and a new file begins. A new trace removes a FILE.old of an earlier one.
 #pragma once
 
 #include <atomic>
@@ -38,7 +39,8 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Begins a file. cycles: marks each time that this rank announces operations.
+  // Begins a file, and completes the earlier one, if there is one. max_bytes: of the file and its FILE.old together. cycles:
+  // marks each time that this rank announces operations.
   void start(const std::string& path, std::size_t max_bytes, bool cycles);
   // When it returns, the file has all events up to now.
   void stop();
@@ -76,12 +78,13 @@ class Timeline {
   std::atomic<bool> cycles_{false};
   std::atomic<std::uint32_t> fused_{0};
   std::mutex control_;  // one start or stop at a time
-  std::mutex mutex_;    // for all members below
+  std::mutex mutex_;    // for wake_, queue_, dropped_ and stopping_
   std::condition_variable wake_;
   std::vector<TimelineEvent> queue_;
-  std::uint64_t dropped_ = 0;
+  std::uint64_t dropped_ = 0;  // events since the last write
   bool stopping_ = false;
-  std::unique_ptr<TimelineWriter> writer_;  // used by its thread only
+  std::string path_;
+  std::unique_ptr<TimelineWriter> writer_;  // while thread_ runs, only this thread uses it
   std::thread thread_;
 };
 

@@ -20,7 +20,8 @@ using base::Clock;
 using Stage = FlightRecorder::Stage;
 
 constexpr const char* kEnd = "\n]\n";
-// The number of tensors with a lane of their own. The limit bounds memory for programs that give every operation a new name.
+// The number of tensors with a lane of their own; all others share one lane. The limit bounds memory for programs that give
+// every operation a new name.
 constexpr std::int32_t kMostLanes = 1 << 14;
 // Callers' lanes come first.
 constexpr std::int32_t kFirstTensorLane = 1000;
@@ -72,8 +73,8 @@ std::string arguments_of(const Request& request) {
 
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
-// The name of the span between two stages. Ranks that share memory agree without a message, and a small tensor is done as soon
-// as they agree.
+// The name of the span between two stages. Some stages may be missing: ranks that share memory announce without a message, so
+// kAnnounced is not recorded; and a small tensor is done as soon as the ranks agree.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
@@ -98,6 +99,7 @@ TimelineWriter::TimelineWriter(std::string path, std::size_t max_bytes, Timeline
                                base::TimeSource time)
     : path_(std::move(path)), max_bytes_(max_bytes), owner_(owner), time_(time) {
   open_file(path_);
+  std::remove((path_ + ".old").c_str());  // an earlier trace may have left it
   header();
   flush();
 }
@@ -166,7 +168,7 @@ void TimelineWriter::flush() {
   text_.clear();
 }
 
-// At every moment there is a valid file at the path.
+// At every moment there is a valid file at the path, if the file system can exchange two files.
 void TimelineWriter::rotate() {
   close(file_);
   file_ = -1;
@@ -191,7 +193,6 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   if (file_ < 0) return;
   for (const TimelineEvent& event : events) {
     follow(event);
-    // The estimated length of a line.
     if (written_ + text_.size() > max_bytes_ / 2) {
       flush();
       if (file_ < 0) return;

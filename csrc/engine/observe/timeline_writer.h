@@ -24,7 +24,6 @@ struct TimelineOwner {
   int size = 1;
 };
 
-// One event.
 struct TimelineEvent {
   enum class Kind : std::uint8_t { kSubmitted, kReached, kCycle, kWait };
   Kind kind = Kind::kReached;
@@ -45,7 +44,7 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // dropped: the number of lost events before these.
+  // dropped: the number of events that were lost after these.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:

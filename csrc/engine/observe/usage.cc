@@ -88,7 +88,7 @@ void Usage::came_last(int rank, std::size_t operations) {
 }
 
 void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
-  // bytes * factor / ranks is the least that each rank's link has to carry.
+  // bytes * factor / ranks is the least that each rank's link has to carry. A message counts at its sender only.
   std::size_t factor = 0;
   switch (kind) {
     case OpKind::kAllreduce:

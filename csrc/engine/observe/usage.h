@@ -3,8 +3,8 @@
 // Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: nothing.
 //
 // A stage's time is the time during which at least one operation was in it; operations that overlap count once. A pass reads
-// the clock once, and a second time if operations are in flight. Each time that data start or stop moving, it reads the clock
-// as well. A blocking call does not read the clock only to measure these times.
+// the clock once, and a second time if anything moved while operations are in flight. Each time that data start or stop moving,
+// it reads the clock as well. A blocking call does not read the clock only to measure these times.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,8 @@ struct Counters {
   SingleWriterCounter nccl_ops, staged_ops;
   SingleWriterCounter notices;
   SingleWriterCounter coded_bytes_before, coded_bytes_after;
-  // How the token holder waits. A thread that sleeps at the doorbell, or waits for another thread, does not hold the token.
+  // How this rank waits. `passes` counts the passes of the token holder. The others are atomics, because a thread may count a
+  // sleep or a find without the token.
   SingleWriterCounter passes;
   std::atomic<std::int64_t> sleeps{0}, sleep_limits_us{0}, rung_sleeps{0}, unrung_finds{0};
 };
@@ -60,7 +61,8 @@ class BusyTime {
  public:
   using Time = base::Clock::time_point;
 
-  // From `now` on, this many more (or fewer) operations are under way. For the holder of the progress token.
+  // From `now` on, this many more (or fewer) operations are under way. `now` matters only if would_turn(more). For the holder
+  // of the progress token.
   void change(std::int64_t more, Time now);
   // Would change(more) begin or end a busy time?
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
@@ -93,8 +95,8 @@ class Usage {
   // The cycle has taken these entries from the queue. The first was submitted at `since`.
   void taken(std::span<const Entry> entries, Time since);
   void reached(std::span<const Entry> entries, Stage stage);
-  // Rank `rank` was the last to ask for this many operations, which are now agreed. The time spent waiting since the last such
-  // call is charged to that rank.
+  // Rank `rank` was the last to ask for this many operations, which are now agreed. The waiting time since the last such call
+  // is charged to that rank. Does nothing if `rank` is no rank of the job.
   void came_last(int rank, std::size_t operations);
   // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). docs/stats.md says what
   // `bytes` are.

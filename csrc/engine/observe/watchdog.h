@@ -1,5 +1,5 @@
-// The questions of the engine to the watchdog, and its answers. The watchdog is a thread of the binding that can say where this
-// rank's program is. The engine cannot say it, because it does not take the GIL.
+// The questions of the engine to the watchdog, and the watchdog's answers. The watchdog is a thread of the binding that can say
+// where this rank's program is. The engine cannot, because it does not take the GIL.
 // Thread: the holder of the progress token calls ask and take; the watchdog calls wait and tell; any thread calls close and
 // uses StallExemption. Owns: the answer until take(). Blocks: wait(), until a question or close(). Throws: nothing.
 #pragma once
@@ -17,8 +17,9 @@ namespace hvdlite::engine {
 
 class Watchdog {
  public:
-  // Returns true if a watchdog will answer.
+  // Asks where the program is. Returns false if there is no watchdog to answer.
   bool ask();
+  // The answer, once it has come.
   std::optional<std::string> take();
 
   // Waits for a question. Returns true if there is one, which tell() answers, and false if the engine ends.
@@ -35,7 +36,7 @@ class Watchdog {
   std::optional<std::string> answer_;
 };
 
-// The time for which this rank has asked the others to wait for it without a warning (hvdlite.stall_limit).
+// The time for which the other ranks wait for this rank without a warning (hvdlite.stall_limit).
 class StallExemption {
  public:
   explicit StallExemption(base::TimeSource time) : time_(time) {}

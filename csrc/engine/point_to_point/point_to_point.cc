@@ -155,7 +155,7 @@ void PointToPoint::deliver(int rank, Message message) {
 
 void PointToPoint::hear(int source, Offer offer) {
   InSet* const set = find_for_message(offer.set);
-  if (ended_) return;  // the sender learns from this rank's Goodbye that it has left
+  if (ended_) return;  // the sender learns from this rank's Goodbye that this rank has left
   if (set == nullptr) return count_received(source, offer);
   HVD_CHECK(!set->members || (std::ranges::binary_search(*set->members, source) &&
                               std::ranges::binary_search(*set->members, settings_.rank)));
@@ -221,7 +221,7 @@ std::string PointToPoint::why_unequal(const Entry& receive, int source, const Of
                                describe_content(request.dtype, request.count);
   const bool unknown = request.dtype == offer.dtype && request.count == offer.elements;
   return describe(request) + ": " + sent + ", but " + expected +
-         (unknown ? " that is another dtype of that size" : "") +
+         (unknown ? ", and the two have different dtypes of this size" : "") +
          "; give both tensors one dtype and one number of elements, or the messages different tags";
 }
 

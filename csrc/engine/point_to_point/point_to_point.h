@@ -8,9 +8,9 @@
 // nothing, and no collective waits for it. Its digest tells states apart. Cycle drives it, and Messenger passes it the other
 // ranks' messages.
 //
-//   what callers ask ---------> admit() --------+
-//   what another rank says ---> hear() ---------+--> Effects: send, finish, start_send, start_receive, reached
-//   how ranks and sets end ---> left, leave ----+
+//   what callers ask ---------> admit() ----------------+
+//   what another rank says ---> hear() -----------------+--> Effects: send, finish, start_send, start_receive, take, take_own
+//   how ranks and sets end ---> left, leave, end_all ---+
 //
 // A small message travels whole: its Offer holds the payload, and the send ends when the Offer is sent. A sender may do this
 // while the whole messages that the receiving rank has not received yet stay within a limit (Settings::unreceived_bytes). The
@@ -24,12 +24,13 @@
 //      start_send  ============>
 //
 // The send may end before the Clearance arrives. Then the sender sends a Withdrawal instead of Coming. So both ranks give
-// memory to the transport only when the payload is certain to move, and no posted transfer has to be cancelled. (This is MPI's
-// eager and rendezvous protocol, with a Withdrawal added.) A tensor on a GPU never travels whole.
+// memory to the transport only when the payload is certain to move, and no posted transfer has to be cancelled. (These are the
+// eager and rendezvous protocols of MPI's libraries, with a Withdrawal added.) A tensor on a GPU never travels whole.
 //
 // A receive of another dtype or size answers with a Rejection instead of a Clearance. If a Coming answers, the send had not
-// ended, and the receive fails. If a Withdrawal answers, the receive waits for the next message, because a send that has failed
-// must not fail a later receive.
+// ended, and the receive fails. If a Withdrawal answers, the send had failed for another reason, and the receive waits again,
+// because it may belong to a later send. If the message came whole, the receive fails at once, and the sender's next send or
+// receive fails, because the refused send has ended.
 #pragma once
 
 #include <algorithm>
@@ -64,8 +65,8 @@ class PointToPoint {
     // them in the same order, and the payloads move in this order.
     virtual void start_send(Entry entry, int to) = 0;
     virtual void start_receive(Entry entry, int from) = 0;
-    // take: gives a receive the payload of a message that travelled whole. take_own: gives a receive the payload of this rank's
-    // own send. Both end the entries.
+    // take: gives a receive the payload of a message that travelled whole; the payload is valid during the call only. take_own:
+    // gives a receive the payload of this rank's own send. Both end the entries.
     virtual void take(Entry receive, const void* payload) = 0;
     virtual void take_own(Entry receive, Entry send) = 0;
     // For the records. posted: the machine has taken the entry. reached: the entries have reached a stage.
@@ -90,7 +91,8 @@ class PointToPoint {
   void remove_set(SetId set);
 
   // --- what this rank asks ---
-  // Takes a send or a receive. An entry that can never be matched ends at once with an error.
+  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does the next entry after a
+  // send that was refused when it had ended already.
   void admit(Entry entry);
 
   // --- what others say ---
@@ -104,9 +106,11 @@ class PointToPoint {
   void hear(int source, const Verdict& message);
 
   // --- how ranks end ---
+  // Another rank has left. Fails the sends to it, and the receives that no other rank can answer.
   void left(int rank, const base::Status& why);
   // This rank leaves: fails its unmatched sends and receives, and later ones. Matched ones still end normally.
   void leave(const base::Status& why);
+  // After a failure: ends all sends and receives that wait, and tells no other rank.
   void end_all(const base::Status& why);
 
   // --- questions ---
@@ -181,7 +185,7 @@ class PointToPoint {
   std::size_t posted_ = 0;  // receives in all sets
   Sendings offered_;
   std::map<std::pair<int, std::uint64_t>, Answered> cleared_;  // by sender and number
-  std::vector<std::uint64_t> heard_;  // the number of the newest message of each rank
+  std::vector<std::uint64_t> heard_;  // the number of each rank's newest Offer
   // Bytes of whole messages, by rank. unreceived_: sent to that rank, which has not reported them as received. untold_:
   // received from that rank, and not yet reported to it.
   std::vector<std::size_t> unreceived_, untold_;
