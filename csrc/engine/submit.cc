@@ -1,4 +1,5 @@
 // The callers' side of Engine up to the queue: makes entries and handles from requests. Also gives callers memory.
+// Over 400 lines, because it has all steps of a submission in their order.
 
 #include <algorithm>
 #include <array>
@@ -137,35 +138,39 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   const SetDirectory::Info info = set_of(first.request, shared_.sets, topology_.rank);
   const SetId set = info.id;
   const std::size_t size = asks.size();
+  const bool messages = base::is_point_to_point(kind);
   auto lock = shared_.numbering.begin();
-  // Ranks do not compare the names of messages, so a refused message may use up its number. The lock is released first, because
-  // the submission of a message may make a pass, and Numbering::joined() takes the lock in a pass.
-  const bool uses_early = base::is_point_to_point(kind);
+  std::array<std::uint64_t, base::kNumOpKinds> used{};
+  // Uses up the numbers and releases the lock. Ranks do not compare the names of messages, so a refused message may use up its
+  // number. Messages release the lock before they are submitted: that may make a pass, and Numbering::joined() takes the lock
+  // in a pass.
+  const auto keep = [&] {
+    for (std::size_t each = 0; lock && each < used.size(); ++each) {
+      if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
+    }
+    lock = {};
+  };
   if (size == 1) {
     const Numbering::Name name = shared_.numbering.name(set, kind, 0);
-    if (uses_early) {
-      shared_.numbering.use(set, kind, 1);
-      lock.unlock();
-    }
+    used[static_cast<std::size_t>(kind)] = 1;
+    if (messages) keep();
     Ask named = first;
     named.request.name = name;
     named.request.group = {};
     named.request.unnamed = true;
     submit_named({&named, 1}, info, std::move(launching));
-    if (!uses_early) shared_.numbering.use(set, kind, 1);
-    return;
+    return keep();
   }
   const bool grouped =
       first.request.group.empty() && first.request.group_size == static_cast<std::int32_t>(size);
   const std::string label(grouped ? shared_.numbering.name(set, kind, 0) : Numbering::Name());
   std::vector<Ask> named(asks.begin(), asks.end());
   std::vector<std::string> names(size);
-  std::array<std::uint64_t, base::kNumOpKinds> used{};
   if (grouped) used[static_cast<std::size_t>(kind)] = 1;
   for (std::size_t i = 0; i < size; ++i) {
     RequestView& view = named[i].request;
     if (!is_unnamed(named[i])) continue;
-    const bool of_two = base::is_point_to_point(kind) && base::is_point_to_point(view.kind);
+    const bool of_two = messages && base::is_point_to_point(view.kind);
     if ((view.kind != kind && !of_two) || view.set != set.id) {
       throw Error(ErrorCode::kInvalidArgument,
                   "the unnamed operations of one call must be of one kind on one process set");
@@ -177,17 +182,9 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
     view.group = label;
     view.unnamed = true;
   }
-  const auto use = [&] {
-    for (std::size_t each = 0; each < used.size(); ++each) {
-      if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
-    }
-  };
-  if (uses_early) {
-    use();
-    lock.unlock();
-  }
+  if (messages) keep();
   submit_named(named, info, std::move(launching));
-  if (!uses_early) use();
+  keep();
 }
 
 void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Launch launching) {
