@@ -1,5 +1,4 @@
-// The callers' side of Engine up to the queue: makes entries and handles from requests. Also gives callers memory.
-// Over 400 lines, because it has all steps of a submission in their order.
+// The callers' side of Engine up to the queue: makes entries and handles from requests.
 
 #include <algorithm>
 #include <array>
@@ -346,67 +345,6 @@ std::int64_t Engine::prepare(std::span<const Ask> asks) {
     check_member(*member.anywhere.present, *group->members.front().anywhere.present, names);
   }
   return prepared_.add(std::move(group));
-}
-
-// --- memory for callers ---------------------------------------------------------------------------------------------
-
-OutputCache::Block Engine::new_output(std::size_t bytes) const {
-  require_usable();
-  // After a failure, another rank that does not know of the failure may still store into results of the last operations. So new
-  // results must lie elsewhere.
-  return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
-}
-
-device::Buffer Engine::new_gpu_output(int gpu, std::size_t bytes, void* stream) {
-  device::Buffer memory =
-      shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
-  memory.lend();
-  return memory;
-}
-
-int Engine::gpu_of_address(const void* address) {
-  const device::Driver& driver = shared_.devices.driver();
-  if (address != nullptr) return device::gpu_of_address(driver, address);
-  return topology_.local_rank % driver.devices();
-}
-
-std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::string& kind,
-                                                 std::size_t bytes) {
-  require_usable();
-  const auto info = shared_.sets.find(set);
-  if (!info || info->index < 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "process set " + std::to_string(set) +
-                    " does not exist or does not include this rank: no arena can be made for it");
-  }
-  if (bytes == 0) throw Error(ErrorCode::kInvalidArgument, "an arena needs at least one byte");
-  const std::string& allowed = shared_.config.shared_memory;
-  if (allowed != "auto" && allowed != kind) {
-    throw Error(ErrorCode::kUnsupported,
-                "HVDLITE_SHARED_MEMORY=" + allowed + " does not allow an arena in " + kind);
-  }
-  for (const int member : *info->members) {
-    if (transport_->host_of(member) == transport_->host_of(topology_.rank)) continue;
-    throw Error(ErrorCode::kUnsupported, "the ranks of process set " + std::to_string(set) +
-                                             " are on several hosts and cannot share an arena");
-  }
-  if (!info->shares_memory) {
-    throw Error(ErrorCode::kUnsupported,
-                "the ranks of process set " + std::to_string(set) +
-                    " have no channel through shared memory, which an arena needs (the machine "
-                    "gives none, or too many process sets use it already)");
-  }
-  const bool memfd = kind == "memfd";
-  if (!memfd && kind != "shm") {
-    throw Error(ErrorCode::kInvalidArgument,
-                "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
-  }
-  // Ids of different ranks are never equal, and no rank uses one twice.
-  const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
-  using Kind = transport::SharedMemory::Kind;
-  return std::make_unique<ArenaDraft>(shared_.arenas, info->id,
-                                      static_cast<int>(info->members->size()), info->index, id,
-                                      memfd ? Kind::kMemfd : Kind::kShm, bytes);
 }
 
 }  // namespace hvdlite::engine

@@ -17,7 +17,6 @@ constexpr microseconds kLongestInterval{2'000'000};
 // The driver calls tick() far more often than this part of the shortest silence. If no call came for so long, this process did
 // not run.
 constexpr int kAwayPart = 2;
-
 }  // namespace
 
 Heartbeat::Heartbeat(const std::vector<int>& hosts, microseconds timeout, microseconds shortest,
@@ -32,13 +31,16 @@ Heartbeat::Heartbeat(const std::vector<int>& hosts, microseconds timeout, micros
 
 void Heartbeat::heard(int host, Clock::time_point now) {
   const auto found = heard_.find(host);
-  if (found != heard_.end()) found->second = now;
+  if (found == heard_.end()) return;
+  found->second = now;
+  quiet_.erase(host);
 }
 
 Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   Actions actions;
   if (now - looked_ > shortest_ / kAwayPart) {
     for (auto& [host, when] : heard_) when = now;
+    quiet_.clear();
   }
   looked_ = now;
   const bool due = now - sent_ >= interval_;
@@ -46,7 +48,11 @@ Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   for (const auto& [host, when] : heard_) {
     if (due) actions.send.push_back(host);
   }
-  if (timeout_.count() > 0) actions.silent = silent_for(timeout_);
+  if (timeout_.count() == 0) return actions;
+  for (const int host : silent_for(timeout_ / kQuietPart)) {
+    if (quiet_.insert(host).second) actions.quiet.push_back(host);
+  }
+  actions.silent = silent_for(timeout_);
   return actions;
 }
 
@@ -64,6 +70,7 @@ void Heartbeat::add_to(base::Hasher& hasher) const {
     hasher.add_signed(host);
     add_time(hasher, when);
   }
+  for (const int host : quiet_) hasher.add_signed(host);
   add_time(hasher, looked_);
   add_time(hasher, sent_);
 }

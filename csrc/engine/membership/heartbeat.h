@@ -8,6 +8,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "base/hash.h"
@@ -24,10 +25,17 @@ class Heartbeat {
 
   void heard(int host, base::Clock::time_point now);
   // The leader of this host has left without a failure, so the host sends no more heartbeats, and its silence no longer counts.
-  void forget(int host) { heard_.erase(host); }
+  void forget(int host) {
+    heard_.erase(host);
+    quiet_.erase(host);
+  }
 
+  // The part of the timeout after which a silent host is quiet. With the default timeout it has then missed two heartbeats.
+  static constexpr int kQuietPart = 2;
   struct Actions {
-    std::vector<int> send;    // leaders to send a heartbeat to
+    std::vector<int> send;  // leaders to send a heartbeat to
+    std::vector<int>
+        quiet;  // hosts that have become quiet, before they are silent; each is named once in a silence
     std::vector<int> silent;  // hosts that have been silent for too long
   };
   Actions tick(base::Clock::time_point now);
@@ -41,6 +49,7 @@ class Heartbeat {
   base::microseconds shortest_;
   base::microseconds interval_;
   std::map<int, base::Clock::time_point> heard_;  // by leader
+  std::set<int> quiet_;                           // leaders that Actions::quiet has named
   base::Clock::time_point looked_;
   base::Clock::time_point sent_;
 };

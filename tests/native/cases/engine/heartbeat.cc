@@ -44,6 +44,15 @@ TEST(a_host_is_silent_only_after_the_timeout) {
   }
 }
 
+TEST(a_host_is_named_once_in_a_silence_at_half_of_the_timeout) {
+  Leader leader;
+  for (long second = 1; second <= 13; ++second) {
+    leader.hear(1, 1000 * second);
+    if (second == 7) leader.hear(2, 6500);
+    EXPECT(leader.look(1000 * second).quiet == (second == 6 || second == 12 ? kTwo : kNobody));
+  }
+}
+
 TEST(who_has_left_is_not_missed) {
   Leader leader;
   for (long second = 1; second <= 20; ++second) {

@@ -115,11 +115,11 @@ TEST(what_a_rank_that_computes_can_complete_gets_no_verdict) {
   DeadlockDetector detector(base::microseconds(1'000'000));
   const auto report = [&](std::uint64_t probe) {
     for (const int rank : {0, 1}) {
-      BlockedReport blocked{.probe = probe, .blocked = true};
+      BlockedReport blocked{.probe = probe, .blocked = true, .open = {}};
       const std::string name = rank == 0 ? "a" : "b";
       for (const auto& [open, waited_for] : {std::pair(name, true), {"of all", false}}) {
         blocked.open.push_back(
-            {.set = set, .name = open, .waited_for = waited_for, .not_asking = {}});
+            {.set = set, .name = open, .group = {}, .waited_for = waited_for, .not_asking = {}});
       }
       detector.report(rank, std::move(blocked));
     }

@@ -34,6 +34,15 @@ TEST(a_host_that_is_cut_off_is_given_up_after_the_timeout) {
         EXPECT_HAS(rank.failure().message, "rank 1 (host h1), rank 2 (host h1)");
       }
     }
+    // The first ranks of the three hosts warn before: two of one host, and one of two hosts.
+    const std::string log = job.log().text();
+    const std::string warning = "nothing has come from the host of ";
+    int warnings = 0;
+    for (auto at = log.find(warning); at != std::string::npos; at = log.find(warning, at + 1)) {
+      ++warnings;
+    }
+    EXPECT_OR(warnings == 4, log);
+    EXPECT_HAS(log, warning + "rank 1 (host h1), rank 2 (host h1) for 5 s. If it stays silent for 10 s");
   }
 }
 
@@ -85,6 +94,7 @@ TEST(a_job_that_was_asleep_accuses_nobody) {
   });
   job.run(10'000);
   EXPECT(job.log().text().find("ERROR") == std::string::npos);
+  EXPECT(job.log().text().find("nothing has come") == std::string::npos);
 }
 
 TEST(without_a_timeout_silence_means_nothing) {
