@@ -380,6 +380,20 @@ class Job:
     def close(self) -> None:
         """Ends the checks of the other processes. Call it before MPI ends."""
 
+class Deadline:
+    """Ends this process with exit code 1 after some seconds, unless `cancel` comes first. It needs no GIL.
+
+    Args:
+        seconds: the time from now.
+        rank: the rank of this process, for the log.
+        size: the number of ranks, for the log.
+        text: the error that is logged before the process ends.
+    """
+
+    def __init__(self, seconds: float, rank: int, size: int, text: str) -> None: ...
+    def cancel(self) -> None:
+        """The process may go on."""
+
 def speak_at_sigterm(rank: int, size: int, has_shut_down: bool = False) -> None:
     """From now on this process prints its last operations before SIGTERM ends it, if the program does not handle SIGTERM.
 

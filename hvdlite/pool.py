@@ -366,8 +366,14 @@ def shrink_in_thread(comm: Any, patience: float) -> Any:
 
 
 def shrink_at_exit(comm: Any, patience: float) -> Any:
-    """As `shrink_in_thread`, in exit handlers, where Python starts no thread: waits until MPI knows of a loss first."""
+    """As `shrink_in_thread`, in exit handlers, where Python starts no thread: waits until MPI knows of a loss first.
+
+    If the other processes do not call it in time after that, this process ends with exit code 1. They may be on a host that this
+    one cannot reach, of which MPI does not learn. (MPIX_Comm_ishrink, which could be watched, fails in Open MPI 5.0.)
+    """
     from mpi4py import MPI
+
+    from hvdlite._engine import Deadline
 
     for wait in _waits(patience):
         for _ in range(_PROBES):
@@ -375,7 +381,17 @@ def shrink_at_exit(comm: Any, patience: float) -> Any:
         if comm.Get_failed().size:
             break
         time.sleep(wait)
-    return comm.Shrink()
+    if patience <= 0:
+        return comm.Shrink()
+    text = (
+        f"at the end of the program: a rank was lost, and this one has waited {patience:g} s for the others to agree on that "
+        "(HVDLITE_STALL_SHUTDOWN_TIME_SECONDS). One of them is stopped, or its host cannot be reached"
+    )
+    deadline = Deadline(patience, comm.rank, comm.size, text)
+    try:
+        return comm.Shrink()
+    finally:
+        deadline.cancel()
 
 
 def _waits(patience: float) -> Iterator[float]:

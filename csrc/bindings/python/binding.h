@@ -24,6 +24,7 @@ void register_engine(nb::module_& module);
 void register_device(nb::module_& module);
 void register_job(nb::module_& module);
 void register_termination(nb::module_& module);
+void register_deadline(nb::module_& module);
 void register_work(nb::module_& module);
 void register_last_step(nb::module_& module);
 void register_gradients(nb::module_& module);

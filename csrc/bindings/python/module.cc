@@ -17,6 +17,7 @@ NB_MODULE(_engine, module) {
   python::register_device(module);
   python::register_job(module);
   python::register_termination(module);
+  python::register_deadline(module);
   python::register_gradients(module);
   python::register_pass_driver(module);
   python::register_launch(module);

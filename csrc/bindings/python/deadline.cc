@@ -1,0 +1,63 @@
+// Ends this process if a call of MPI that cannot be interrupted does not return in time. In exit handlers Python starts no
+// thread that could watch such a call; this thread is C++'s.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "binding.h"
+
+namespace hvdlite::python {
+namespace {
+
+// Thread: any. Owns: its thread. Blocks: no. Throws: std::system_error if there is no thread left.
+class Deadline {
+ public:
+  Deadline(double seconds, int rank, int size, std::string text)
+      : thread_([=, this, text = std::move(text)] {
+          pthread_setname_np(pthread_self(), "hvdlite-exit");
+          std::unique_lock lock(mutex_);
+          const auto limit = std::chrono::duration<double>(seconds);
+          if (changed_.wait_for(lock, limit, [this] { return cancelled_; })) return;
+          hvdlite_log_error(rank, size, "control", text.c_str());
+          _exit(1);
+        }) {}
+  ~Deadline() { cancel(); }
+  Deadline(const Deadline&) = delete;
+  Deadline& operator=(const Deadline&) = delete;
+
+  void cancel() {
+    {
+      const std::lock_guard lock(mutex_);
+      cancelled_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool cancelled_ = false;
+  std::thread thread_;  // the last member: it begins when the others exist
+};
+
+}  // namespace
+
+void register_deadline(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<Deadline>(module, "Deadline", nb::is_final())
+      .def(
+          "__init__",
+          [](Deadline* place, double seconds, int rank, int size, const char* text) {
+            new (place) Deadline(seconds, rank, size, text);
+          },
+          "seconds"_a, "rank"_a, "size"_a, "text"_a)
+      .def("cancel", &Deadline::cancel);
+}
+
+}  // namespace hvdlite::python
