@@ -368,8 +368,8 @@ def shrink_in_thread(comm: Any, patience: float) -> Any:
 def shrink_at_exit(comm: Any, patience: float) -> Any:
     """As `shrink_in_thread`, in exit handlers, where Python starts no thread: waits until MPI knows of a loss first.
 
-    If the other processes do not call it in time after that, this process ends with exit code 1. They may be on a host that this
-    one cannot reach, of which MPI does not learn. (MPIX_Comm_ishrink, which could be watched, fails in Open MPI 5.0.)
+    If the other processes do not call it in time after that, this process ends with exit code 1. They may be on a host that
+    this one cannot reach, of which MPI does not learn. (MPIX_Comm_ishrink, which could be watched, fails in Open MPI 5.0.)
     """
     from mpi4py import MPI
 
