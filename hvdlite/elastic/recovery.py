@@ -19,8 +19,9 @@ from hvdlite.errors import HvdliteError, PeerLostError, SystemFailure, Unsupport
 from hvdlite.failures import RAISED, SILENT
 from hvdlite.objects import broadcast_object
 from hvdlite.ops import barrier
-from hvdlite.pool import ProcessPool, Role, shrink_at_exit, shrink_in_thread
+from hvdlite.pool import ProcessPool, Role
 from hvdlite.runtime import RUNTIME
+from hvdlite.shrink import shrink_at_exit, shrink_in_thread
 
 __all__ = ["Call", "Passed", "awaits_spare", "spare_has_news", "why_not"]
 

@@ -203,7 +203,7 @@ def test_an_exception_ends_the_job():
 
 AT_EXIT = """
     from mpi4py import MPI
-    from hvdlite.pool import shrink_at_exit
+    from hvdlite.shrink import shrink_at_exit
 
     first = hvd.broadcast_object(os.getpid())
     hvd.shutdown()  # nothing calls MPI from here on

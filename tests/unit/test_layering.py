@@ -47,6 +47,7 @@ CORE = {
     "ops",
     "point_to_point",
     "pool",
+    "shrink",
     "process_sets",
     "runtime",
 }
