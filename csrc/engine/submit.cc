@@ -140,9 +140,9 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   const bool messages = base::is_point_to_point(kind);
   auto lock = shared_.numbering.begin();
   std::array<std::uint64_t, base::kNumOpKinds> used{};
-  // Uses up the numbers and releases the lock. Ranks do not compare the names of messages, so a refused message may use up its
-  // number. Messages release the lock before they are submitted: that may make a pass, and Numbering::joined() takes the lock
-  // in a pass.
+  // Uses up the numbers and releases the lock. Ranks do not compare the names of sends and receives, so a refused one may use
+  // up its number. For these, call it before the submission: the submission may make a pass, and Numbering::joined() takes the
+  // lock in a pass.
   const auto keep = [&] {
     for (std::size_t each = 0; lock && each < used.size(); ++each) {
       if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);

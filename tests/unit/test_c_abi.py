@@ -352,8 +352,8 @@ def test_unnamed_operations_of_one_call_are_alike():
             rank.engine.submit(requests)
 
 
-def test_a_prepared_operation_needs_a_name():
-    with engines(1) as (rank,), pytest.raises(hvdlite.InvalidArgumentError, match="needs a name"):
+def test_a_request_of_a_prepared_group_needs_a_name():
+    with engines(1) as (rank,), pytest.raises(hvdlite.InvalidArgumentError, match="request of a prepared group needs a name"):
         rank.engine.prepare([(ALLREDUCE, None, FLOAT32, (1,), 0, 0)])
 
 

@@ -324,7 +324,8 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
   }
   if (request.on_gpu()) check_device(request, devices);
   if (request.kind == OpKind::kJoin) request.name = kJoinName;
-  if (request.name.empty()) refuse(request, "a prepared operation needs a name");
+  if (request.name.empty())
+    refuse(request, "a request of a prepared group needs a name; give it one");
   check_shape(request);
   check_reduction(request, set.members->size());
   check_weighted(request);

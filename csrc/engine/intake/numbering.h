@@ -1,8 +1,11 @@
-// Names for operations that callers do not name: "allreduce.noname.7" is the eighth unnamed allreduce on its process set.
+// Names for operations that callers do not name: "allreduce.noname.7" is the eighth unnamed allreduce on its process set. An
+// unnamed group counts as one operation; the engine adds each member's place to the group's name ("allreduce.noname.7_1of2").
 // Thread: any. The caller holds the lock from begin() until the engine has accepted the operations: ranks must agree on the
-// numbers, so a request that one rank refuses must not use up a number. Ranks do not compare the names of messages, so for
-// messages the caller releases the lock earlier. Owns: the next numbers. Blocks: on the lock, while another thread submits.
-// Throws: std::bad_alloc.
+// numbers, so a request that one rank refuses must not use up a number. A pass of the engine may call joined() and forget(),
+// which take the lock, so a thread that holds the lock must not make a pass. The submission of sends and receives may make one
+// (Engine::pass_at_once). Ranks do not compare the names of sends and receives, so the caller uses up their numbers and
+// releases the lock before it submits them. Owns: the next numbers. Blocks: on the lock, while another thread submits. Throws:
+// std::bad_alloc.
 #pragma once
 
 #include <array>
@@ -26,17 +29,18 @@ class Numbering {
     void append(std::uint64_t number);
 
    private:
-    std::array<char, 96> text_;  // longer than the longest kind with two numbers
+    std::array<char, 96> text_;  // longer than the longest kind, kUnnamed and two numbers together
     std::size_t size_ = 0;
   };
   // With the lock held: the name with the next free number plus `ahead`.
   Name name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
-  // With the lock held: uses up `count` names.
+  // With the lock held: uses up the next `count` numbers.
   void use(base::SetId set, base::OpKind kind, std::uint64_t count);
-  // Call it when all ranks of the set have joined. Until then each may have named another number of operations. So all begin
-  // again with number 0, and from now on the names also contain the number of joins ("allreduce.noname.1.0").
+  // Call it when all ranks of the set have joined. The ranks may have submitted unequal numbers of operations before they
+  // joined. So the numbers of all kinds begin again at 0, and from now on the names also contain the number of joins
+  // ("allreduce.noname.1.0").
   void joined(base::SetId set);
-  // The set was removed.
+  // Call it when the set was removed.
   void forget(base::SetId set);
 
  private:

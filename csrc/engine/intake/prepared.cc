@@ -18,8 +18,8 @@ PreparedGroupPtr PreparedGroups::find(std::int64_t id) const {
   if (found == groups_.end()) {
     throw base::Error(base::ErrorCode::kInvalidArgument,
                       "prepared group " + std::to_string(id) +
-                          " is unknown: it was released, or prepared before the last shutdown; "
-                          "prepare it again");
+                          " is unknown: it was released, or prepared before the last shutdown, "
+                          "or never existed; prepare it again");
   }
   return found->second;
 }

@@ -1,7 +1,8 @@
 // Groups of requests that are checked once and submitted again and again. A later submission gives only what may change: the
-// addresses, which values are absent, the weight and the stream.
-// Thread: any; one lock, held for a few stores. Owns: the groups. Blocks: no. Throws: find() throws Error(InvalidArgument) for
-// an id that names no group.
+// addresses, which values are absent, the weight and the stream. (A prepared operation is something else:
+// collectives/prepared.h.)
+// Thread: any; one lock, held for a look-up, or while release() frees a group. Owns: the groups; operations in flight share
+// their requests. Blocks: no. Throws: find() throws Error(InvalidArgument) for an id that names no group.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,21 @@
 
 namespace hvdlite::engine {
 
-// Allreduces in place on one process set.
+// Allreduces in place, at least one: on one process set, with different names, all in host memory or all on one GPU, all
+// weighted or none.
 struct PreparedGroup {
-  // The request with a value of this rank, and without one.
+  // Two requests that differ only in their field `absent`.
   struct RequestPair {
-    RequestPtr present;
-    RequestPtr absent;
+    RequestPtr present;  // for a submission in which this rank has a value
+    RequestPtr absent;   // for one in which it has none
   };
   struct Member {
-    RequestPair anywhere;
-    RequestPair in_arena;         // the request if the tensor lies at `place`
+    RequestPair anywhere;         // if the tensor does not lie at `place`, or the arena is closed
+    RequestPair in_arena;         // if the tensor lies at `place`
     const void* place = nullptr;  // in the arena; null: the member has no place there
   };
   std::vector<Member> members;
-  std::int64_t arena = 0;  // the arena of the places
+  std::int64_t arena = 0;  // the id of the arena of all places; 0: no member has a place
 };
 using PreparedGroupPtr = std::shared_ptr<const PreparedGroup>;
 
@@ -36,6 +38,7 @@ class PreparedGroups {
   // Returns the id. This process has never used it before, so an id of an earlier engine names nothing here.
   std::int64_t add(PreparedGroupPtr group);
   PreparedGroupPtr find(std::int64_t id) const;
+  // Does nothing if the id names no group.
   void release(std::int64_t id);
 
  private:

@@ -7,10 +7,10 @@ namespace hvdlite::engine {
 
 std::size_t NamesInFlight::find(const Request& request) const {
   std::size_t place = home(request.name_hash);
-  for (; places_[place].request != nullptr; place = after(place)) {
-    const HashCell& here = places_[place];
-    if (here.hash == request.name_hash && here.request->set == request.set &&
-        here.request->name == request.name) {
+  for (; cells_[place].request != nullptr; place = after(place)) {
+    const HashCell& cell = cells_[place];
+    if (cell.hash == request.name_hash && cell.request->set == request.set &&
+        cell.request->name == request.name) {
       break;
     }
   }
@@ -18,35 +18,35 @@ std::size_t NamesInFlight::find(const Request& request) const {
 }
 
 bool NamesInFlight::insert(const Request& request) {
-  if (2 * (used_ + 1) > places_.size()) grow();
-  HashCell& place = places_[find(request)];
-  if (place.request != nullptr) return false;
-  place = {request.name_hash, &request};
+  if (2 * (used_ + 1) > cells_.size()) grow();
+  HashCell& cell = cells_[find(request)];
+  if (cell.request != nullptr) return false;
+  cell = {request.name_hash, &request};
   ++used_;
   return true;
 }
 
 void NamesInFlight::erase(const Request& request) {
   std::size_t gap = find(request);
-  if (places_[gap].request == nullptr) return;
+  if (cells_[gap].request == nullptr) return;
   --used_;
   // Deletion with backward shift (Knuth, TAOCP 3, 6.4, Algorithm R): up to the next free cell, each request whose search would
   // pass over the gap moves into it.
-  for (std::size_t place = after(gap); places_[place].request != nullptr; place = after(place)) {
-    const std::size_t mask = places_.size() - 1;
-    const std::size_t way = (place - home(places_[place].hash)) & mask;
-    if (way < ((place - gap) & mask)) continue;
-    places_[gap] = places_[place];
+  for (std::size_t place = after(gap); cells_[place].request != nullptr; place = after(place)) {
+    const std::size_t mask = cells_.size() - 1;
+    const std::size_t from_home = (place - home(cells_[place].hash)) & mask;
+    if (from_home < ((place - gap) & mask)) continue;
+    cells_[gap] = cells_[place];
     gap = place;
   }
-  places_[gap] = {};
+  cells_[gap] = {};
 }
 
 void NamesInFlight::grow() {
-  std::vector<HashCell> before(2 * places_.size());
-  before.swap(places_);
-  for (const HashCell& place : before) {
-    if (place.request != nullptr) places_[find(*place.request)] = place;
+  std::vector<HashCell> before(2 * cells_.size());
+  before.swap(cells_);
+  for (const HashCell& cell : before) {
+    if (cell.request != nullptr) cells_[find(*cell.request)] = cell;
   }
 }
 

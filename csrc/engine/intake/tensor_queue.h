@@ -27,20 +27,21 @@ class NamesInFlight {
     std::uint64_t hash = 0;
     const Request* request = nullptr;  // null: free
   };
-  std::size_t home(std::uint64_t hash) const { return hash & (places_.size() - 1); }
-  std::size_t after(std::size_t place) const { return (place + 1) & (places_.size() - 1); }
-  // The cell of the request's name, or the free cell where the name belongs.
+  // A cell's place is its index in cells_. The search for a name begins at the home of its hash.
+  std::size_t home(std::uint64_t hash) const { return hash & (cells_.size() - 1); }
+  std::size_t after(std::size_t place) const { return (place + 1) & (cells_.size() - 1); }
+  // The place of the cell with the request's name, or of the free cell where the name belongs.
   std::size_t find(const Request& request) const;
   void grow();
 
   // A power of two; at most half of the cells are used.
-  std::vector<HashCell> places_ = std::vector<HashCell>(64);
+  std::vector<HashCell> cells_ = std::vector<HashCell>(64);
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait so that later ones can join them: `since_first` after the first entry was pushed. If a callback
-// waits for the end of entries, a framework probably waits as well. Then all wait at most `since_last` after the last such
-// entry.
+// How long queued entries wait so that later ones can join them: `since_first` after the first entry was pushed. If entries
+// have a callback, a framework probably waits until they have ended. Then all queued entries wait at most `since_last` after
+// the last entry with a callback.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};
