@@ -27,8 +27,8 @@
 
 namespace hvdlite::engine {
 
-// An event count (Reed and Kanodia, 1979): a number; threads of this process can sleep until it changes. A thread that waits for
-// a condition reads value(), then checks the condition, and then calls wait() with the value that it read. So it misses no
+// An event count (Reed and Kanodia, 1979): a number; threads of this process can sleep until it changes. A thread that waits
+// for a condition reads value(), then checks the condition, and then calls wait() with the value that it read. So it misses no
 // change that comes in between.
 class EventCount {
  public:
@@ -109,8 +109,9 @@ class SetDirectory {
   struct Info {
     SetId id;
     std::shared_ptr<const std::vector<int>> members;
-    int index = -1;              // of this rank among the members; -1: not a member
-    bool shares_memory = false;  // all members have a channel through the host's window, or there is only one
+    int index = -1;  // of this rank among the members; -1: not a member
+    // All members have a channel through the host's window, or the set has only one member.
+    bool shares_memory = false;
   };
   void add(Info info);
   void remove(std::int32_t id);
@@ -122,8 +123,8 @@ class SetDirectory {
   std::map<std::int32_t, Info> sets_;
 };
 
-// The settings of `devices` below, from the knobs: where the GPU's libraries and the compiled kernels are, and how much returned
-// memory the engine keeps.
+// The settings of `devices` below, from the knobs: where the GPU's libraries and the compiled kernels are, and how much
+// returned memory the engine keeps.
 device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log);
 
 struct SharedState {
@@ -184,7 +185,7 @@ struct SharedState {
   // Watchers whose operations have all ended. Only for the holder of the progress token: it takes them, returns the token (or,
   // at shutdown, closes the engine), and then calls them.
   std::vector<std::unique_ptr<Watcher>> to_tell;
-  // Waiting callers sleep on it. Bumped when an operation ends, when the progress token is returned, and when the engine closes.
+  // Wakes waiting callers. Bumped when an operation ends, when the progress token is returned, and when the engine closes.
   EventCount event;
 };
 

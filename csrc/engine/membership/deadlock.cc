@@ -19,7 +19,8 @@ Request as_request(const OpenOperation& operation) {
   return request;
 }
 
-// Is the operation a receive from any rank? It needs only one of the ranks that lack it; all other operations need each of them.
+// Is the operation a receive from any rank? It needs only one of the ranks that lack it; all other operations need each of
+// them.
 bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }

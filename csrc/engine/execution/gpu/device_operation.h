@@ -43,8 +43,8 @@ class DeviceOperation : public Operation {
   HandedOver& handed_over() { return handed_over_; }
 
  protected:
-  // The addresses of a part's tensors on the home GPU: of the tensors, or of copies if they lie on another GPU. Null: no tensor,
-  // or no GPU.
+  // The addresses of a part's tensors on the home GPU: of the tensors, or of copies if they lie on another GPU. Null: no
+  // tensor, or no GPU.
   struct PartAddresses {
     const void* input = nullptr;
     void* output = nullptr;
