@@ -25,7 +25,8 @@ bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
 
-// Does `wanted` not wait for a rank with these open operations? The rank has asked for it, with its whole group, or has joined.
+// Does a rank with these open operations take part in `wanted`? It has then asked for the operation and its whole group, or has
+// joined.
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
   if (base::is_point_to_point(wanted.kind))
     return false;  // an open send or receive has no counterpart
