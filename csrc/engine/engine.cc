@@ -182,7 +182,7 @@ void Engine::give_token_back() {
   tell(std::move(to_tell));
 }
 
-// Called without the token, because a watcher may wait for progress.
+// Called without the token or on a closed engine, because a watcher may wait for progress.
 void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }

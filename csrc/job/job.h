@@ -85,7 +85,7 @@ class Job {
   void carry_out(const engine::FailureDetector::Warn& action);
   void carry_out(const engine::FailureDetector::Fail& action);
   template <typename Other>
-  void carry_out(const Other&) {}  // Membership's actions, which need an engine
+  void carry_out(const Other&) {}  // Membership's actions, which need an engine; and log lines
   void tell_failure(const std::string& cause, const std::vector<int>& ranks);
   double shortest_silence() const;
   void mind_patience(Time now);

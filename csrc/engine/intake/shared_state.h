@@ -27,7 +27,9 @@
 
 namespace hvdlite::engine {
 
-// An event count (Reed and Kanodia, 1979): a number that threads of this process can sleep on until it changes.
+// An event count (Reed and Kanodia, 1979): a number; threads of this process can sleep until it changes. A thread that waits
+// for a condition reads value(), then checks the condition, and then calls wait() with the value that it read. So it misses no
+// change that comes in between.
 class EventCount {
  public:
   std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
@@ -72,9 +74,9 @@ class FirstFailure {
   base::Status status_;
 };
 
-// Which threads of this rank wait, and for what. The rank is blocked when all known threads wait: those that ever waited, or
-// submitted without a callback, and have not ended. While one of them runs, it may still submit what other ranks lack. A thread
-// of a framework's pool is known only while it waits: afterwards it may idle in the pool for ever.
+// Which threads of this rank wait, and for what; deadlock detection reads it. A thread is known if it ever waited, or submitted
+// without a callback, and has not ended. While a known thread runs, it may still submit what other ranks lack. A thread of a
+// framework's pool is known only while it waits: afterwards it may idle in the pool for ever.
 class WaitRegistry {
  public:
   explicit WaitRegistry(base::TimeSource time);
@@ -107,8 +109,9 @@ class SetDirectory {
   struct Info {
     SetId id;
     std::shared_ptr<const std::vector<int>> members;
-    int index = -1;              // of this rank among the members; -1: not a member
-    bool shares_memory = false;  // all members have a channel through the host's window
+    int index = -1;  // of this rank among the members; -1: not a member
+    // All members have a channel through the host's window, or the set has only one member.
+    bool shares_memory = false;
   };
   void add(Info info);
   void remove(std::int32_t id);
@@ -120,7 +123,8 @@ class SetDirectory {
   std::map<std::int32_t, Info> sets_;
 };
 
-// The settings of `devices` below, from the knobs: where the GPU's libraries are, and what it may keep.
+// The settings of `devices` below, from the knobs: where the GPU's libraries and the compiled kernels are, and how much
+// returned memory the engine keeps.
 device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log);
 
 struct SharedState {
@@ -152,7 +156,8 @@ struct SharedState {
     usage.reached(entries, stage);
   }
 
-  // These operations have ended. An entry without a request belongs to no caller of this rank. For the holder of the progress
+  // Ends these operations: they have succeeded, or failed with this status. It marks their completions done, so the completions
+  // must already hold the results. An entry without a request belongs to no caller of this rank. For the holder of the progress
   // token.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
@@ -177,10 +182,11 @@ struct SharedState {
   FirstFailure failure;
   const std::shared_ptr<OutputCache> outputs;  // shared with the arrays that use its blocks
   Counters counters;
-  // Watchers whose operations have all ended. Only for the holder of the progress token: it takes them, returns the token, and
-  // then calls them.
+  // Watchers whose operations have all ended. Only for the holder of the progress token: it takes them, returns the token (or,
+  // at shutdown, closes the engine), and then calls them.
   std::vector<std::unique_ptr<Watcher>> to_tell;
-  EventCount event;  // bumped when an operation ends, and when the progress token is returned
+  // Wakes waiting callers. Bumped when an operation ends, when the progress token is returned, and when the engine closes.
+  EventCount event;
 };
 
 }  // namespace hvdlite::engine

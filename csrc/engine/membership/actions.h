@@ -1,5 +1,5 @@
 // What Membership and FailureDetector want done. Their driver carries the actions out in order.
-// Thread: plain values. Owns: their content. Blocks: no. Throws: no.
+// Thread: plain values. Owns: their content. Blocks: no. Throws: nothing.
 #pragma once
 
 #include <string>
@@ -19,18 +19,19 @@ struct MembershipActions {
     int to = 0;
     Message message;
   };
-  // This rank is about to fail for this cause. Write the cause to shared memory for this host, and send a Failure to these
-  // ranks.
+  // This rank is about to fail for this cause. Send a Failure to these ranks. A driver with an engine first writes the cause to
+  // shared memory, where the ranks of this host find it even if this rank answers no message.
   struct Announce {
     std::string cause;
     std::vector<int> ranks;
   };
-  // Send a Failure to these ranks, which cannot see the failure themselves.
+  // This rank has lost a rank of its own host. Send a Failure to these ranks of other hosts, which cannot see that loss.
   struct Warn {
     std::string cause;
     std::vector<int> ranks;
   };
-  // End all operations of this rank with this status. told: the user knows it already.
+  // This rank has failed: all its operations, later ones too, end with this status. Only the first Fail counts. told: the user
+  // knows the cause already, so write no log line.
   struct Fail {
     base::Status why;
     bool told = false;
@@ -40,7 +41,7 @@ struct MembershipActions {
     int rank = 0;
     base::Status why;
   };
-  // This rank has left. The coordinator will not decide the operations that this rank still waits for.
+  // This rank has left, and this coordinator decides nothing more. End the operations of its sets for which this rank waits.
   struct Undecided {
     int coordinator = 0;
   };

@@ -19,15 +19,17 @@ Request as_request(const OpenOperation& operation) {
   return request;
 }
 
-// Is the operation a receive that any one rank of the set can answer? All other operations need each rank that is missing.
+// Is the operation a receive from any rank? It needs only one of the ranks that lack it; all other operations need each of
+// them.
 bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
 
-// Has a rank with these open operations asked for `wanted`?
+// Does a rank with these open operations take part in `wanted`? It has then asked for the operation and its whole group, or has
+// joined.
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
   if (base::is_point_to_point(wanted.kind))
-    return false;  // if it had asked, the send and the receive would have been matched
+    return false;  // an open send or receive has no counterpart
   bool named = false;
   int in_group = 0;
   for (const OpenOperation& operation : open) {
@@ -39,7 +41,7 @@ bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wan
   return named && (wanted.group.empty() || in_group >= wanted.group_size);
 }
 
-// Can the operation, which these ranks lack, complete although the stuck ranks submit nothing more?
+// Can the operation, which the ranks in `lacking` lack, complete although the stuck ranks submit nothing more?
 bool can_complete(const OpenOperation& operation, const std::vector<int>& lacking,
                   const std::set<int>& stuck) {
   const auto is_stuck = [&](int rank) { return stuck.contains(rank); };
@@ -61,9 +63,8 @@ void DeadlockDetector::report(int rank, BlockedReport report) {
 std::vector<int> DeadlockDetector::missing(const OpenOperation& operation,
                                            const Roster& roster) const {
   std::vector<int> ranks;
-  const auto& others = operation.not_asking;
   for (const int member : roster.members_of(operation.set)) {
-    if (std::find(others.begin(), others.end(), member) != others.end()) continue;
+    if (std::ranges::find(operation.not_asking, member) != operation.not_asking.end()) continue;
     const auto report = reports_.find(member);
     if (report == reports_.end() || !takes_part(report->second.open, operation)) {
       ranks.push_back(member);
@@ -103,29 +104,27 @@ std::set<int> DeadlockDetector::find_stuck(const Roster& roster) const {
 DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now,
                                                  const Roster& roster) {
   Actions actions;
-  std::set<int> stuck = find_stuck(roster);
+  const std::set<int> stuck = find_stuck(roster);
   std::map<int, std::uint64_t> versions;
   for (const int rank : stuck) versions[rank] = reports_.at(rank).version;
-  if (stuck != suspects_ || versions != suspect_versions_) {
-    suspects_ = std::move(stuck);
-    suspect_versions_ = std::move(versions);
+  if (versions != suspects_) {
+    suspects_ = std::move(versions);
     since_ = now;
     probing_ = false;
   }
-  if (suspects_.empty()) return actions;
+  if (stuck.empty()) return actions;
   if (!probing_) {
     if (now - since_ < patience_) return actions;
     probing_ = true;
     actions.number = ++probe_;
-    unanswered_ = suspects_;
-    actions.probe.assign(suspects_.begin(), suspects_.end());
+    unanswered_ = stuck;
+    actions.probe.assign(stuck.begin(), stuck.end());
     return actions;
   }
   if (!unanswered_.empty()) return actions;
-  actions.verdicts = judge(suspects_, roster);
-  for (const int rank : suspects_) reports_.erase(rank);
+  actions.verdicts = judge(stuck, roster);
+  for (const int rank : stuck) reports_.erase(rank);
   suspects_.clear();
-  suspect_versions_.clear();
   probing_ = false;
   return actions;
 }
@@ -140,7 +139,7 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
   for (const int rank : stuck) {
     std::string waits;
     for (const OpenOperation& operation : reports_.at(rank).open) {
-      const std::vector<int> lacking = missing(operation, roster);
+      std::vector<int> lacking = missing(operation, roster);
       if (lacking.empty() || can_complete(operation, lacking, stuck)) continue;
       const bool of_two = base::is_point_to_point(operation.kind);
       doomed[{of_two ? rank : -1, operation.set}].insert(operation.name);
@@ -148,6 +147,8 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
       (of_two ? pairs : others) = true;
       waits += (waits.empty() ? " " : " and ") + describe(as_request(operation));
       if (!operation.group.empty()) waits += " (group '" + operation.group + "')";
+      // A rank without a report may have asked for the operation, so the text does not name it.
+      std::erase_if(lacking, [&](int each) { return !reports_.contains(each); });
       waits += ", missing on " + format_ranks(lacking);
     }
     text += " rank " + std::to_string(rank) + " waits for" + waits + ";";
@@ -175,8 +176,8 @@ void DeadlockDetector::add_to(base::Hasher& hasher) const {
     hasher.add_signed(rank);
     add_message(hasher, report);
   }
-  hasher.add(suspect_versions_.size());
-  for (const auto& [rank, version] : suspect_versions_) {
+  hasher.add(suspects_.size());
+  for (const auto& [rank, version] : suspects_) {
     hasher.add_signed(rank);
     hasher.add(version);
   }

@@ -33,9 +33,8 @@ class Heartbeat {
   // The part of the timeout after which a silent host is quiet. With the default timeout it has then missed two heartbeats.
   static constexpr int kQuietPart = 2;
   struct Actions {
-    std::vector<int> send;  // leaders to send a heartbeat to
-    std::vector<int>
-        quiet;  // hosts that have become quiet, before they are silent; each is named once in a silence
+    std::vector<int> send;    // leaders to send a heartbeat to
+    std::vector<int> quiet;   // hosts that have become quiet; each is named once in a silence
     std::vector<int> silent;  // hosts that have been silent for too long
   };
   Actions tick(base::Clock::time_point now);

@@ -10,6 +10,7 @@ using base::Status;
 
 namespace {
 
+// The least time between two looks. A look goes over all ranks, so not every pass makes one. Usual limits are much longer.
 constexpr base::microseconds kLookInterval{20'000};
 
 }  // namespace
@@ -54,8 +55,8 @@ Membership::Actions Membership::hear(int source, GoodbyeSeen, Time, Facts&) {
   return actions;
 }
 
-// The coordinator has sent all its lists before this message. So the operations of this rank that it has not decided by now
-// will never be decided.
+// The coordinator has sent a GoodbyeSeen or its own Goodbye. Before these messages, a coordinator sends all its response lists.
+// So the operations for which this rank still waits will never be decided.
 void Membership::goodbye_was_seen(int coordinator, Actions& actions) {
   if (goodbye_unseen_.erase(coordinator) > 0) actions.emplace_back(Undecided{coordinator});
 }

@@ -14,8 +14,8 @@ using base::LogLevel;
 namespace {
 
 // While an operation that runs a callback is in flight, the engine cannot see whether the program waits. It assumes that the
-// program waits when nothing has been submitted and nothing has ended for this many times the usual patience. This time is
-// longer than any step computes between two of its gradients.
+// program waits when nothing has been submitted and nothing has ended for this many times the usual patience. A step should
+// not compute for so long between two of its gradients: with the default of HVDLITE_DEADLOCK_TIMEOUT this is 150 seconds.
 constexpr double kUnseen = 300;
 // The watchdog gets this part of the time for which the asking rank waits for an answer.
 constexpr double kWatchdogShare = 0.6;
@@ -38,8 +38,8 @@ void Membership::tell(int rank, BlockedReport report, Actions& actions) {
 }
 
 void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
-  const bool told = facts.callbacks_wait();
-  const bool blocked = told || facts.all_wait();
+  const bool unseen = facts.callbacks_wait();
+  const bool blocked = unseen || facts.all_wait();
   const std::uint64_t version = facts.version();
   if (blocked != blocked_.blocked || version != blocked_.version) {
     const bool reported = blocked_.reported;
@@ -50,7 +50,7 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
     tell(0, std::move(over), actions);
     return;
   }
-  const double patience = limits_.deadlock / 2 * (told ? kUnseen : 1);
+  const double patience = limits_.deadlock / 2 * (unseen ? kUnseen : 1);
   if (!blocked || blocked_.reported || base::seconds_between(blocked_.since, now) < patience) {
     return;
   }

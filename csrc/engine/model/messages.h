@@ -98,8 +98,7 @@ struct OpenOperation {
   std::int32_t tag = 0;
   friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
 };
-// Any rank -> rank 0. blocked: all callers of this rank sleep until other ranks submit something. Not blocked: withdraws the
-// report.
+// Any rank -> rank 0. blocked: this rank waits only for operations that are not agreed. Not blocked: withdraws the report.
 struct BlockedReport {
   std::uint64_t version = 0;  // changes when the rank submits an operation, and when one ends
   std::uint64_t probe = 0;    // the probe that this report answers; 0: it answers none

@@ -280,8 +280,8 @@ ROWS = (
         "messages-deadlock-alone",
         "a rank without others is not told that it waits for its own message",
         "csrc/engine/membership/waiting.cc",
-        "const bool blocked = told || facts.all_wait();",
-        "const bool blocked = (told || facts.all_wait()) && roster().size() > 1;",
+        "const bool blocked = unseen || facts.all_wait();",
+        "const bool blocked = (unseen || facts.all_wait()) && roster().size() > 1;",
         guards.MESSAGES,
     ),
     Mutant(

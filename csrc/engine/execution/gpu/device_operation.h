@@ -1,9 +1,9 @@
-// The common part of operations on GPU memory: inputs become ready in streams of their own, tensors may lie on other GPUs than
-// the set's, and the end of the work is an event.
+// The common part of operations on GPU memory: each input is ready at an event, tensors may lie on other GPUs than the set's
+// home GPU, and the end of the work is an event.
 // Thread, Blocks, Throws: as operation.h says. Owns: its buffers, until the event after which they are free.
 //
-// An operation is finished when the GPU has all its work. Its event says when the GPU has done the work; the engine does not
-// wait for it.
+// An operation is finished when its last work is enqueued on the GPU (it is then handed over). Its event says when the GPU has
+// done the work. Until then the lane keeps the event, and the next operations start without waiting for it.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ struct FiniteCheck {
   std::vector<RequestPtr> requests;
 };
 
-// The remainder of an operation whose work the GPU has but has not done.
+// What the lane keeps of an operation that is handed over, until the GPU has done the work.
 struct HandedOver {
   device::EventPtr event;
   RequestPtr request;  // the first request; errors name the operation by it
@@ -36,14 +36,15 @@ class DeviceOperation : public Operation {
 
   void abandon() override;
   virtual bool is_nccl() const = 0;
-  // Will it begin a step later that all members begin in the lane's order?
+  // Must the operation still begin a step that all members have to begin in the lane's order? Until it has begun that step, the
+  // lane advances no later operation for which this is true.
   virtual bool awaits_turn() const { return false; }
   // Valid after the operation has finished. It has no event if no rank had a value, or if this rank has no GPU.
   HandedOver& handed_over() { return handed_over_; }
 
  protected:
-  // The addresses of a part's tensors on the set's GPU: of the tensors, or of copies if they lie on another GPU. Null: no
-  // tensor.
+  // The addresses of a part's tensors on the home GPU: of the tensors, or of copies if they lie on another GPU. Null: no
+  // tensor, or no GPU.
   struct PartAddresses {
     const void* input = nullptr;
     void* output = nullptr;
@@ -55,17 +56,19 @@ class DeviceOperation : public Operation {
   device::FusionKernels& kernels() { return link_.home()->kernels(); }
   const PartAddresses& place(std::size_t part) const { return places_[part]; }
 
-  // The first step: orders the link's stream after the inputs' events, and copies inputs from other GPUs to the set's.
+  // The first step: orders the link's stream after the inputs' events, and copies inputs from other GPUs to the home GPU. After
+  // it, place() is valid.
   void gather();
-  // Makes this rank's result of an operation whose output the engine allocates. Returns its address; null if this rank has
-  // joined.
+  // Allocates this rank's output of an operation whose output the engine makes. Returns the address on the home GPU to which
+  // the operation must write: that of the output, or of memory that hand_over() copies to it. Null if this rank has joined.
   void* make_output(const Extents& extents, device::cuda::Stream stream);
-  // Memory of the set's GPU, or page-locked memory of the host, until the operation's event.
+  // Memory of the home GPU for work in `stream`, and page-locked memory of the host. Both are free after the operation's event.
   void* device_memory(std::size_t bytes, device::cuda::Stream stream);
   void* pinned_memory(std::size_t bytes);
-  // The last step: the results are complete after all work that `stream` has now.
+  // The last step, called when the results are complete after all work that `stream` has now: copies outputs to other GPUs, and
+  // records the operation's event.
   void hand_over(device::cuda::Stream stream);
-  // Orders another stream after what gather() has prepared.
+  // Orders a stream after the inputs' events and gather()'s copies.
   void order_inputs(device::cuda::Stream stream) const;
 
   // The pieces of the fusion buffer, one after the other, each on a boundary at which kernels are fast. The bytes between them
@@ -76,11 +79,11 @@ class DeviceOperation : public Operation {
   bool lacks_all_inputs() const;
   bool lacks_all_outputs() const;
 
-  // make_flags: flags for the outputs, which a kernel sets if a value is not finite; null if no check is wanted. collect_flags:
-  // copies them to the host.
+  // Makes a flag for each output, which a kernel sets to 1 if a value is not finite. hand_over() copies the flags to the host.
+  // Null: no check is wanted, or this rank has no GPU.
   std::int32_t* make_flags(device::cuda::Stream stream);
-  void collect_flags(device::cuda::Stream stream);
-  // Checks the results for values that are not finite, if that is wanted and this is an allreduce of floats.
+  // Called before the start: check the results for values that are not finite, if that is wanted and this is an allreduce of
+  // floats.
   void watch_finite(bool wanted);
   bool watches_finite() const { return watches_finite_; }
 
@@ -89,6 +92,7 @@ class DeviceOperation : public Operation {
     return entry.request && entry.request->device != gpu().ordinal();
   }
   std::vector<device::Piece> pieces(bool outputs, std::size_t element_bytes) const;
+  void collect_flags(device::cuda::Stream stream);
 
   DeviceLink& link_;
   std::vector<PartAddresses> places_;

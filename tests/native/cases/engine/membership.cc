@@ -134,6 +134,10 @@ TEST(what_a_rank_that_computes_can_complete_gets_no_verdict) {
   EXPECT(verdicts.size() == 1);
   // Rank 2 computes, and may still submit the operation that only it lacks.
   EXPECT(verdicts[0].second.names == (std::vector<std::string>{"a", "b"}));
+  // It may have asked for 'a' or 'b' already, so the text does not say that it lacks them.
+  EXPECT_HAS(verdicts[0].second.text,
+             "rank 0 waits for allreduce of 'a' in process set 0, missing on rank 1; rank 1 waits "
+             "for allreduce of 'b' in process set 0, missing on rank 0;");
 }
 
 TEST(a_stall_is_told_by_one_rank_with_the_place_in_the_program) {
