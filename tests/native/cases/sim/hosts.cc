@@ -42,7 +42,8 @@ TEST(a_host_that_is_cut_off_is_given_up_after_the_timeout) {
       ++warnings;
     }
     EXPECT_OR(warnings == 4, log);
-    EXPECT_HAS(log, warning + "rank 1 (host h1), rank 2 (host h1) for 5 s. If it stays silent for 10 s");
+    EXPECT_HAS(log,
+               warning + "rank 1 (host h1), rank 2 (host h1) for 5 s. If it stays silent for 10 s");
   }
 }
 
