@@ -204,7 +204,7 @@ docs: $(VENV)/.native $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
 	$(BIN)/python docs/links.py build/docs
 
-# Runs the static analysis of all C++ files.
+# Runs the static analysis of the C++ files of csrc/, without the bindings and mpi_shim.cc.
 tidy: $(VENV)/.dev
 	$(BIN)/cmake -S . -B build/tidy -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" -DCMAKE_UNITY_BUILD=OFF \
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python"

@@ -57,7 +57,8 @@ def check_consistency(
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
             differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. For the
             first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it.
-        InvalidArgumentError: (on all ranks) an argument is wrong on some rank, such as an object without bytes to compare.
+        InvalidArgumentError: an argument is wrong. If some ranks cannot read their objects, all ranks raise it; with `every`,
+            only those ranks raise it, and the others MismatchError.
         HorovodInternalError: a rank failed.
     """
     remedy = "hvd.broadcast(array, root_rank=0) gives all ranks the values of one"

@@ -56,7 +56,10 @@ class HvdliteError(RuntimeError):
 
 
 class HorovodInternalError(HvdliteError):
-    """Base class of all errors that a submitted collective can raise. Elastic training catches it and continues."""
+    """Base class of the errors of a submitted collective that fails because of other ranks or of the system.
+
+    Elastic training catches it. A submitted collective can also raise `InvalidArgumentError` and `UnsupportedError`.
+    """
 
 
 class MismatchError(HorovodInternalError):

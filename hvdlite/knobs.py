@@ -627,7 +627,6 @@ KNOBS: tuple[Knob, ...] = (
 _BY_TOPOLOGY = "the algorithm follows from the topology"
 _NO_MODEL = "the search compares settings with each other, and makes no model of their cost"
 _NO_GLOO = "Gloo is not used"
-_BY_MPIRUN = "jobs are started by mpirun, and their ranks stay the same"
 _NO_SPARK = "there are no Spark estimators; start the job with mpirun"
 
 # Variables of Horovod that have no effect here, with the reason or the replacement.
@@ -655,7 +654,7 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT": _NO_GLOO,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_GLOO,
     "HOROVOD_ELASTIC": "`hvdlite run --elastic`, or `mpirun --with-ft ulfm`, starts an elastic job",
-    "HOROVOD_START_TIMEOUT": _BY_MPIRUN,
+    "HOROVOD_START_TIMEOUT": "`hvdlite run --start-timeout SECONDS` sets this limit; without it there is none",
     "HOROVOD_SPARK_PYTHONPATH": _NO_SPARK,
     "HOROVOD_SPARK_START_TIMEOUT": _NO_SPARK,
     "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _NO_SPARK,

@@ -98,7 +98,7 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
         tensor: any shape and dtype, in host memory or on a GPU. Not modified.
         dst: the receiver's rank in the whole job.
         tag: a number, 0 or more, that distinguishes messages between the two ranks.
-        name: the name of the tensor in error texts. The other rank does not see it.
+        name: the name of the tensor in error texts, also in those of the other rank.
         process_set: the receiver must name the same process set.
 
     Raises:

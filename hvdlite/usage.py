@@ -40,8 +40,8 @@ class Stats:
         sent_bytes: the bytes that this rank sent as messages; exchanges in shared memory do not count.
         uncoded_bytes, coded_bytes: of the elements that this rank has sent coded (`Compression.int8` and others): as they were,
             and as they were sent.
-        control_messages: of the negotiation, sent by this rank. Up to 64 ranks that are all on one host send none for most
-            operations; docs/stats.md lists the others.
+        control_messages: those of the negotiation and of messages between two ranks, sent by this rank. Up to 64 ranks that are
+            all on one host send none for most operations; docs/stats.md lists the others.
         control_bytes: their size.
         agreed_in_memory: operations that were agreed on in the ledger, without the coordinator.
         negotiating_seconds: an operation was submitted here and not agreed on, because this rank gathered more operations or
@@ -49,8 +49,8 @@ class Stats:
         waiting_seconds: the part of it after this rank had announced it: another rank had not asked, or its message had not
             come.
         moving_seconds: the data of an operation moved, or were reduced. In GPU memory: the host's part of it only.
-        exposed_seconds: a thread of the program was blocked until an operation ended; for several threads the sum. With
-            callbacks (TensorFlow, XLA) no thread is blocked.
+        exposed_seconds: a thread of the program was blocked until an operation ended; for several threads the sum. It is 0
+            in TensorFlow's graphs that XLA does not compile: they get results by callbacks, and no thread is blocked.
         exposed_moving_seconds: the part of it in which data moved. In the rest this rank waited for others.
         last_to_ask: of each rank, how many operations it was the last to ask for, as far as this rank took part in them.
         waited_for_seconds: `waiting_seconds` by rank: each moment is charged to the rank whose asking ended it.

@@ -102,7 +102,8 @@ def _threads(loaded: Mapping[str, Any]) -> Finding:
     level = f"it offers the thread level MPI_{loaded['thread']}"
     if loaded["thread"] in ("THREAD_MULTIPLE", "THREAD_SERIALIZED"):
         return Finding("MPI starts", "ok", level)
-    return Finding("MPI starts", "fail", level, "hvdlite's engine needs MPI_THREAD_MULTIPLE: use an MPI that was built with it")
+    remedy = "hvdlite's engine needs at least MPI_THREAD_SERIALIZED: use an MPI that was built with support for threads"
+    return Finding("MPI starts", "fail", level, remedy)
 
 
 def _compiled(family: str) -> Iterator[Finding]:

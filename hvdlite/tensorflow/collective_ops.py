@@ -304,7 +304,10 @@ def _allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
         kept = ("prescale_bits", "postscale_bits", "codec", "codec_between", "codec_block")
         return forward.reduce(grads, op, **{key: forward.op.get_attr(key) for key in kept})
     if forward.factor("prescale") != 1.0 or forward.factor("postscale") != 1.0:
-        raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} and scale factors has no gradient")
+        raise UnsupportedError(
+            f"allreduce with op={OP_NAMES[op]} and scale factors has no gradient; multiply the tensor before the call, and the "
+            "result after it"
+        )
     totals = forward.reduce(grads, Sum)
     slopes = _product_slopes(forward) if op == Product else _choice_slopes(forward)
     return [total * slope for total, slope in zip(totals, slopes, strict=True)]

@@ -279,7 +279,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
-        name = None if call.name is None else f"{call.name}.rows"
+        name = call.grad_name_of("rows")
         rows = ops.allgather(torch.tensor([ctx.rows], device="cpu"), name, call.process_set)
         place = call.process_set.rank() or 0
         starts = rows[:place].sum(0).tolist()

@@ -116,7 +116,7 @@ typedef struct hvdlite_request {
   int32_t op;
   /* broadcast: the root's global rank. send: the receiver's global rank. recv: the sender's global rank, or HVDLITE_ANY.
    * add_process_set: 1 if only the new set's members ask. join: 1 if an Average must not count this rank. allgather: 1 if it
-   * runs without the ranks that have joined, for any value of join_refuses_others. */
+   * runs without the ranks that have joined, for any value of horovod_rules. */
   int32_t root;
   int32_t process_set; /* id */
   int32_t device;

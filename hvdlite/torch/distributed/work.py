@@ -181,6 +181,8 @@ class HvdliteWork(Work):
     def get_future(self) -> _Future:
         """A future of the tensors that hold the result. If the operation fails, the future's error is a RuntimeError with the
         text of hvdlite's error.
+
+        If two threads make the first call at the same moment, they may get two futures. Both complete.
         """
         if self._future is None:
             devices = sorted({output.device.index for output in self._outputs if output.is_cuda})

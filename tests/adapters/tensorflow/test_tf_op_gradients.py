@@ -80,7 +80,7 @@ def test_min_max_and_product(mode):
     )
     np.testing.assert_allclose(output, np.prod(stacked, axis=0))
     np.testing.assert_allclose(gradient, total * np.prod(np.delete(stacked, RANK, axis=0), axis=0))
-    with pytest.raises(NotImplementedError, match="op=Max and scale factors has no gradient"):
+    with pytest.raises(NotImplementedError, match="op=Max and scale factors has no gradient; multiply the tensor before"):
         flowing_back(mode, lambda x: ops.allreduce(x, op=int(Op.MAX), prescale=2.0, name="m"), everyone[RANK], incoming[RANK])
 
 
