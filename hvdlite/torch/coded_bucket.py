@@ -9,7 +9,7 @@ import torch
 
 from hvdlite import submission
 from hvdlite.compression import BucketCodec
-from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
+from hvdlite.errors import AbortedError, HvdliteError, InvalidArgumentError
 from hvdlite.requests import Sum
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.gpu import CPU
@@ -206,7 +206,7 @@ class CodedBucket:
             for coded, ranks in zip(self._coded, self._present.tolist(), strict=True):
                 coded.present = ranks > 0
             if self._steps is None:
-                raise InternalError(
+                raise AbortedError(
                     f"Ctrl-C came while gradients of {self._label} were decoded, so this step has no gradients: call "
                     "zero_grad() on all ranks and begin the step again"
                 )

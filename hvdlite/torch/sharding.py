@@ -254,8 +254,8 @@ class ShardedState:
     def _require_same_ranks(self) -> None:
         """Raises if the state has been split for other ranks. After `hvdlite.shutdown` there is nothing to check."""
         process_set = self._settings.process_set
-        ranks = process_set.ranks
-        if ranks is not None and (ranks, process_set.rank()) != (self._ranks, self._place):
+        ranks, place = process_set.ranks, process_set.rank()
+        if ranks is not None and place is not None and (ranks, place) != (self._ranks, self._place):
             raise InvalidArgumentError(
                 f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the job has other ranks than before "
                 f"({len(ranks)}, and {len(self._ranks)} before), and this rank has only its old part of the optimizer's state. "
