@@ -125,11 +125,11 @@ void FailureDetector::keep_in_touch(Time now, Facts& facts, Actions& actions) {
   for (const int leader : due.send) actions.emplace_back(Send{leader, Alive{}});
   for (const int host : due.quiet) {
     const std::string seconds = base::to_text(limits_.silence / Heartbeat::kQuietPart);
-    actions.emplace_back(
-        Log{base::LogLevel::kWarning,
-            "nothing has come from the host of " + ranks_of(host) + " for " + seconds +
-                " s. If it stays silent for " + base::to_text(limits_.silence) +
-                " s (HVDLITE_PEER_TIMEOUT), it counts as lost; otherwise the job continues"});
+    actions.emplace_back(Log{
+        base::LogLevel::kWarning,
+        "nothing has come from the host of " + ranks_of(host) + " for " + seconds +
+            " s. If it stays silent for " + base::to_text(limits_.silence) +
+            " s in all (HVDLITE_PEER_TIMEOUT), it counts as lost; otherwise the job continues"});
   }
   if (!due.silent.empty()) lose_host(due.silent.front(), actions);
 }
