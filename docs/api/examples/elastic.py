@@ -11,7 +11,7 @@ hvd.init()
 def run():
     state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, weights=np.zeros(2))
 
-    @elastic.run  # after the loss of a rank it is called again, with the state of the last commit
+    @elastic.run  # hvdlite calls train again after the loss of a rank, with the last commit
     def train(state):
         while state.step < 3:
             state.weights += hvd.allreduce(np.ones(2), name="gradient")

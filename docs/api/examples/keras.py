@@ -180,7 +180,7 @@ def run():
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     callbacks = [hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state)]
 
-    @hvd.elastic.run  # after the loss of a rank it is called again, with the state of the last commit
+    @hvd.elastic.run  # hvdlite calls train again after the loss of a rank, with the last commit
     def train(state):
         model.fit(x, y, epochs=2, initial_epoch=state.epoch, callbacks=callbacks, verbose=0)
 

@@ -224,7 +224,7 @@ def run():
     weights = tf.Variable([0.0])
     state = hvd.elastic.TensorFlowState([weights], step=0)
 
-    @hvd.elastic.run  # after the loss of a rank it is called again, with the state of the last commit
+    @hvd.elastic.run  # hvdlite calls train again after the loss of a rank, with the last commit
     def train(state):
         while state.step < 3:
             weights.assign_add(hvd.allreduce(tf.ones([1]), name="step"))

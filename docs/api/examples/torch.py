@@ -252,7 +252,7 @@ def run():
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     state = hvd.elastic.TorchState(model, optimizer, epoch=0)
 
-    @hvd.elastic.run  # after the loss of a rank it is called again, with the state of the last commit
+    @hvd.elastic.run  # hvdlite calls train again after the loss of a rank, with the last commit
     def train(state):
         while state.epoch < 2:
             state.model(torch.ones(4, 2)).square().mean().backward()
