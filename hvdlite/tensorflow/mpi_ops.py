@@ -16,7 +16,7 @@ from hvdlite.tensorflow import ops
 from hvdlite.tensorflow.functions import broadcast_ as broadcast_
 from hvdlite.tensorflow.ops import *  # noqa: F403
 
-_basics = HorovodBasics()  # not public, but programs get all process sets from it
+_basics = HorovodBasics()  # not public, but programs call its _get_process_set_ids_and_ranks()
 
 
 def _allreduce(

@@ -1,7 +1,7 @@
 """Adasum for an optimizer: each rank takes a step with its own gradients, and Adasum combines the changes of all ranks.
 
-As in Horovod, Adasum combines the changes of the parameters and not the gradients. So the changes contain what the optimizer
-makes of the gradients (momentum, or Adam's scale of each element). Each rank keeps its own optimizer state.
+As in Horovod, Adasum combines the changes of the parameters and not the gradients. So the optimizer's momentum, or Adam's
+scale of each element, is part of what Adasum combines. Each rank keeps its own optimizer state.
 csrc/collectives/allreduce_adasum.cc has the algorithm and its source.
 """
 
@@ -29,7 +29,7 @@ class AdasumStep:
     def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         self._settings = settings
         self._check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in self._gradients])
-        self._check.updated = True  # with Adasum the ranks can compare parameters before the first step
+        self._check.updated = True  # not yet true, but with Adasum the ranks can compare parameters before the first step
         self._compressor: Any = settings.compression or NoneCompressor
         self._gradients: list[ParameterGradient] = []
         self._engine: Any = None  # the engine of the job whose ranks have agreed
@@ -79,7 +79,7 @@ class AdasumStep:
 
     def _agree(self) -> None:
         if self._engine is not RUNTIME.engine:
-            # This is the first agreement in this job: in earlier jobs the ranks may have agreed different numbers of times.
+            # The first agreement in this job. The count begins anew, because it may differ between ranks after earlier jobs.
             self._engine, self._agreed, self._generation = RUNTIME.engine, False, 0
         if not self._agreed:
             self._generation += 1

@@ -1,4 +1,4 @@
-"""The names of ``horovod.torch.compression``."""
+"""The names of ``horovod.torch.compression``, and `BF16Compressor`."""
 
 from hvdlite.compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
 

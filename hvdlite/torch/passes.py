@@ -1,4 +1,6 @@
-"""Finds the beginning and the end of a backward pass, from what autograd reports.
+"""Reports to the reducer which graph task of autograd runs, whether the task is nested, and when it ends.
+
+From these reports `Passes` (csrc/bindings/python/passes.h) finds the beginning and the end of a backward pass.
 
 Autograd runs a backward as a *graph task* with a number. Code that a task calls (hvdlite's hooks) can register a callback for
 the end of the task. Three cases are not obvious:
@@ -60,7 +62,10 @@ def is_nested(leaving: bool = False) -> bool:
 
 
 def when_task_ends(callback: Callable[[], None]) -> bool:
-    """Registers a callback for the end of the current graph task. Returns False if no task will call it."""
+    """Registers a callback for the end of the current graph task. Returns False if no task will call it.
+
+    True does not promise the call: a task that raises never calls it, and compiled autograd may not either.
+    """
     try:
         Variable._execution_engine.queue_callback(callback)
     except RuntimeError:
@@ -71,8 +76,8 @@ def when_task_ends(callback: Callable[[], None]) -> bool:
 class EndOfTask:
     """The callback of one graph task.
 
-    After `register` it reports exactly one of three events to the reducer: the pass is over (`task_ended`), a nested task is
-    over (`task_left`), or the task has ended without a call of this object (`task_lost`).
+    After `register` in a task it reports exactly one of three events to the reducer: the pass is over (`task_ended`), a nested
+    task is over (`task_left`), or the task has ended without a call of this object (`task_lost`).
     """
 
     __slots__ = ("_nested", "_over", "_reducer", "_stamp", "_waiting")
@@ -80,7 +85,7 @@ class EndOfTask:
     def __init__(self, reducer: PassDriver, stamp: int, nested: bool) -> None:
         self._waiting = self._over = False
         self._reducer = reducer
-        self._stamp = stamp  # of the pass to which the task belongs
+        self._stamp = stamp  # the number of the pass to which the task belongs
         self._nested = nested
 
     def register(self) -> None:
@@ -96,7 +101,8 @@ class EndOfTask:
             self._reducer.task_ended(self._stamp)
 
     def __del__(self) -> None:
-        with suppress(HvdliteError):  # settle() will get the same error, and can raise it
+        # Python only prints what __del__ raises. PassDriver.settle() will get the same error, and can raise it.
+        with suppress(HvdliteError):
             if getattr(self, "_waiting", False):  # no attribute exists if Ctrl-C came before __init__
                 self._reducer.task_lost(self._stamp)
             elif getattr(self, "_over", False) and self._nested:

@@ -14,12 +14,12 @@ __all__ = ["join_rows", "rows_of"]
 def rows_of(
     grad: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype, sparse_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices (int64, one row for each row of the values) and the values of a gradient, in memory that the engine can use.
+    """The indices (int64, one line for each row) and the rows of a gradient, in memory that the engine can use.
 
     Args:
         grad: a sparse (coordinate) or dense gradient; None: this rank has no gradient, and sends no row.
         like: a tensor of the gradient's shape and device.
-        dtype: the dtype of the values.
+        dtype: the dtype of the returned rows.
         sparse_dim: the number of leading dimensions that the indices address.
     """
     device = like.device if is_reachable(like.device) else torch.device("cpu")
@@ -37,11 +37,11 @@ def rows_of(
 
 
 def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, divisor: int) -> torch.Tensor:
-    """The sum of the rows that all ranks have sent, as a sparse (coordinate) tensor without duplicate indices.
+    """The sum of all ranks' rows, divided by `divisor`: a sparse (coordinate) tensor without duplicate indices.
 
     Args:
-        indices: int64, one row for each row of `values`. A row of -1 stands for a gradient without rows.
-        values: the rows.
+        indices: int64, one line for each row of `values`. A line of -1 stands for a gradient without rows.
+        values: the rows of all ranks.
         like: a tensor of the result's shape and device.
         divisor: the number by which the sum is divided.
     """
