@@ -9,7 +9,8 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
    did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
    optimizer's step.
 
-This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch.
+This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch. (Over 400
+lines, because the steps share the state of one class.)
 """
 
 import logging
@@ -76,6 +77,7 @@ class Reducer(PassDriver):
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
+        self._handed_over: list[torch.Tensor] = []  # those parameters
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # reducers that have this one among their partners
         # The plan, made at the first reduction.
         self._left_out: list[ParameterGradient] = []  # in no bucket: frozen, and of a dtype that cannot be reduced
@@ -128,7 +130,7 @@ class Reducer(PassDriver):
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
         self.settle()
         self._drop_plan()
-        del self._gradients[id(param)]
+        self._handed_over.append(self._gradients.pop(id(param)).param)
         for hook in self._hooks.pop(id(param)):
             hook.remove()
         if successor not in self._partners:
@@ -396,5 +398,9 @@ class Reducer(PassDriver):
         self._keeps = keeps
         for gradient in self._gradients.values():
             gradient.forget()
+        for param in self._handed_over:
+            owner = owner_of(param)
+            if owner is not None and not owner._gradients[id(param)].dirty:  # a dirty one is part of its owner's next pass
+                owner._gradients[id(param)].forget()
         self.reset()
         self.next_step()

@@ -277,6 +277,24 @@ def test_optimizers_with_parameters_in_common(hvd, op):
     assert_close(grads_of(model), grads_of(twin))
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("resets", [0, 1])
+def test_a_gradient_in_common_that_is_written_by_hand_is_reduced(hvd, resets, set_to_none):
+    """Also if the optimizer that has reset it is not the one that reduces it."""
+    model = network()
+    optimizers = [hvd.DistributedOptimizer(sgd([*part.parameters()])) for part in (model, model[2:])]
+    mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
+    optimizers[0].step()
+    model[0].zero_grad()
+    optimizers[resets].zero_grad(set_to_none=set_to_none)
+    for param in model[2:].parameters():
+        param.grad = torch.full_like(param, hvd.rank() + 1.0)
+    optimizers[0].step()
+    mean = (hvd.size() + 1) / 2
+    assert_close(grads_of(model[2:]), [torch.full_like(param, mean) for param in model[2:].parameters()])
+    assert_same_bits(list(model.parameters()))
+
+
 def test_parameters_in_common_need_one_op(hvd):
     model = network()
     kept = hvd.DistributedOptimizer(sgd(model.parameters()))
