@@ -2,7 +2,8 @@
 
 If a tensor of the state has the parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
 parameter's memory, and each owner of the parameter writes a slice of it. So DCP can give slices to any number of ranks.
-Everything else, such as counters of steps and tensors of another shape, is saved unchanged by the owners.
+Everything else, such as counters of steps and tensors of another shape, is saved unchanged by the owners. A tensor of one
+dimension that has as many elements as a parameter of another shape gets a longer key, so that it is not read as slices.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["described", "entries_of", "merged", "require_slices", "template"]
 
 _SEPARATOR = "."  # with which DCP joins the keys of nested dictionaries
+_UNSLICED = ".unsliced"  # ends the key of a tensor that looks like slices
 
 
 def _dcp(module: str) -> Any:
@@ -89,7 +91,12 @@ def require_slices() -> None:
 
 def described(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
     """What this rank writes of a parameter's state. The rank must own the parameter or a part of it."""
-    return {key: _sliced(sharded, value) for key, value in state.items()}
+    found = {}
+    for key, value in state.items():
+        kept = _sliced(sharded, value)
+        looks_sliced = kept is value and getattr(value, "shape", None) == (sharded.param.numel(),)
+        found[f"{key}{_UNSLICED}" if looks_sliced else key] = kept
+    return found
 
 
 def _sliced(sharded: "Sharded", value: Any) -> Any:
@@ -116,7 +123,7 @@ def template(sharded: "Sharded", entries: Mapping[str, Any]) -> dict[str, Any]:
         size = getattr(entry, "size", None)
         if size is None:
             found[key] = 0  # stands for any object
-        elif tuple(size) == (sharded.param.numel(),):
+        elif tuple(size) == (sharded.param.numel(),) and not key.endswith(_UNSLICED):
             count = sharded.stop - sharded.start
             memory = torch.empty(count, dtype=entry.properties.dtype, device=sharded.param.device)
             found[key] = Slice.of(memory, sharded.start, sharded.param.numel())
@@ -128,10 +135,11 @@ def template(sharded: "Sharded", entries: Mapping[str, Any]) -> dict[str, Any]:
 
 def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the state that DCP has read into the memory of `template` to the form that the optimizer keeps."""
-    found = dict(state)
+    found = {}
     for key, value in state.items():
         if isinstance(value, Slice):
-            found[key] = value.plain() if sharded.is_split else sharded.unflattened(value.plain())
+            value = value.plain() if sharded.is_split else sharded.unflattened(value.plain())
+        found[key.removesuffix(_UNSLICED)] = value
     return found
 
 

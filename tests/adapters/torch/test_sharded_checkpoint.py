@@ -66,11 +66,21 @@ def load(hvd, make, folder, process_set, group=None):
     return model, optimizer
 
 
+class FlatWhitening(Whitening):
+    """Part of its state has one dimension, and as many elements as the parameter."""
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for param, state in self.state.items():
+            state["flat"] = param.grad.flatten()
+
+
 def counters(state):
     return [entries["step"] for _, entries in sorted(state["state"].items()) if "step" in entries]
 
 
-@pytest.mark.parametrize("make", [adam, maker("SGD", "loop"), maker("Adafactor", "loop"), Whitening])
+@pytest.mark.parametrize("make", [adam, maker("SGD", "loop"), maker("Adafactor", "loop"), Whitening, FlatWhitening])
 def test_fewer_and_fewer_ranks_read_what_more_have_written(hvd, sets, folder, monkeypatch, make):
     """From all of them by way of one fewer to one alone: exact, and nothing is gathered."""
     _, last = trained(hvd, make)
