@@ -51,12 +51,7 @@ class Deadline {
 void register_deadline(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<Deadline>(module, "Deadline", nb::is_final())
-      .def(
-          "__init__",
-          [](Deadline* place, double seconds, int rank, int size, const char* text) {
-            new (place) Deadline(seconds, rank, size, text);
-          },
-          "seconds"_a, "rank"_a, "size"_a, "text"_a)
+      .def(nb::init<double, int, int, const char*>(), "seconds"_a, "rank"_a, "size"_a, "text"_a)
       .def("cancel", &Deadline::cancel);
 }
 
