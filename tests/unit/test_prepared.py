@@ -212,7 +212,44 @@ def test_a_group_between_hosts_is_prepared_as_one_tensor(size):
                     assert array.tobytes() == total.tobytes()
             rank.engine.release_prepared(group)
 
-    run_ranks(size, body, config={**APART, "deterministic": True})
+    run_ranks(size, body, config={**APART, "deterministic": True, "deadlock_timeout": 0.0})
+
+
+@pytest.mark.parametrize("singles", [1, 2])
+def test_groups_between_hosts_that_are_announced_at_the_same_time_are_all_prepared(singles):
+    """Each in a message of its own, and so is an operation that is alone beside them. Several such operations are fused."""
+    names = ("riding_ops", "fused_ops", "control_messages_sent")
+
+    def body(rank):
+        bucket = [np.full(50 * (index + 1), 10.0 * index + rank.rank, np.float32) for index in range(4)]
+        groups = [
+            rank.engine.prepare([
+                allreduce(f"x{index}", bucket[index], group=f"g{number}", group_size=2, group_index=index % 2)
+                for index in (2 * number, 2 * number + 1)
+            ])
+            for number in range(2)
+        ]  # fmt: skip
+        before = rank.engine.counters()
+        alone = [np.full(3, index + rank.rank, np.float32) for index in range(singles)]
+        handles = [rank.start(ALLREDUCE, f"alone{i}", alone[i], alone[i], wake=False) for i in range(singles)]
+        for number in (rank.rank % 2, 1 - rank.rank % 2):  # the ranks ask in different orders
+            addresses = [address(array) for array in bucket[2 * number : 2 * number + 2]]
+            handle = rank.engine.submit_prepared(groups[number], addresses, (), False)
+            handles.append(handle)
+        outcomes_of(rank.engine, handles[singles:])
+        for handle in handles[:singles]:
+            handle.result()
+        after = rank.engine.counters()
+        for group in groups:
+            rank.engine.release_prepared(group)
+        return [after[name] - before[name] for name in names], bucket, alone
+
+    for counts, bucket, alone in run_ranks(3, body, config={**APART, "cycle_time": 10_000.0, "deadlock_timeout": 0.0}):
+        assert counts == [3 if singles == 1 else 2, 3, 6]
+        for index, array in enumerate(bucket):
+            assert (array == 30 * index + 3).all()
+        for index, array in enumerate(alone):
+            assert (array == 3 * index + 3).all()
 
 
 @pytest.mark.parametrize("kind", [ALLTOALL, REDUCESCATTER])

@@ -105,9 +105,9 @@ void LocalUnits::remember_rows(const Response& response, int members) {
   uneven_.insert(lasting_name(request));
 }
 
-void LocalUnits::mark_prepared(std::optional<InlinePayload> payload) {
-  units_.front().prepared = payload.has_value();
-  units_.front().payload = std::move(payload).value_or(InlinePayload{});
+std::size_t LocalUnits::waiting_singles() const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      waiting_, [](const std::vector<Entry>& unit) { return !unit.front().request->in_group(); }));
 }
 
 std::vector<Entry> LocalUnits::take(std::uint64_t key) {

@@ -53,12 +53,12 @@ class LocalUnits {
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);
-  // The waiting unit, if only one waits; empty otherwise.
-  std::span<const Entry> only_one() const {
-    return waiting_.size() == 1 ? waiting_.front() : std::span<const Entry>();
-  }
-  // Marks the first waiting unit as prepared, with this payload; without a payload, as not prepared.
-  void mark_prepared(std::optional<InlinePayload> payload);
+  // How many units wait? How many of them are no groups?
+  std::size_t waiting() const { return waiting_.size(); }
+  std::size_t waiting_singles() const;
+  // Calls prepare(unit) for each waiting unit. It returns the unit's payload, or nothing if the unit is not prepared.
+  template <typename Prepare>
+  void prepare(Prepare prepare);
 
   // Takes the entries that this rank has announced under a key; none if it has announced nothing.
   std::vector<Entry> take(std::uint64_t key);
@@ -90,6 +90,15 @@ class LocalUnits {
   // agreement would only divert it to the coordinator. Unnamed operations of a kind count as one name.
   std::unordered_set<std::uint64_t> uneven_;
 };
+
+template <typename Prepare>
+void LocalUnits::prepare(Prepare prepare) {
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    std::optional<InlinePayload> payload = prepare(std::span<const Entry>(waiting_[i]));
+    units_[i].prepared = payload.has_value();
+    units_[i].payload = std::move(payload).value_or(InlinePayload{});
+  }
+}
 
 template <typename Announced>
 Agreement::Step LocalUnits::announce(Agreement& agreement, std::vector<Entry>& by_message,

@@ -15,6 +15,14 @@ namespace {
   throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
 }
 
+LedgerSteps::Step announcement_of(const Agreement::Unit& unit) {
+  return {.kind = LedgerSteps::Kind::kAnnounce,
+          .absent = unit.absent,
+          .prepared = unit.prepared,
+          .key = unit.key,
+          .content = unit.content};
+}
+
 }  // namespace
 
 ReplicatedLedger::ReplicatedLedger(SetId set, int members, int index, Tell tell)
@@ -49,22 +57,23 @@ void ReplicatedLedger::pop() {
 Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   if (has_news()) return Step::kUnread;
   if (closing_ || has_left_) return Step::kRefused;
-  LedgerSteps message;
-  InlinePayload payload;
+  LedgerSteps together;
   for (Unit& unit : units) {
     const auto cell = cells_.find(unit.key);
     unit.by_message = !open_ || (cell != cells_.end() && cell->second.diverted);
     if (unit.by_message) continue;
-    message.steps.push_back({.kind = LedgerSteps::Kind::kAnnounce,
-                             .absent = unit.absent,
-                             .prepared = unit.prepared,
-                             .key = unit.key,
-                             .content = unit.content});
-    if (unit.prepared) payload = unit.payload;
+    is_silent_ = false;
+    if (!unit.prepared) together.steps.push_back(announcement_of(unit));
   }
-  if (message.steps.empty()) return Step::kDone;
-  is_silent_ = false;
-  send(std::move(message), payload);
+  const auto travels = [](const Unit& unit) { return unit.prepared && !unit.by_message; };
+  auto following = static_cast<std::uint64_t>(std::ranges::count_if(units, travels));
+  // The units without a payload go first: they need not wait until the payloads have been sent.
+  if (!together.steps.empty()) send(std::move(together), {}, following);
+  // A message carries the payload of one unit. Meanwhile the log may grow. This does no harm: an announcement that comes after
+  // an exception is void, as if the exception had come from another member.
+  for (const Unit& unit : units) {
+    if (travels(unit)) send({.steps = {announcement_of(unit)}}, unit.payload, --following);
+  }
   return Step::kDone;
 }
 
@@ -118,9 +127,10 @@ bool ReplicatedLedger::acknowledge() {
   return true;
 }
 
-void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload) {
+void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
+                            std::uint64_t following) {
   message.set = set_;
-  message.stamp = std::max(me().stamp + 1, highest_);
+  message.stamp = std::max(me().stamp + 1, highest_ - std::min(highest_, following));
   message.exceptions = read_;
   const auto add_part = [&](int member) {
     const std::span<const std::byte> part = payload.part(member);

@@ -111,7 +111,8 @@ class SetNegotiation {
   bool agree();
   bool begin();
   bool announce_join();
-  std::optional<InlinePayload> prepare_waiting() const;
+  void prepare_waiting();
+  bool is_one_operation(std::span<const Entry> unit) const;
   bool announce_waiting();
   template <typename Try>
   bool after_reading(Try try_step);

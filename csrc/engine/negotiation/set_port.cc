@@ -91,25 +91,30 @@ void SetNegotiation::abandon() {
   if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
 }
 
-// Prepares the waiting unit, if only one waits and this port serves it.
-std::optional<InlinePayload> SetNegotiation::prepare_waiting() const {
-  const std::span<const Entry> unit = local_units_.only_one();
-  if (unit.empty()) return std::nullopt;
-  if (port_->is_in_memory()) {
-    // The memory has one place for this rank's next input.
-    if (unit.size() > 1 || local_units_.has_announced()) return std::nullopt;
-  } else if (unit.size() > 1) {
-    std::vector<AgreedOperation> agreed;
-    for (const Entry& entry : unit) agreed.push_back(agreed_at_port(entry.request, set_.size()));
-    if (plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() > 1) {
-      return std::nullopt;
-    }
-  }
-  return all_.effects_.prepare(set_.id, unit);
+// Prepares those waiting units that the port serves. What is prepared is not fused with other units.
+void SetNegotiation::prepare_waiting() {
+  const bool in_memory = port_->is_in_memory();
+  // The memory has one place for this rank's next input.
+  const bool has_place = local_units_.waiting() == 1 && !local_units_.has_announced();
+  // With copies each group travels in a message of its own. Several single operations are announced together and fused.
+  const bool one_single = !in_memory && local_units_.waiting_singles() == 1;
+  local_units_.prepare([&](std::span<const Entry> unit) -> std::optional<InlinePayload> {
+    const bool may =
+        in_memory ? has_place && unit.size() == 1 : one_single || unit.front().request->in_group();
+    if (!may || (unit.size() > 1 && !is_one_operation(unit))) return std::nullopt;
+    return all_.effects_.prepare(set_.id, unit);
+  });
+}
+
+// Will these operations run as one FusedOp?
+bool SetNegotiation::is_one_operation(std::span<const Entry> unit) const {
+  std::vector<AgreedOperation> agreed;
+  for (const Entry& entry : unit) agreed.push_back(agreed_at_port(entry.request, set_.size()));
+  return plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() == 1;
 }
 
 bool SetNegotiation::announce_waiting() {
-  local_units_.mark_prepared(prepare_waiting());
+  prepare_waiting();
   all_.effects_.before_announcing();
   std::vector<Entry> by_message;
   const bool announced = after_reading([&] {

@@ -236,7 +236,7 @@ class Explorer {
       ledger.unlock();
       return false;
     }
-    // As LocalUnits::only_one: a member prepares what it announces if it has nothing else in the ledger.
+    // As SetNegotiation::prepare_waiting: a member prepares what it announces if it has nothing else in the ledger.
     const bool prepares = in_ledger(member) == 0;
     if (prepares) member.place[member.payloads & 1] = member.payloads;
     const Ledger::Answer answer = ledger.announce(static_cast<std::uint64_t>(key) + 1,

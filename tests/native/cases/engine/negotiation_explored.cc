@@ -170,7 +170,7 @@ class Walk {
       for (const char each : {name, '+', '>', '<'}) {
         if (asking.asked.contains(each) && !asking.asked[each]->is_done()) return;
       }
-      rank.prepares = name == 'a';
+      rank.prepares = name == 'a' || name == 'v' || name == 'w';
       asking.asked[name] = rank.ask_for(name, other);
     }
     ++asking.next;
@@ -295,6 +295,9 @@ TEST(copies_and_a_rank_that_leaves) { expect_states(copies({"ab", "a."}), 11900)
 TEST(copies_and_a_coordinator_that_leaves) { expect_states(copies({"a.", "ba"}), 9900); }
 TEST(copies_and_both_leave) { expect_states(copies({"a.", "."}), 3800); }
 TEST(copies_beside_a_set_that_comes) { expect_states(copies({">a", "a>"}), 310); }
+TEST(copies_and_groups) { expect_states(copies({"vw", "wv"}), 190); }
+TEST(copies_and_groups_beside_a_name) { expect_states(copies({"vaw", "wva"}), 1320); }
+TEST(copies_and_a_mismatch_beside_groups) { expect_states(copies({"Vw", "wv"}), 880); }
 TEST(copies_of_three) { expect_states(copies({"a", "a", "a"}), 660); }
 TEST(copies_of_three_in_other_orders) { expect_states(copies({"ab", "ba", "ab"}), 180000); }
 TEST(copies_of_three_of_which_one_leaves) {
@@ -302,9 +305,11 @@ TEST(copies_of_three_of_which_one_leaves) {
 }
 TEST(copies_of_three_of_which_two_leave) {
   expect_ends_in_drawn_orders(copies({"ab.", "b.", "ab"}));
+  expect_ends_in_drawn_orders(copies({"vaw.", "wv.", "vwa"}));
 }
 TEST(copies_of_three_of_which_one_joins) {
   expect_ends_in_drawn_orders(copies({"+ab", "b+ab", "ab+ab"}));
+  expect_ends_in_drawn_orders(copies({"v+w", "wv+w", "vw+w"}));
 }
 
 }  // namespace

@@ -82,13 +82,17 @@ CompletionPtr Rank::ask_for(char letter, bool other) {
   if (letter == '+') return join();
   if (letter == '>') return add_set(all());
   if (letter == '<') return remove_set(1);
-  return letter == 'g' ? ask(allgather("g", rows)) : ask(std::string(1, letter), rows);
+  if (letter == 'g') return ask(allgather("g", rows));
+  const std::string name(1, letter);
+  return letter == 'v' || letter == 'w' ? ask_group(name, {name, name + "2"}, rows)
+                                        : ask(name, rows);
 }
 
-CompletionPtr Rank::ask_group(const std::string& group, const std::vector<std::string>& names) {
+CompletionPtr Rank::ask_group(const std::string& group, const std::vector<std::string>& names,
+                              std::int64_t count) {
   CompletionPtr completion;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    Request request = allreduce(names[i]);
+    Request request = allreduce(names[i], count);
     request.group = group;
     request.group_size = static_cast<std::int32_t>(names.size());
     request.group_index = static_cast<std::int32_t>(i);

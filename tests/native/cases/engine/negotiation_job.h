@@ -31,10 +31,11 @@ class Rank final : public Effects {
   // --- what its callers do ---
   CompletionPtr ask(Request request);
   CompletionPtr ask(const std::string& name, std::int64_t count = 4, SetId set = {0, 1});
-  // Asks for what a letter stands for: + for a join, > and < for a set of all ranks that comes and goes, g for an allgather, any
-  // other for an allreduce of that name. other: with other rows, or another shape.
+  // Asks for what a letter stands for: + for a join, > and < for a set of all ranks that comes and goes, g for an allgather, v
+  // and w for a group of two allreduces, any other for an allreduce of that name. other: with other rows, or another shape.
   CompletionPtr ask_for(char letter, bool other);
-  CompletionPtr ask_group(const std::string& group, const std::vector<std::string>& names);
+  CompletionPtr ask_group(const std::string& group, const std::vector<std::string>& names,
+                          std::int64_t count = 4);
   CompletionPtr join();
   CompletionPtr add_set(const std::vector<std::int64_t>& members);
   CompletionPtr remove_set(std::int32_t id);

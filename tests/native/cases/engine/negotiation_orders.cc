@@ -111,6 +111,15 @@ TEST(in_many_orders_all_do_the_same_in_one_order) {
   for (const Ways& ways : kThreeRanks) expect_agreement_in_many_orders(ways, {"abc", "bca", "cab"});
 }
 
+TEST(in_many_orders_groups_are_prepared_beside_other_operations) {
+  for (const Ways& ways : kTwoRanks) {
+    expect_agreement_in_many_orders(ways, {"vwabv", "wvbva"});
+    expect_agreement_in_many_orders(ways, {"vWaw+v", "avww+v"});
+  }
+  for (const Ways& ways : kThreeRanks)
+    expect_agreement_in_many_orders(ways, {"vawv", "wvav", "avWv"});
+}
+
 TEST(in_many_orders_a_mismatch_fails_alike_and_diverts_no_longer_than_it_must) {
   for (const Ways& ways : kTwoRanks) {
     expect_agreement_in_many_orders(ways, {"aAb", "aab"});

@@ -137,6 +137,21 @@ TEST(a_group_has_one_payload) {
   }
 }
 
+TEST(each_group_has_a_message_of_its_own_and_a_late_rank_needs_no_answer) {
+  CopiesJob job(kApart);
+  for (int rank = 0; rank < 2; ++rank) {
+    job[rank].prepares = true;
+    job[rank].ask_group("g", {"a", "b"});
+    for (const char* name : {"c", "d"}) job[rank].ask(name);
+    job[rank].ask_group("h", {"e", "f"});
+    job.pass(rank);
+    while (!job.busy().empty()) job.deliver_all();
+  }
+  EXPECT(job[1].did == Did({"c+d", "a+b!", "e+f!"}));  // all it needs came before it asked
+  job.run();
+  EXPECT(job[0].did == job[1].did && job.sent() == 6);
+}
+
 TEST(a_group_that_takes_several_operations_has_no_payload) {
   CopiesJob job(kApart);
   for (int rank = 0; rank < 2; ++rank) {
