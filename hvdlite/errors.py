@@ -81,7 +81,9 @@ class OperationTimeoutError(HorovodInternalError):
 
 
 class AbortedError(HorovodInternalError):
-    """A rank that this operation needs has left the job, or this rank has called `hvdlite.shutdown`."""
+    """A rank that this operation needs has left the job, this rank has called `hvdlite.shutdown`, or Ctrl-C has ended a step
+    of which the gradients are lost.
+    """
 
     code = ErrorCode.ABORTED
 

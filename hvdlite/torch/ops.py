@@ -243,7 +243,7 @@ def sparse_allreduce_async(
         returns None. It is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
-        InvalidArgumentError: the tensor is not sparse, or op is neither Average nor Sum.
+        InvalidArgumentError: the tensor is not sparse or of bool, or op is neither Average nor Sum.
         MismatchError, HorovodInternalError: (by the returned function) the ranks differ, or a rank failed.
 
     """

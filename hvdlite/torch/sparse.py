@@ -6,6 +6,7 @@ empty. So a gradient without rows is sent as one row with the index -1, and no g
 
 import torch
 
+from hvdlite.errors import InvalidArgumentError
 from hvdlite.torch.gpu import is_reachable
 
 __all__ = ["join_rows", "rows_of"]
@@ -21,7 +22,12 @@ def rows_of(
         like: a tensor of the gradient's shape and device.
         dtype: the dtype of the returned rows.
         sparse_dim: the number of leading dimensions that the indices address.
+
+    Raises:
+        InvalidArgumentError: the dtype is torch.bool.
     """
+    if dtype is torch.bool:
+        raise InvalidArgumentError("a sum or mean of sparse tensors of bool is not supported: cast it to a number first")
     device = like.device if is_reachable(like.device) else torch.device("cpu")
     if grad is None:
         indices = torch.empty((0, sparse_dim), dtype=torch.int64, device=device)
@@ -37,7 +43,8 @@ def rows_of(
 
 
 def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, divisor: int) -> torch.Tensor:
-    """The sum of all ranks' rows, divided by `divisor`: a sparse (coordinate) tensor without duplicate indices.
+    """The sum of all ranks' rows, divided by `divisor`: a sparse (coordinate) tensor of the dtype of `values`, without duplicate
+    indices. Quotients of integers are truncated toward zero.
 
     Args:
         indices: int64, one line for each row of `values`. A line of -1 stands for a gradient without rows.
@@ -52,5 +59,6 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
         device = values.device
         total = torch.sparse_coo_tensor(indices.t(), values, like.shape, device=device, check_invariants=False).coalesce()
         if divisor != 1:
-            total = total / divisor
+            is_integer = not (total.is_floating_point() or total.is_complex())
+            total = torch.div(total, divisor, rounding_mode="trunc" if is_integer else None)  # as the engine divides
         return total.to(like.device)

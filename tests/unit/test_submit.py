@@ -108,6 +108,16 @@ def test_names_in_flight_are_exact():
     run_ranks(2, body)
 
 
+def test_two_operations_of_one_name_in_a_submission_are_refused():
+    """Waiting would not help, so the error does not advise it. The submission leaves nothing behind."""
+    with engines(1) as ranks:
+        array = np.ones(1, np.float32)
+        with pytest.raises(InvalidArgumentError, match="'x' .*this submission has two operations of this name"):
+            ranks[0].engine.submit([allreduce(name, array) for name in ("w", "x", "x")])
+        for name in ("w", "x"):
+            run_request(ranks[0].engine, allreduce(name, array))
+
+
 def test_numbers_of_works_are_used_once():
     with engines(1) as ranks:
         engine = ranks[0].engine

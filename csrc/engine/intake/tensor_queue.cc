@@ -55,12 +55,18 @@ bool TensorQueue::push(std::span<Entry> entries) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Request& request = *entries[i].request;
     if (names_.insert(request)) continue;
-    for (std::size_t j = 0; j < i; ++j) names_.erase(*entries[j].request);
+    const std::span<Entry> before = entries.first(i);
+    const bool is_here = std::ranges::any_of(before, [&](const Entry& entry) {
+      return entry.request->set == request.set && entry.request->name == request.name;
+    });
+    for (const Entry& entry : before) names_.erase(*entry.request);
     throw base::Error(
         base::ErrorCode::kInvalidArgument,
         describe(request) +
-            ": an operation of this name is still in flight on this rank; wait for it "
-            "(synchronize) or give the tensors different names");
+            (is_here ? ": this submission has two operations of this name; give the tensors "
+                       "different names"
+                     : ": an operation of this name is still in flight on this rank; wait for it "
+                       "(synchronize) or give the tensors different names"));
   }
   const bool was_empty = entries_.empty();
   if (was_empty) first_ = time_.now();

@@ -154,6 +154,21 @@ def test_sparse_allreduce_async(hvd, op, name):
         hvd.sparse_allreduce_async(torch.ones(2), "dense", hvd.Sum)
 
 
+def test_a_sparse_mean_of_integers_is_truncated(hvd):
+    tensor = torch.sparse_coo_tensor([[0, 2]], torch.tensor([-3 * hvd.rank(), 5]), (4,), check_invariants=True)
+    mean = hvd.sparse_allreduce_async(tensor, "integers", hvd.Average)()
+    total = 3 * sum(range(hvd.size()))
+    assert mean.dtype is torch.int64
+    assert mean.to_dense().tolist() == hvd.allreduce(tensor.to_dense(), op=hvd.Average).tolist() == [-(total // hvd.size()), 0, 5, 0]
+
+
+def test_sparse_truth_values_are_refused(hvd):
+    tensor = torch.sparse_coo_tensor([[0]], torch.tensor([True]), (4,), check_invariants=True)
+    for op in (hvd.Average, hvd.Sum):
+        with pytest.raises(ValueError, match="bool is not supported: cast it to a number first"):
+            hvd.sparse_allreduce_async(tensor, "truth", op)
+
+
 def test_an_empty_gradient_is_not_none(hvd):
     """Momentum goes on where a table's gradient is empty, so all ranks have to have an empty one, or none."""
     model, twin = Bag(), Bag()
