@@ -29,7 +29,7 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // The index of the member whose request completed the latest decision; -1: no member's request did.
+  // The index of the member whose request was the last to complete a decision; -1: no member's request did.
   std::int32_t last = -1;
   // Of a hit, the message contains only the slot. The decoder fills the two lists below, and SetNegotiation::hear makes
   // decisions of them.
@@ -84,7 +84,7 @@ struct GoodbyeSeen {};
 // The leader of a host (its lowest rank) -> the leaders of the other hosts, at intervals: a heartbeat.
 struct Alive {};
 
-// An operation that a rank has submitted and that is not agreed, as deadlock detection sees it.
+// An operation that a rank has submitted and that is not agreed (a send or receive: not matched), for deadlock detection.
 struct OpenOperation {
   SetId set;
   base::OpKind kind = base::OpKind::kAllreduce;
@@ -145,7 +145,7 @@ struct StallReply {
   std::string text{};          // where its program is, or ""
 };
 
-// Sender -> receiver: announces a message. The sender gives each of its messages another number, in ascending order.
+// Sender -> receiver: announces a message. The sender numbers all its messages, to whatever rank, in ascending order.
 struct Offer {
   SetId set;
   std::uint64_t number = 0;
