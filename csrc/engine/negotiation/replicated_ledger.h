@@ -13,9 +13,10 @@
 //
 // Members that announce the same units thus agree after one message in each direction, sent at the same time. A coordinator
 // would need twice that time. If a member has nothing to announce, it is silent, and the steps of the others wait. It sends a
-// message without steps (an acknowledgement) only if such a step changes anything:
+// message without steps (an acknowledgement) if such a step changes anything:
 //   - all members have announced the unit, but in messages with different stamps; or
 //   - the step is no announcement, or it announces a diverted key.
+// Otherwise it sends one only to report what it has read of a closed ledger (see below).
 //
 // There are three more differences from the ledger in shared memory:
 //   - A step is made later than it is asked for. So before an announcement, the log may have an entry that its sender had not
@@ -24,7 +25,8 @@
 //     that its sender had not read concerns its key (a closing concerns all keys). The sender takes the unit back when it reads
 //     that exception.
 //   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
-//     executed the operations in which it took part. So members report at once what they read while the ledger is closed.
+//     executed the operations in which it took part. So members report at once that they have read a closing, and what they
+//     read while the ledger is closed.
 //   - A small payload travels with its announcement (inline payload): every member gets all of it, or its part. When the unit
 //     becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
@@ -97,6 +99,7 @@ class ReplicatedLedger final : public Agreement {
     LedgerSteps message;
     std::uint64_t arrival = 0;  // its number among all messages that this member has heard or sent
   };
+  // A cell of the table: what members have announced under a key, or only that the key is diverted.
   struct AnnouncedUnit {
     std::uint64_t content = 0;
     std::uint32_t announced = 0;  // a bit for each member
@@ -110,7 +113,7 @@ class ReplicatedLedger final : public Agreement {
   };
 
   MemberState& me() { return members_[static_cast<std::size_t>(index_)]; }
-  // Sends this member's steps to all members, and to its own copy.
+  // Sends this member's steps to all other members that have not left, and gives them to its own copy.
   void send(LedgerSteps message, const InlinePayload& payload = {});
   void take(int member, LedgerSteps message);
   bool has_passed(int member, Place place) const;

@@ -184,7 +184,8 @@ void SetNegotiation::check_absence(const Response& first, std::span<const Entry>
   }
 }
 
-// Has this rank joined, so that it takes part without having asked?
+// Has this rank joined, so that it takes part without having asked? A rank that leaves counts as joined, because the others
+// do not wait for it.
 bool SetNegotiation::has_joined() const {
   return pending_.contains(kJoinName) || all_.said_goodbye_;
 }

@@ -91,7 +91,7 @@ void SetNegotiation::abandon() {
   if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
 }
 
-// Prepares the waiting unit, if only one waits and this port serves it.
+// Prepares the waiting unit. Returns nothing if several units wait, or if the unit cannot be prepared at this port.
 std::optional<InlinePayload> SetNegotiation::prepare_waiting() const {
   const std::span<const Entry> unit = local_units_.only_one();
   if (unit.empty()) return std::nullopt;
