@@ -145,7 +145,7 @@ struct StallReply {
   std::string text{};          // where its program is, or ""
 };
 
-// Sender -> receiver: announces a message. The sender numbers all its messages, to whatever rank, in ascending order.
+// Sender -> receiver: announces a message. A sender numbers its messages to all ranks in one ascending order.
 struct Offer {
   SetId set;
   std::uint64_t number = 0;

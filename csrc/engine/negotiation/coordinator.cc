@@ -332,7 +332,7 @@ void Coordinator::remember(Settled& settled) {
 }
 
 // Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation. Returns false if
-// none of the first kEvictionTries has such a name.
+// it finds none in kEvictionTries tries.
 bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   const auto own = slot_by_name_.find(name);
   if (own != slot_by_name_.end()) {

@@ -28,8 +28,9 @@ class Coordinator {
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
               bool join_refuses_others);
 
-  // A member asks for an operation, in full or by a slot of the response cache. It had processed the response lists up to
-  // number `seen`. Returns the request; null if the announcement is void.
+  // A member asks for an operation, in full or by a slot of the response cache. When it announced that, it had processed the
+  // response lists up to number `seen`. Returns the request; null if the announcement is void, because a later list fails the
+  // operation or has refilled the slot.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
   // A member has left. All operations of the set that are not decided fail with this text, now and later.

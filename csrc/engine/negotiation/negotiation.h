@@ -128,8 +128,8 @@ class Negotiation {
   base::Status refusal(const SetNegotiation* set, const Request& request) const;
 
   // --- changes of sets (set_changes.cc) ---
-  // Carries out an agreed operation that moves no data: a change of process sets, or the end of a join.
-  void settle(const Response& response, Entry& entry);
+  // Carries out an agreed change of process sets, or the end of a join.
+  void carry_out(const Response& response, Entry& entry);
   void handle_early(std::uint32_t epoch);
   SetId create_set(std::vector<int> members);
   std::unique_ptr<Agreement> replicate(const ProcessSet& set);

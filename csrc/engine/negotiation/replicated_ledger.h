@@ -1,5 +1,5 @@
-// Negotiation without the coordinator for members that share no memory: each member has a copy of the ledger (ledger.h), and
-// all copies make the same steps in the same order.
+// Negotiation without the coordinator for members that share no ledger in memory: each member has a copy of the ledger
+// (ledger.h), and all copies make the same steps in the same order.
 //
 // A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index
 // of the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller

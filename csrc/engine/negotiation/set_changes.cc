@@ -19,7 +19,7 @@ constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
 
-void Negotiation::settle(const Response& response, Entry& entry) {
+void Negotiation::carry_out(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;
   std::uint32_t created = 0;

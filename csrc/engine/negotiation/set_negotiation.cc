@@ -214,7 +214,7 @@ void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   if (!first->error.ok()) {
     if (entries[0].request) all_.finish(entries, first->error);
   } else if (kind == OpKind::kJoin || changes_sets(kind)) {
-    all_.settle(*first, entries[0]);
+    all_.carry_out(*first, entries[0]);
   } else {
     fused.sizes = first->sizes;
     execute(std::move(fused), std::move(entries));
