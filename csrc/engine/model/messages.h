@@ -96,7 +96,6 @@ struct OpenOperation {
   std::vector<std::int32_t> not_asking;
   std::int32_t root = 0;  // send, recv: root and tag as in Request
   std::int32_t tag = 0;
-  friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
 };
 // Any rank -> rank 0. blocked: this rank waits only for operations that are not agreed. Not blocked: withdraws the report.
 struct BlockedReport {
@@ -125,7 +124,6 @@ struct Inquiry {
   struct OperationName {
     SetId set;
     std::string name;
-    friend bool operator==(const OperationName&, const OperationName&) = default;
   };
   std::uint64_t number = 0;
   bool last = false;    // the last question before the sender may give up
