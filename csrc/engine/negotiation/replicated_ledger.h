@@ -153,9 +153,10 @@ class ReplicatedLedger final : public Agreement {
   bool is_silent_ = false;          // it has read a closing, and has announced nothing since
   bool reopening_ = false;          // it has asked for a reopening that is not made yet
   bool closing_ = false;            // it has asked for a closing, and has read none since
-  std::uint64_t own_list_ = 0;      // number of the last list of its own
+  std::uint64_t own_list_ = 0;      // number, as an exception, of its own last list
   bool has_left_ = false;
-  bool changed_ = false;  // since it last looked whether it holds up others
+  // Has its copy, or what it has read, changed since it last looked whether it holds up others?
+  bool changed_ = false;
 };
 
 }  // namespace hvdlite::engine
