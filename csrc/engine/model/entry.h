@@ -31,8 +31,8 @@ struct EngineOutput {
   void* data() const { return device < 0 ? block.data() : gpu_block.data(); }
 };
 
-// A callback of one submission. When all operations of the submission have ended, the thread that drives the engine calls it
-// (Engine::tell) and deletes it.
+// A callback of one submission. When all operations of the submission have ended, the thread that held the progress token calls
+// it (Engine::tell) and deletes it.
 struct Watcher {
   std::size_t awaited = 0;  // operations that have not ended
   void (*then)(void*) = nullptr;
@@ -58,7 +58,8 @@ struct Completion {
 using CompletionPtr = std::shared_ptr<Completion>;
 
 // The caller owns the memory, and keeps it valid until the completion is done. GPU memory must stay valid until the GPU has
-// reached the completion's event.
+// reached the completion's event. After some failures a transfer may still use the memory, so it must stay valid for ever
+// (memory_is_free in bindings/ending.h).
 struct Entry {
   RequestPtr request;
   const void* input = nullptr;
@@ -70,7 +71,7 @@ struct Entry {
   Weight weight;  // of a weighted request
 };
 
-// One operation that all members agreed to do.
+// One operation on which all members have agreed.
 struct AgreedOperation {
   RequestPtr request;
   std::int32_t contributors = 0;  // members with a value

@@ -35,7 +35,7 @@ void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
 
 std::vector<std::uint32_t> get_slots(Reader& reader) {
   const auto bits = reader.get_vector<std::uint8_t>();
-  // Each set bit becomes a number, so the limit keeps a short message from using much memory.
+  // Each set bit becomes a number, so the numbers may take 32 times the memory of the bits. The limit bounds this memory.
   if (bits.size() > kMostSlots / 8) {
     throw base::Error(base::ErrorCode::kInternal, "a control message names " +
                                                       std::to_string(bits.size()) +

@@ -29,7 +29,7 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // The index of the member whose request completed the latest decision; -1: no member's request did.
+  // The index of the member whose request was the last to complete a decision; -1: no member's request did.
   std::int32_t last = -1;
   // Of a hit, the message contains only the slot. The decoder fills the two lists below, and SetNegotiation::hear makes
   // decisions of them.
@@ -84,7 +84,7 @@ struct GoodbyeSeen {};
 // The leader of a host (its lowest rank) -> the leaders of the other hosts, at intervals: a heartbeat.
 struct Alive {};
 
-// An operation that a rank has submitted and that is not agreed, as deadlock detection sees it.
+// An operation that a rank has submitted and that is not agreed (a send or receive: not matched), for deadlock detection.
 struct OpenOperation {
   SetId set;
   base::OpKind kind = base::OpKind::kAllreduce;
@@ -96,7 +96,6 @@ struct OpenOperation {
   std::vector<std::int32_t> not_asking;
   std::int32_t root = 0;  // send, recv: root and tag as in Request
   std::int32_t tag = 0;
-  friend bool operator==(const OpenOperation&, const OpenOperation&) = default;
 };
 // Any rank -> rank 0. blocked: this rank waits only for operations that are not agreed. Not blocked: withdraws the report.
 struct BlockedReport {
@@ -125,7 +124,6 @@ struct Inquiry {
   struct OperationName {
     SetId set;
     std::string name;
-    friend bool operator==(const OperationName&, const OperationName&) = default;
   };
   std::uint64_t number = 0;
   bool last = false;    // the last question before the sender may give up
@@ -145,7 +143,7 @@ struct StallReply {
   std::string text{};          // where its program is, or ""
 };
 
-// Sender -> receiver: announces a message. The sender gives each of its messages another number, in ascending order.
+// Sender -> receiver: announces a message. A sender numbers its messages to all ranks in one ascending order.
 struct Offer {
   SetId set;
   std::uint64_t number = 0;

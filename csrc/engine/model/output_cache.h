@@ -10,8 +10,8 @@
 // Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h), if they
 // are not too large (`most_shared`) and there is room.
 //
-// If the returned blocks exceed `keep_bytes`, the cache frees those that were returned first. A block keeps the cache alive, so
-// arrays may outlive the engine.
+// If the returned blocks exceed `keep_bytes`, the cache frees those that were returned first. It frees a block that alone
+// exceeds `keep_bytes` at once. A block keeps the cache alive, so arrays may outlive the engine.
 //
 // Fork: a child may inherit the lock in the locked state, and a list that was half changed, because another thread of the
 // parent held the lock. So a thread that returns a block stops trying to take the lock after some tries, and frees the memory
@@ -96,7 +96,7 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   std::mutex mutex_;
   std::size_t keep_bytes_;
   std::size_t kept_bytes_ = 0;
-  std::size_t mapped_ = 0;       // blocks that exist, kept or in use
+  std::size_t mapped_ = 0;       // blocks of kSmallest bytes or more that exist, kept or in use
   std::vector<FreeBlock> kept_;  // in order of return, the oldest first
   const std::shared_ptr<transport::ResultMemory> shared_;
   const std::size_t most_shared_;

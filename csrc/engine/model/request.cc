@@ -11,7 +11,7 @@ using base::Writer;
 
 namespace {
 
-// The product modulo 2^64. Nothing relies on the result for a larger shape: check_request and the decoders refuse it.
+// The product modulo 2^64. check_request and the decoders refuse a shape with a larger product.
 std::int64_t product(std::span<const std::int64_t> extents) {
   std::uint64_t result = 1;
   for (const std::int64_t extent : extents) result *= static_cast<std::uint64_t>(extent);

@@ -65,8 +65,8 @@ struct Request {
   std::int32_t root = 0;
   std::int32_t tag = 0;      // send, recv: the message's tag; recv: or kAny
   std::int32_t device = -1;  // this rank's GPU (ranks may differ in it); -1: host memory
-  // 0: row-major, with a dtype that the engine knows. Other values must only be equal on all ranks: codes of other memory
-  // layouts, and hashes of the names of other dtypes (hvdlite/dtypes.py).
+  // 0: row-major, with a dtype that the engine knows. Other values have no meaning here, but must be equal on all ranks: codes
+  // of other memory layouts, and hashes of the names of other dtypes (hvdlite/dtypes.py).
   std::int32_t layout = 0;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -94,12 +94,13 @@ struct Request {
   std::int64_t row_elements() const;
 
   bool on_gpu() const { return device >= 0; }
-  // The dtype of the elements that move between ranks.
+  // The dtype that `wire` stands for. A codec may code the elements in fewer bits.
   base::DType wire_dtype() const;
   // A group of one counts as none.
   bool in_group() const { return !group.empty() && group_size > 1; }
-  // Must this rank of the set ask, too, before the operation can run? If only the members of a new set ask for the set: true
-  // for these. For a send or receive: true for the other rank, with kAny for every rank. For all other operations: true.
+  // Must `rank`, a member of the set, ask as well before the operation can run? (It need not if it has joined, which this
+  // function does not know.) If only the members of a new set ask for the set: true for these. For a send or receive: true for
+  // the other rank, with kAny for every rank. For all other operations: true.
   bool asks(int rank) const;
 
   // Computes the derived fields. Call it after the last change of any other field except `absent`.
@@ -181,8 +182,9 @@ void naming(const Request& request, Work work) {
 }
 
 struct Response {
-  // The agreed content: the request of the first member that asked, as if it had a value. Its arena is 0 unless the tensors of
-  // all members lie at one offset of one arena. With an error, only its set and name are certain.
+  // The agreed content: the request of one of the members that asked, as if it had a value. Its arena is 0 unless the tensors
+  // of all members lie at one offset of one arena. With an error, only its set and name are certain. Null in a hit that another
+  // rank has sent (Decision).
   RequestPtr request;
   base::Status error;             // not ok: the operation fails with it on every member
   std::int32_t slot = -1;         // in the response cache; -1: not cached
@@ -204,7 +206,8 @@ using ResponsePtr = std::shared_ptr<const Response>;
 // The largest number of slots for one process set, whatever HVDLITE_CACHE_CAPACITY is.
 inline constexpr std::uint32_t kMostSlots = std::uint32_t{1} << 24;
 
-// A decision of the coordinator. hit: all members know the response under response->slot, so only the slot is sent.
+// A decision of the coordinator. hit: all members know the response under response->slot, so only the slot is sent. A member
+// that receives a hit finds the other fields in its response cache.
 struct Decision {
   ResponsePtr response;
   bool hit = false;

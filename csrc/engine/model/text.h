@@ -12,7 +12,7 @@ namespace hvdlite::engine {
 inline constexpr const char* kShutDown = "Horovod has been shut down";
 inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
 
-// Why a process set refuses requests.
+// Why a process set refuses requests while this rank removes it.
 inline constexpr const char* kBeingRemoved =
     "this rank is removing the process set; call remove_process_set after everything else on it";
 

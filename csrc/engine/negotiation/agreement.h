@@ -9,9 +9,9 @@
 // Each try_... is one step: the other members see all of it or nothing. A step may be refused; the caller tries it again later.
 // With copies a step counts as done when its message has been sent. The copies make the step later, in their common order.
 //
-// A member that dies in the middle of a step leaves nothing of the step in shared memory. With copies some members may have the
-// message, and others not. From then on the other members' steps are refused, or their copies wait for the dead member. But
-// they can still read the log.
+// If a member dies in the middle of a step in shared memory, the other members see nothing of the step. With copies some
+// members may have the message, and others not. From then on the other members' steps are refused, or their copies wait for the
+// dead member. But they can still read the log.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,10 @@ namespace hvdlite::engine {
 
 // What the other members need of a prepared operation's input. With copies it travels with the announcement.
 struct InlinePayload {
-  std::span<const std::byte> input{};  // of the caller's tensor
+  std::span<const std::byte> input{};
   // The number of bytes for each member. The parts lie one after the other in the input. Empty: all members need all of it.
   std::vector<std::size_t> parts{};
-  // The memory of `input`, if the operation has several tensors; null if `input` is the caller's tensor.
+  // The memory of `input`, if the unit has several tensors; null if `input` refers to the caller's tensor.
   std::shared_ptr<const std::vector<std::byte>> packed{};
 
   std::span<const std::byte> part(int member) const {
@@ -54,7 +54,8 @@ class Agreement {
   // Called by the coordinator when may_begin() is true. The log begins after the coordinator's response list number `sequence`.
   // `keys` are the keys that the coordinator counts already.
   virtual void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) = 0;
-  virtual bool exists() const = 0;  // has begin() been called?
+  // May the members make steps and read the log? In shared memory: since begin() was called. With copies: always.
+  virtual bool exists() const = 0;
   // The log does not contain response lists up to this number. They come before all entries of the log.
   virtual std::uint64_t first_sequence() const = 0;
 
@@ -96,7 +97,8 @@ class Agreement {
   // Called before this member leaves or joins; kUnread as above. Once it is done, no unit that this member has announced
   // becomes complete any more.
   virtual Step try_close() = 0;
-  // As try_close, but called by a member that fails. It need not have read the log, and tries for longer.
+  // Called by a member that fails. In shared memory: as try_close, but the member need not have read the log, and tries for
+  // longer. With copies: does nothing, because the failure itself tells the others.
   virtual Step try_abandon() = 0;
   virtual bool is_open() const = 0;  // a moment ago; it may have changed since
 

@@ -24,7 +24,7 @@ void check_received(const Response& response, SetId set, const std::vector<int>&
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes);
 
 // Checks an agreed response without error before this rank carries it out. mine: the entry with which this rank asked for that
-// name; null if it did not ask. For a barrier or an operation that moves data, that is correct only if this rank has joined.
+// name. It is null if this rank did not ask; for a barrier or an operation that moves data, this rank must then have joined.
 // index: of this rank among the members.
 void check_fits(const Response& response, const Entry* mine, bool joined,
                 const std::vector<int>& members, int index);

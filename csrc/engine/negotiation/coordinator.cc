@@ -53,7 +53,7 @@ RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t s
   HVD_CHECK(seen <= sequence_);
   const auto failed = failed_at_.find(request->name);
   if (failed != failed_at_.end() && seen < failed->second) {
-    return nullptr;  // the announcement crossed the failure; the member has given up on it
+    return nullptr;  // the announcement crossed the failure, which ends the member's operation
   }
   const std::size_t decided = decided_.size();
   if (request->kind == OpKind::kJoin) {
@@ -331,7 +331,8 @@ void Coordinator::remember(Settled& settled) {
   touch(assigned);
 }
 
-// Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation.
+// Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation. Returns false if
+// it finds none in kEvictionTries tries.
 bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
   const auto own = slot_by_name_.find(name);
   if (own != slot_by_name_.end()) {

@@ -1,6 +1,5 @@
 // The coordinator, on the first rank of a process set: counts which members asked for what, and decides the order of the
-// operations.
-// A pure machine.
+// operations. A pure machine.
 // Thread: the holder of the progress token. Owns: the tallies and the coordinator's side of the response cache. Blocks: no.
 // Throws: Error(Internal) on announcements that no correct member sends.
 //
@@ -29,8 +28,9 @@ class Coordinator {
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
               bool join_refuses_others);
 
-  // A member asks for an operation, in full or by a slot of the response cache. It had processed the response lists up to
-  // number `seen`. Returns the request; null if the announcement is void.
+  // A member asks for an operation, in full or by a slot of the response cache. When it announced that, it had processed the
+  // response lists up to number `seen`. Returns the request; null if the announcement is void, because a later list fails the
+  // operation or has refilled the slot.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
   // A member has left. All operations of the set that are not decided fail with this text, now and later.
@@ -59,7 +59,7 @@ class Coordinator {
   }
   // All decisions since the last call, in the order of execution. They become response list number sequence().
   std::vector<Decision> collect();
-  // The member whose request completed the latest decision; -1: no member's. Call it before collect().
+  // The member whose request was the last to complete a decision since the previous call; -1: none did.
   int take_last() { return std::exchange(last_, -1); }
   std::uint64_t sequence() const { return sequence_; }
   void add_to(base::Hasher& hasher) const;
@@ -95,7 +95,7 @@ class Coordinator {
   void decide(Settled settled);
   void decide_in_group(Settled settled);
   void join(int member, const RequestPtr& request);
-  // last: the rank that joined last; -1 if the join fails.
+  // last: the rank that joined last; without meaning if the join fails.
   void end_join(RequestPtr request, int last, base::Status error = {});
   void decide_failure(RequestPtr request, base::Status why);
   void remember(Settled& settled);

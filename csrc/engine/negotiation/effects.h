@@ -33,10 +33,11 @@ class Effects {
   // All members execute this FusedOp at this place in the order. entries[i] is this rank's part in fused.parts[i]; an entry
   // without a request means that this rank has joined.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
-  // Called just before a unit that is one FusedOp is announced at the set's port. If the members share memory, nothing else that
-  // this rank has announced there waits for agreement. Prepares the operation, to save time after the agreement, and returns this
-  // rank's input as far as other members need it; or nothing, if the operation cannot be prepared. When the operation is agreed,
-  // execute_prepared() follows if all members have prepared it, and otherwise execute().
+  // Called just before a unit that is one FusedOp is announced at the set's port. If the members share memory, nothing else
+  // that this rank has announced there waits for agreement. Prepares the operation, to save time after the agreement, and
+  // returns this rank's input as far as other members need it; or nothing, if the operation cannot be prepared. If the port
+  // refuses the announcement, the unit is prepared again later. When the operation is agreed at the port, execute_prepared()
+  // follows if all members have prepared it, and otherwise execute().
   virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
   // Takes the unit's entries, or ends them before it returns. payloads: by the member's index, this member's part of what
   // prepare() returned on that member; empty if the members share memory and prepare() has put the inputs there.
@@ -44,7 +45,7 @@ class Effects {
                                 std::vector<std::vector<std::byte>> payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
   virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
-  // Have all operations of that set ended?
+  // Have all agreed operations of that set ended, and all its sends and receives, on this rank?
   virtual bool idle(SetId set) = 0;
 
   // --- process sets ---
@@ -62,7 +63,8 @@ class Effects {
   // The entries were announced at the set's port. The flight recorder does not record this step, because that would cost time
   // in every operation.
   virtual void announced_at_port(std::span<const Entry> entries) = 0;
-  // Called just before announcements at a port. What takes time belongs here, so that it does not delay the announcements.
+  // Called just before announcements at a port. What takes time belongs here and not in announced_at_port(), because members
+  // may wait for what this rank does after the announcements.
   virtual void before_announcing() = 0;
   // Rank `rank` was the last to ask for this many operations, which are now agreed.
   virtual void came_last(int rank, std::size_t operations) = 0;

@@ -1,5 +1,5 @@
-// Negotiation without messages: if all members of a process set are on one host, they agree in shared memory on what they all
-// asked for and on its order.
+// Negotiation without messages: if all members of a process set are on one host and share a region of its window, they agree
+// there on what they all asked for and on its order.
 //
 // The ledger has a table and a log. A member announces a unit (an operation, or a whole group) by its key (a hash of its name)
 // and content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their
@@ -30,7 +30,8 @@
 //  4. a decision of the coordinator takes the keys' cells out of the table in the same critical section that puts the list
 //     into the log, and the coordinator forgets pending diversions of these keys: no diverted cell outlives the decision;
 //  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed
-//     after that. A member that fails closes the ledger, too; it need not read the log, because it executes nothing more.
+//     after that. A member that fails tries to close the ledger, too, for some milliseconds. It need not read the log, because
+//     it executes nothing more.
 // A member cannot withdraw a unit in any other way: it executes what the log says. tests/unit/test_ledger.py walks through
 // every interleaving of small cases.
 //
@@ -38,7 +39,7 @@
 // later, and meanwhile learn of the death or failure. What it had appended since it took the lock is never visible.
 //
 // Thread: each member's object by the holder of that rank's progress token. Owns: nothing but its place in the log.
-// Blocks: never. Throws: Error(Internal) if what it reads in the shared memory cannot be.
+// Blocks: never. Throws: Error(Internal) if what it reads in the shared memory is impossible.
 #pragma once
 
 #include <atomic>
@@ -62,8 +63,8 @@ class Ledger {
   };
   static std::size_t bytes(Capacity capacity);
 
-  // memory: bytes(capacity) bytes at the beginning of a cache line, zero at first, shared by all members. serial: greater than
-  // 0 and than the serial of any earlier ledger in this memory.
+  // memory: bytes(capacity) bytes at the beginning of a cache line, shared by all members, and zero before the first ledger in
+  // it. serial: greater than 0 and than the serial of any earlier ledger in this memory.
   Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial);
 
   // As Agreement::begin, exists and first_sequence.
@@ -93,8 +94,9 @@ class Ledger {
   // Needs up_to_date() and room for one entry. prepared: as in Agreement::Unit.
   Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
-  // For the coordinator; close() also for a member that leaves, joins or fails. Each needs room for one entry, for any number
-  // of keys. divert() closes the ledger, and reopen() leaves it closed, if the table would have too many cells in use.
+  // For the coordinator; close() also for a member that leaves, joins or fails. reopen() needs no room in the log, and each of
+  // the others needs room for one entry, for any number of keys. divert() closes the ledger, and reopen() leaves it closed, if
+  // the table would have too many cells in use.
   void divert(std::uint64_t key);
   void append_list(std::uint64_t number, std::span<const std::uint64_t> decided);
   void close();

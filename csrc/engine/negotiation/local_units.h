@@ -31,7 +31,8 @@ class LocalUnits {
   // entry, if the entry must go by message: it is no part of a unit, or other entries of its group went by message.
   bool admit(Entry& entry);
   // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. If they did, the next
-  // request of this name goes by message at once. All members get the same responses, so all remember the same names.
+  // request of this name goes by message at once. All members get the same responses, so all remember the same names. Ignores
+  // an operation that has failed or belongs to a group.
   void remember_rows(const Response& response, int members);
   bool has_waiting() const { return !waiting_.empty(); }
   bool has_announced() const { return !announced_.empty(); }
@@ -49,7 +50,7 @@ class LocalUnits {
   }
 
   // Announces waiting units, at most kMostAtOnce in one call. Calls announced(entries) for each announced unit, and adds
-  // entries that must go by message to `by_message`.
+  // entries that must go by message to `by_message`. If the result is kRefused or kUnread, all units still wait.
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);

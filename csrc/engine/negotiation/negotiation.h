@@ -3,7 +3,8 @@
 // Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
 //
 // A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members
-// agree through a port, an Agreement, or in large sets through the coordinator alone. The digest tells states apart.
+// agree through a port, an Agreement; in a set without a port, such as a large one, through the coordinator alone. The digest
+// tells states apart.
 //
 // A Negotiation cannot be copied: it shares its entries with callers (through their completions) and its ports with other
 // members. A test that wants to return to a state makes new machines and repeats the steps that led to the state. For some
@@ -60,6 +61,7 @@ class Negotiation {
   // --- how ranks end ---
   // Another rank is about to leave. Executes all that it took part in, and sends the decisions in which it takes part.
   void catch_up();
+  // Rank `rank` takes part in no later operation. Operations that need it fail with `why`.
   void left(int rank, const base::Status& why);
   // Called before this rank leaves: nothing that it has announced at a port may become complete any more. False: call it again.
   bool close();
@@ -67,8 +69,8 @@ class Negotiation {
   std::set<int> leave(const base::Status& why);
   // This rank has left. `coordinator` will not decide the operations that this rank still waits for: they end with `why`.
   void fail_undecided(int coordinator, const base::Status& why);
-  // This rank fails; end_all() follows. Closes the ports, so that no operation that this rank has announced becomes complete
-  // later.
+  // This rank fails; end_all() follows. Tries to close the ports, so that no operation that this rank has announced becomes
+  // complete later.
   void abandon();
   // Ends all entries that are not agreed.
   void end_all(const base::Status& why);
@@ -126,8 +128,8 @@ class Negotiation {
   base::Status refusal(const SetNegotiation* set, const Request& request) const;
 
   // --- changes of sets (set_changes.cc) ---
-  // Carries out an agreed operation that moves no data: a change of process sets, or the end of a join.
-  void settle(const Response& response, Entry& entry);
+  // Carries out an agreed change of process sets, or the end of a join.
+  void carry_out(const Response& response, Entry& entry);
   void handle_early(std::uint32_t epoch);
   SetId create_set(std::vector<int> members);
   std::unique_ptr<Agreement> replicate(const ProcessSet& set);

@@ -1,5 +1,5 @@
-// Negotiation without the coordinator for members that share no memory: each member has a copy of the ledger (ledger.h), and
-// all copies make the same steps in the same order.
+// Negotiation without the coordinator for members that share no ledger in memory: each member has a copy of the ledger
+// (ledger.h), and all copies make the same steps in the same order.
 //
 // A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index
 // of the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller
@@ -14,9 +14,10 @@
 //
 // Members that announce the same units thus agree after one message in each direction, sent at the same time. A coordinator
 // would need twice that time. If a member has nothing to announce, it is silent, and the steps of the others wait. It sends a
-// message without steps (an acknowledgement) only if such a step changes anything:
+// message without steps (an acknowledgement) if such a step changes anything:
 //   - all members have announced the unit, but in messages with different stamps; or
 //   - the step is no announcement, or it announces a diverted key.
+// Otherwise it sends one only to report what it has read of a closed ledger (see below).
 //
 // There are three more differences from the ledger in shared memory:
 //   - A step is made later than it is asked for. So before an announcement, the log may have an entry that its sender had not
@@ -25,7 +26,8 @@
 //     that its sender had not read concerns its key (a closing concerns all keys). The sender takes the unit back when it reads
 //     that exception.
 //   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
-//     executed the operations in which it took part. So members report at once what they read while the ledger is closed.
+//     executed the operations in which it took part. So members report at once that they have read a closing, and what they
+//     read while the ledger is closed.
 //   - A small payload travels with its announcement (inline payload): every member gets all of it, or its part. When the unit
 //     becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
@@ -98,6 +100,7 @@ class ReplicatedLedger final : public Agreement {
     LedgerSteps message;
     std::uint64_t arrival = 0;  // its number among all messages that this member has heard or sent
   };
+  // A cell of the table: what members have announced under a key, or only that the key is diverted.
   struct AnnouncedUnit {
     std::uint64_t content = 0;
     std::uint32_t announced = 0;  // a bit for each member
@@ -111,8 +114,8 @@ class ReplicatedLedger final : public Agreement {
   };
 
   MemberState& me() { return members_[static_cast<std::size_t>(index_)]; }
-  // Sends this member's steps to all members, and to its own copy. following: how many messages this member sends directly
-  // after this one.
+  // Sends this member's steps to all other members that have not left, and gives them to its own copy. following: how many
+  // messages this member sends directly after this one.
   void send(LedgerSteps message, const InlinePayload& payload = {}, std::uint64_t following = 0);
   void take(int member, LedgerSteps message);
   bool has_passed(int member, Place place) const;
@@ -152,9 +155,10 @@ class ReplicatedLedger final : public Agreement {
   bool is_silent_ = false;          // it has read a closing, and has announced nothing since
   bool reopening_ = false;          // it has asked for a reopening that is not made yet
   bool closing_ = false;            // it has asked for a closing, and has read none since
-  std::uint64_t own_list_ = 0;      // number of the last list of its own
+  std::uint64_t own_list_ = 0;      // number, as an exception, of its own last list
   bool has_left_ = false;
-  bool changed_ = false;  // since it last looked whether it holds up others
+  // Has its copy, or what it has read, changed since it last looked whether it holds up others?
+  bool changed_ = false;
 };
 
 }  // namespace hvdlite::engine

@@ -1,5 +1,4 @@
-// The part of Negotiation about operations that move no data: changes of process sets, and the end of a join. The rest is in
-// negotiation.cc.
+// The part of Negotiation about changes of process sets and the end of a join. The rest is in negotiation.cc.
 
 #include <algorithm>
 #include <utility>
@@ -20,7 +19,7 @@ constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
 
-void Negotiation::settle(const Response& response, Entry& entry) {
+void Negotiation::carry_out(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;
   std::uint32_t created = 0;
@@ -142,8 +141,9 @@ Entry Negotiation::take_held_removal(SetId set, const std::string& name) {
   return entry;
 }
 
-// Called at the first operation on GPU memory of the set of all ranks. This place among the changes of sets is the same on all
-// ranks. For other sets there is no such place, because ranks outside a set do not see its operations.
+// Called at each operation on GPU memory of the set of all ranks; only the first call takes regions. The first such operation
+// has the same place among the changes of sets on all ranks. For other sets there is no such place, because ranks outside a set
+// do not see its operations.
 void Negotiation::share_staging() {
   if (std::exchange(asked_for_staging_, true)) return;
   const ProcessSet& all = find(0)->set();

@@ -184,7 +184,8 @@ void SetNegotiation::check_absence(const Response& first, std::span<const Entry>
   }
 }
 
-// Has this rank joined, so that it takes part without having asked?
+// Has this rank joined, so that it takes part without having asked? A rank that leaves counts as joined, because the others
+// do not wait for it.
 bool SetNegotiation::has_joined() const {
   return pending_.contains(kJoinName) || all_.said_goodbye_;
 }
@@ -213,7 +214,7 @@ void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   if (!first->error.ok()) {
     if (entries[0].request) all_.finish(entries, first->error);
   } else if (kind == OpKind::kJoin || changes_sets(kind)) {
-    all_.settle(*first, entries[0]);
+    all_.carry_out(*first, entries[0]);
   } else {
     fused.sizes = first->sizes;
     execute(std::move(fused), std::move(entries));

@@ -42,7 +42,7 @@ class SetNegotiation {
   bool is_being_removed() const { return being_removed_; }
   // Announces waiting entries, and executes what is agreed at the port. Returns true if anything happened.
   bool announce();
-  // The coordinator sends its decisions. Returns true if there were any.
+  // The coordinator sends its decisions. Returns true if it has sent any.
   bool coordinate() { return attentive_ && send_decided(); }
 
   // --- what others say ---
@@ -57,7 +57,7 @@ class SetNegotiation {
   // Called before this rank leaves or joins. When it returns true, nothing that this rank has announced at the port becomes
   // complete any more. False: call it again.
   bool close();
-  // Called when this rank fails: the same as close(), although this rank has not read the whole log.
+  // Called when this rank fails: tries to close the port, although this rank may not have read the whole log.
   void abandon();
   // Rank `rank` takes part in no later operation.
   void left(int rank, const base::Status& why);
@@ -155,11 +155,11 @@ class SetNegotiation {
 
   // Null except on the set's first member.
   std::unique_ptr<Coordinator> coordinator_;
-  bool attentive_ = false;  // the coordinator may have work; false while all is agreed at the port
+  bool attentive_ = false;  // may the coordinator have work? false: it only waits for other ranks
   Agreement::Upkeep upkeep_;
   std::vector<std::uint64_t> closings_of_;  // how many closings each member has reported
-  // They wait until all members have reported the last closing. By then all that was announced at the port has come in
-  // messages.
+  // They wait until all members that have not left have reported the last closing. By then all that these announced at the port
+  // has come in messages.
   std::vector<Verdict> verdicts_;
 };
 

@@ -173,9 +173,10 @@ Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& me
       if (!requests[i] && first.asks(members[i])) joined.push_back(members[i]);
     }
     if (!joined.empty()) {
-      return {ErrorCode::kMismatch, describe(first) + ": " + format_ranks(joined) +
-                                        " did not ask for it but waits in join(); change process "
-                                        "sets on all ranks before any of them joins"};
+      return {ErrorCode::kMismatch,
+              describe(first) + ": " + format_ranks(joined) + " did not ask for it but " +
+                  (joined.size() == 1 ? "waits" : "wait") +
+                  " in join(); change process sets on all ranks before any of them joins"};
     }
   }
   return {};
