@@ -49,7 +49,10 @@ class Cycle {
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }
   // The last step; call no function after it.
-  void close() { execution_.close(transport_.close()); }
+  void close() {
+    negotiation_.stop_reading();
+    execution_.close(transport_.close());
+  }
   // Ends all operations of this rank with this error.
   void end_all(const base::Status& why) { messenger_.end_all(why); }
 

@@ -117,6 +117,9 @@ class Agreement {
   // Called by the coordinator: makes these changes, and removes from `upkeep` those that this step has made.
   virtual Step try_keep(Upkeep& upkeep) = 0;
 
+  // This member has left, and reads the log no more. So no entry is kept for it.
+  virtual void stop_reading() {}
+
   // --- only for copies ---
   // What this member needs of each member's input (by the member's index) of the prepared unit that pop() has just taken. Empty
   // if the members share memory.

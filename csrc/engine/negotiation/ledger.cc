@@ -110,6 +110,11 @@ void Ledger::pop() {
   header_->positions[index_].read.store(read_, std::memory_order_release);
 }
 
+void Ledger::stop_reading() {
+  if (!exists()) return;  // the memory may still be another ledger's
+  header_->positions[index_].read.store(~std::uint64_t{0}, std::memory_order_release);
+}
+
 void Ledger::append(LogEntry entry) {
   entry.by = static_cast<std::uint8_t>(index_);
   entries_[tail_ & (capacity_.entries - 1)] = entry;

@@ -78,6 +78,8 @@ class Ledger {
   bool has_news() const { return news() > read_; }
   LogEntry front() const;
   void pop();
+  // As Agreement::stop_reading.
+  void stop_reading();
 
   // --- the lock: bounded tries, false if another member holds it ---
   static constexpr int kTries = 200;
@@ -150,6 +152,7 @@ class SharedAgreement final : public Agreement {
   bool has_news() const override { return ledger_.has_news(); }
   LogEntry front() const override { return ledger_.front(); }
   void pop() override { ledger_.pop(); }
+  void stop_reading() override { ledger_.stop_reading(); }
 
   Step try_announce(std::span<Unit> units) override;
   Step try_close() override { return close(/*up_to_date=*/true, Ledger::kTries); }

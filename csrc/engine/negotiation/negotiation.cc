@@ -164,6 +164,10 @@ void Negotiation::fail_undecided(int coordinator, const Status& why) {
   }
 }
 
+void Negotiation::stop_reading() {
+  for (auto& [id, set] : sets_) set->stop_reading();
+}
+
 void Negotiation::abandon() {
   for (auto& [id, set] : sets_) set->abandon();
 }

@@ -67,6 +67,8 @@ class Negotiation {
   bool close();
   // This rank leaves. Returns the coordinators that may still decide operations that this rank asked for.
   std::set<int> leave(const base::Status& why);
+  // This rank has left, and executes nothing more. The others need not keep their agreements for it.
+  void stop_reading();
   // This rank has left. `coordinator` will not decide the operations that this rank still waits for: they end with `why`.
   void fail_undecided(int coordinator, const base::Status& why);
   // This rank fails; end_all() follows. Tries to close the ports, so that no operation that this rank has announced becomes

@@ -64,6 +64,10 @@ class SetNegotiation {
   // This rank leaves. Entries that were not announced to the coordinator end with `why`; if this rank is the coordinator or the
   // coordinator has left, so do all others. Returns true if the coordinator may still decide some entries.
   bool leave(const base::Status& why);
+  // Called when this rank has left, and executes nothing more.
+  void stop_reading() {
+    if (port_) port_->stop_reading();
+  }
   // Fails this rank's entries that are not agreed.
   void fail_pending(const base::Status& why);
   std::vector<Entry> take_pending();
