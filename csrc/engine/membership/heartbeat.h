@@ -23,6 +23,7 @@ class Heartbeat {
   Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
             base::Clock::time_point now);
 
+  // A message of the host has arrived. Does nothing for other hosts than those of the constructor.
   void heard(int host, base::Clock::time_point now);
   // The rank has left without a failure. If it led a host, the host sends no more heartbeats, and its silence no longer counts.
   void forget(int rank) {
@@ -50,8 +51,8 @@ class Heartbeat {
   base::microseconds interval_;
   std::map<int, base::Clock::time_point> heard_;  // by leader
   std::set<int> quiet_;                           // leaders that Actions::quiet has named
-  base::Clock::time_point looked_;
-  base::Clock::time_point sent_;
+  base::Clock::time_point looked_;                // the time of the last tick()
+  base::Clock::time_point sent_;                  // when this rank sent heartbeats last
 };
 
 }  // namespace hvdlite::engine

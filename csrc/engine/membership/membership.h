@@ -31,7 +31,7 @@ class Membership : public MembershipActions {
 
   // Seconds; 0: never.
   struct Limits {
-    double deadlock = 0;
+    double deadlock = 0;  // how long ranks may wait for each other
     StallInspector::Limits stall;
     double peer = 0;  // silence of another host
   };
@@ -43,8 +43,8 @@ class Membership : public MembershipActions {
     virtual std::uint64_t activity() = 0;
     // A number that changes when this rank submits an operation, and when one ends.
     virtual std::uint64_t version() = 0;
-    // all_wait: does every thread wait that ever waited, or submitted without a callback (WaitRegistry)? callbacks_wait: will
-    // the end of an operation in flight run a callback?
+    // all_wait: do all threads that WaitRegistry knows wait? callbacks_wait: will the end of an operation in flight run a
+    // callback?
     virtual bool all_wait() = 0;
     virtual bool callbacks_wait() = 0;
     // Does this rank wait only for operations that are not agreed? And for which?
@@ -126,7 +126,7 @@ class Membership : public MembershipActions {
     StallReply answer;
   };
 
-  // These are in membership.cc.
+  // This is in membership.cc.
   void goodbye_was_seen(int coordinator, Actions& actions);
   // These are in waiting.cc.
   void report_if_blocked(Time now, Facts& facts, Actions& actions);

@@ -10,8 +10,8 @@
 //   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
 // A rank may be asked about an operation for which it waits itself. Then claim() decides which of the two ranks looks after the
-// stall, that is asks about it and writes the line. A rank with a higher number begins to ask a little later, up to 3 seconds.
-// So if several ranks have waited equally long, usually only one asks.
+// stall. That rank asks about it and writes the line. A rank with a higher number begins to ask a little later, by up to 3
+// seconds. So if several ranks have waited equally long, usually only one asks.
 #pragma once
 
 #include <deque>
@@ -30,7 +30,7 @@
 
 namespace hvdlite::engine {
 
-// An operation of this rank that is at least half as old as the lower limit.
+// An operation of this rank whose age is at least half of the lower limit.
 struct Stalled {
   std::uint64_t record = 0;          // its number in the flight recorder
   const Request* request = nullptr;  // valid during look()
@@ -46,7 +46,7 @@ class StallInspector {
   struct Limits {
     double warn = 0;
     double give_up = 0;
-    double least() const;  // the lower limit of those that are not 0
+    double least() const;  // the lower of the limits that are not 0; 0: both are 0
   };
   StallInspector(Limits limits, int rank) : limits_(limits), rank_(rank) {}
 
@@ -75,12 +75,13 @@ class StallInspector {
   using StateOf = std::function<std::string(int)>;
   Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
                const StateOf& state_of);
+  // Drops an answer to an earlier question, and an answer of a rank that was not asked.
   void hear(int rank, StallReply answer);
   // `rank` asks about an operation in this set for which this rank waits, too. last: as in its Inquiry. Returns true if this
-  // rank looks after the stall itself:
-  // - if it has the lower number, and its own open question has the same `last` and an operation in this set; or
-  // - unless `last`: if it has written a line about a stall (of any set) that is not over, and no other rank looks after this
-  //   set.
+  // rank looks after the stall. This is so in two cases:
+  // - This rank has the lower number, and its own open question has the same `last` and names an operation in this set.
+  // - `last` is false, this rank has written a line about a stall (of any set) that is not over, and no other rank looks after
+  //   this set.
   // Otherwise returns false, and this rank asks nothing about the set for some time (kGrace).
   bool claim(int rank, SetId set, bool last, Time now);
 
@@ -117,25 +118,29 @@ class StallInspector {
   struct Episode {
     std::vector<int> missing;
     std::set<std::uint64_t> records;
-    std::string text;
-    Time since;
+    std::string text;  // names its operations
+    Time since;        // the submission of its oldest operation
   };
 
-  // The stalls of which no operation is stalled any more are over.
+  // Writes the end of each stall of which no operation is stalled any more.
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
   // What a text about ranks needs: their names, and what this rank can see of them.
   struct Names {
     const Roster& roster;
     const StateOf& state_of;
   };
+  // Asks a question, if it is time for one and an operation is too old. Returns true if it has asked.
   bool begin(Time now, std::span<const Stalled> stalled, bool last, const Roster& roster,
              Actions& actions);
+  // Ends the question, and writes lines or the verdict.
   void conclude(Time now, std::span<const Stalled> stalled, const Names& names, Actions& actions);
   std::vector<StalledOperations> group(Time now, const Question& question,
                                        std::span<const Stalled> stalled);
+  // Does another rank look after the set?
   bool in_hand(SetId set, bool last, Time now) const;
   // Has this rank written a line about a stall of this operation that is not over?
   bool is_told(std::uint64_t record) const;
+  // Does the question's operation at this index wait for the rank?
   bool is_missing(const Question& question, std::size_t index, int rank) const;
   double limit(bool last) const { return last ? limits_.give_up : limits_.warn; }
   // For how long a question waits for answers, in seconds.

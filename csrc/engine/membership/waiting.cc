@@ -168,7 +168,7 @@ void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
     if (!where && now < each.until) return false;
     each.answer.text =
         where ? where->substr(0, StallReply::kMostText)
-              : "its place in the program is unknown, because native code holds Python's GIL";
+              : "its place in the program is unknown: native code probably holds Python's GIL";
     if (!roster().has_left(each.rank)) {
       actions.emplace_back(Send{each.rank, std::move(each.answer)});
     }

@@ -49,6 +49,7 @@ class FlightRecorder {
   static constexpr bool kEverything = false, kUnended = true;
   struct Record {
     std::atomic<std::uint64_t> word{0};  // 8 * number + stage
+    // When the operation reached the stage.
     std::atomic<base::Clock::time_point> last{base::Clock::time_point()};
     base::Clock::time_point submitted;
     RequestPtr request;

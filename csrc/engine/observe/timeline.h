@@ -33,7 +33,7 @@ class Timeline {
  public:
   using Stage = FlightRecorder::Stage;
 
-  // on: the timeline makes it true in start() and false in stop(). It must outlive the timeline.
+  // on: a flag that start() sets and stop() clears. The flag must outlive the timeline.
   Timeline(TimelineOwner owner, base::TimeSource time, std::atomic<bool>& on)
       : owner_(owner), time_(time), on_(on) {}
   ~Timeline() { stop(); }

@@ -109,7 +109,7 @@ class Usage {
   // For how many nanoseconds data have moved until `now`.
   std::int64_t moving(Time now) const { return BusyTime::nanoseconds(moving_.word(), now); }
 
-  // docs/stats.md defines them. exposed: blocked().
+  // docs/stats.md defines them. The last two are what blocked() has counted.
   struct Numbers {
     std::int64_t time_ns = 0;  // since this object was made
     std::int64_t bytes = 0, bus_bytes = 0;

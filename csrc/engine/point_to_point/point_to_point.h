@@ -154,8 +154,8 @@ class PointToPoint {
   // A receive that has answered an Offer and waits for the sender's Coming or Withdrawal.
   struct Answered {
     Entry receive;
-    std::string
-        refusal;  // "": it has answered with a Clearance; otherwise why it has answered with a Rejection
+    // "": the answer was a Clearance. Otherwise it was a Rejection for this reason.
+    std::string refusal;
   };
   using Sendings = std::map<std::uint64_t, Sending>;  // by number
 
@@ -165,9 +165,9 @@ class PointToPoint {
   void receive(Entry entry, std::deque<Entry>::iterator place);
   // Sends the message, or handles it at once if it is for this rank.
   void deliver(int rank, Message message);
-  // Sends the message whole and ends the entry, if the limits allow it. Otherwise returns false.
+  // Sends the message whole and ends the entry, if its size, its memory and the limit allow it. Otherwise returns false.
   bool send_whole(const Entry& entry, int to, Offer& offer);
-  // Counts a whole message that no longer waits for its receive, and sends a Receipt when the counted bytes are half the limit.
+  // Counts a whole message that no longer waits for a receive, and sends a Receipt when half of the limit is counted.
   void count_received(int source, const Offer& offer);
   // Matches a receive with the message for it, or refuses the message if dtypes or sizes differ.
   void meet(Entry receive, int source, const Offer& offer);

@@ -162,7 +162,7 @@ void ask(bool answers, const std::string& expected) {
 
 TEST(who_is_missing_says_where_it_is) { ask(true, "it is at home"); }
 TEST(a_watchdog_that_cannot_run_python_is_told_of) {
-  ask(false, "its place in the program is unknown, because native code holds Python's GIL");
+  ask(false, "its place in the program is unknown: native code probably holds Python's GIL");
 }
 
 TEST(an_excuse_holds_warning_and_limit_back) {
