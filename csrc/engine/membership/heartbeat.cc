@@ -13,6 +13,7 @@ namespace {
 
 // A host sends at least this many heartbeats in the shortest silence. So one of them may be late without consequence.
 constexpr int kHeartbeatsInShortest = 5;
+// The longest time between two heartbeats.
 constexpr microseconds kLongestInterval{2'000'000};
 // The driver calls tick() at much shorter intervals than the shortest silence divided by this number. If no call came for so
 // long, this process did not run.

@@ -143,7 +143,7 @@ void TimelineWriter::add(const std::string& event) {
   text_ += event;
 }
 
-// The file's content ends with the bracket. The next text overwrites it.
+// Writes the new text and the closing bracket. The next text overwrites the bracket.
 void TimelineWriter::flush() {
   if (file_ < 0 || text_.empty()) return;
   const std::size_t size = text_.size();
@@ -168,7 +168,8 @@ void TimelineWriter::flush() {
   text_.clear();
 }
 
-// At every moment there is a valid file at the path, if the file system can exchange two files.
+// The file becomes FILE.old, and a new file begins. At every moment there is a valid file at the path, if the file system can
+// exchange two files.
 void TimelineWriter::rotate() {
   close(file_);
   file_ = -1;
