@@ -86,7 +86,7 @@ void SystemFacts::for_each_unfinished(const Visit& visit) {
   negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(open); });
   std::ranges::for_each(negotiation_.held_removals(), open);
   point_to_point_.for_each_unmatched(open);
-  point_to_point_.for_each_cleared(
+  point_to_point_.for_each_answered(
       [&](const Entry& entry) { visit(*entry.request, entry.completion->record, true); });
   execution_.for_each([&](const Entry& entry) {
     if (entry.request) visit(*entry.request, entry.completion->record, true);

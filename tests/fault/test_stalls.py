@@ -143,7 +143,7 @@ def test_a_slow_rank_is_named_with_its_line_and_its_coming_is_told(results):
     assert re.search(r"WARN \[control rank 0/2\] stall: .* and 197 more operations have " + WAITED, warning)
     assert re.search(r", which has not submitted them: its main thread is at ", warning)
     assert re.search(r"script\.py:\d+ <module> > \S*script\.py:\d+ evaluate_everything > ", warning)
-    assert re.search(r"INFO .* stall: went on after \d+(\.\d)? s: ", news), result.report()
+    assert re.search(r"INFO .* stall: ended after \d+(\.\d)? s: ", news), result.report()
     assert all("done" in result.stdout[rank] for rank in (0, 1))
 
 

@@ -143,7 +143,8 @@ def test_lists_of_objects(hvd):
 @pytest.mark.parametrize("elements", [4, 5000])
 def test_a_mismatch_is_an_error_on_both_ranks(hvd, elements):
     text = (
-        rf"recv of 'in' from rank 0 \(tag 0\) in process set 0: rank 0 sent 'out', {elements} of float64, but rank 1 receives"
+        rf"recv of 'in' from rank 0 \(tag 0\) in process set 0: "
+        rf"rank 0 sent 'out', {elements} elements of float64, but rank 1 receives"
     )
     if RANK == 0:
 
@@ -158,7 +159,7 @@ def test_a_mismatch_is_an_error_on_both_ranks(hvd, elements):
         with pytest.raises(hvd.MismatchError, match=text):
             fail()
     if RANK == 1:
-        with pytest.raises(hvd.MismatchError, match=text + f" {elements} of float32"):
+        with pytest.raises(hvd.MismatchError, match=text + f" {elements} elements of float32"):
             hvd.recv(np.empty(elements, np.float32), 0, name="in")
         if elements == 4:
             hvd.send(np.empty(0), 0, tag=1)

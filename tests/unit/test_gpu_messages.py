@@ -132,7 +132,7 @@ def test_to_oneself(fake_gpus):  # noqa: F811
 def test_what_does_not_fit_is_named_on_both_ranks(fake_gpus):  # noqa: F811
     def body(rank):
         array = room(rank, SMALL + rank.rank)
-        with pytest.raises(MismatchError, match="rank 0 sent 'out', 5 of float32, but rank 1 receives 6 of float32"):
+        with pytest.raises(MismatchError, match="rank 0 sent 'out', 5 elements of float32, but rank 1 receives 6 elements"):
             rank.wait((recv if rank.rank else send)(rank, array, 1 - rank.rank, name="in" if rank.rank else "out"))
 
     run_gpu_ranks(fake_gpus, 2, body)

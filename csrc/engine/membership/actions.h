@@ -1,5 +1,5 @@
 // What Membership and FailureDetector want done. Their driver carries the actions out in order.
-// Thread: plain values. Owns: their content. Blocks: no. Throws: nothing.
+// Thread: plain values. Owns: their content. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct MembershipActions {
     Message message;
   };
   // This rank is about to fail for this cause. Send a Failure to these ranks. A driver with an engine first writes the cause to
-  // shared memory, where the ranks of this host find it even if this rank answers no message.
+  // shared memory, if there is any, where the ranks of this host find it even if this rank answers no message.
   struct Announce {
     std::string cause;
     std::vector<int> ranks;
@@ -45,6 +45,7 @@ struct MembershipActions {
   struct Undecided {
     int coordinator = 0;
   };
+  // Write a log line. A driver without an engine writes none.
   struct Log {
     base::LogLevel level = base::LogLevel::kInfo;
     std::string text;

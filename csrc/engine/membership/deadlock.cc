@@ -19,14 +19,14 @@ Request as_request(const OpenOperation& operation) {
   return request;
 }
 
-// Is the operation a receive from any rank? It needs only one of the ranks that lack it; all other operations need each of
-// them.
+// Is the operation a receive from any rank? Such a receive needs only one of the ranks that lack it; all other operations need
+// each of them.
 bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
 
-// Does a rank with these open operations take part in `wanted`? It has then asked for the operation and its whole group, or has
-// joined.
+// Does a rank with these open operations take part in `wanted`? It does if it has asked for the operation and its whole group,
+// or has joined.
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
   if (base::is_point_to_point(wanted.kind))
     return false;  // an open send or receive has no counterpart

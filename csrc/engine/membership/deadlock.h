@@ -1,11 +1,13 @@
 // Finds ranks that wait for each other for ever. A pure machine: reports go in, probes and verdicts come out.
-// Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: nothing.
+// Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: std::bad_alloc.
 //
-// A rank is blocked when all its threads that submit or wait now wait, and nothing that they wait for is agreed. (waiting.cc
-// says when a rank counts as blocked whose operations run callbacks.) A set of blocked ranks is stuck when each operation that
-// one of them awaits is missing on another rank of the set. (For a receive from any rank, all ranks that could send must be in
-// the set.) The detector looks for the largest such set: it begins with all blocked ranks, and removes ranks that are not stuck
-// until none is left to remove. Reports take time to travel, so the detector checks a finding: the finding must hold for a
+// A rank is blocked when all its threads that submit or wait now wait, and nothing that they wait for is agreed. (If operations
+// run callbacks, waiting.cc says when the rank counts as blocked.) A set of blocked ranks is stuck when each operation that one
+// of them awaits is missing on a rank of the set. (A rank that has asked for only a part of a group lacks the operation itself.
+// For a receive from any rank, all ranks that could send must be in the set.)
+//
+// The detector looks for the largest such set: it begins with all blocked ranks, and removes ranks that are not stuck until
+// none is left to remove. Reports take time to travel, so the detector checks a finding: the finding must hold for a
 // while; then the detector probes every stuck rank, and each must answer that nothing has changed since its report. Ranks get
 // stuck by operations of different kinds, misspelt names and missing tensors. Source: the graph reduction in Holt, Some
 // deadlock properties of computer systems (ACM Computing Surveys 4, 1972).
@@ -28,13 +30,13 @@ class DeadlockDetector {
   // patience: how long a finding must hold before the ranks are probed.
   explicit DeadlockDetector(base::microseconds patience) : patience_(patience) {}
 
-  // Replaces the rank's last report. A report that says "not blocked" only removes it.
+  // Replaces the rank's last report. A report that says "not blocked" only removes it. A report may also answer a probe.
   void report(int rank, BlockedReport report);
 
   struct Actions {
     std::vector<int> probe;    // ranks to ask whether they are still blocked
     std::uint64_t number = 0;  // the number of that probe, which the answers must have
-    // The operations that can never complete; the detector then forgets the reports of the stuck ranks. The collectives of a
+    // The operations that can never complete. The detector has forgotten the reports of the stuck ranks. The collectives of a
     // process set have one verdict, in a pair with -1. The sends and receives that one rank asked for on a set have a verdict
     // of their own, in a pair with that rank.
     std::vector<std::pair<int, Verdict>> verdicts;
@@ -59,7 +61,7 @@ class DeadlockDetector {
   std::map<int, std::uint64_t> suspects_;  // the stuck ranks, with the versions of their reports
   base::Clock::time_point since_;          // the tick at which these suspects were found
   std::uint64_t probe_ = 0;                // number of the last probe
-  bool probing_ = false;                   // that probe asked about these suspects
+  bool probing_ = false;                   // the last probe asked about these suspects
   std::set<int> unanswered_;               // suspects that have not answered it
 };
 

@@ -99,7 +99,7 @@ void FailureDetector::find_lost(Facts& facts, Actions& actions) {
   }
 }
 
-// A rank sees in shared memory that another rank of its host has ended. Ranks of other hosts must be told.
+// The ranks of other hosts may not see that a rank of this host is lost. So each rank of this host tells them.
 void FailureDetector::warn_other_hosts(int lost, const std::string& how, Actions& actions) {
   const int here = roster_.host_of(roster_.rank());
   if (roster_.host_of(lost) != here) return;
@@ -112,7 +112,7 @@ void FailureDetector::warn_other_hosts(int lost, const std::string& how, Actions
 
 // --- hosts ------------------------------------------------------------------------------------------------------------
 
-// Each leader watches the other leaders, on behalf of all ranks of its host.
+// Each leader watches the other hosts, on behalf of all ranks of its host.
 void FailureDetector::keep_in_touch(Time now, Facts& facts, Actions& actions) {
   if (!heartbeat_) return;
   for (int peer = 0; peer < roster_.size(); ++peer) {
@@ -124,7 +124,7 @@ void FailureDetector::keep_in_touch(Time now, Facts& facts, Actions& actions) {
   const Heartbeat::Actions due = heartbeat_->tick(now);
   for (const int leader : due.send) actions.emplace_back(Send{leader, Alive{}});
   for (const int host : due.quiet) {
-    const std::string seconds = base::to_text(limits_.silence / Heartbeat::kQuietPart);
+    const std::string seconds = base::to_text(limits_.silence / Heartbeat::kQuietDivisor);
     actions.emplace_back(Log{
         base::LogLevel::kWarning,
         "nothing has come from the host of " + ranks_of(host) + " for " + seconds +

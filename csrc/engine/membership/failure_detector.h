@@ -1,10 +1,10 @@
 // Decides which ranks have failed, and how this rank fails itself. With an engine or without, only this code decides that.
 // Thread: one at a time. Owns: the roster, and when this rank last heard each other host. Blocks: never. Throws: what the facts
-// throw.
+// throw, and std::bad_alloc.
 //
 // A pure machine with two drivers: Membership drives it in the passes of the engine; Job (job/job.h) drives it in init(),
-// before there is an engine, and from shutdown() to the end of the program. The first failure decides; after it the machine
-// finds no other.
+// before there is an engine, and from shutdown() to the end of the program. The first failure decides: after it find_lost()
+// does nothing, and the driver must call neither hear() nor keep_in_touch() any more.
 //
 //   the transport or the kernel reports a lost rank --> find_lost ------> Fail; for a rank of this host also Warn
 //   another rank says that it fails -----------------> hear(Failure) ---> Fail, and Send FailureSeen
@@ -42,9 +42,9 @@ class FailureDetector : public MembershipActions {
     virtual std::uint64_t received_from(int rank) = 0;
   };
 
-  // Seconds. silence: another host is lost after this time without a heartbeat; 0: never. shortest: a host sends several
-  // heartbeats in this time. So it is at most `silence`, and about the shortest silence that silent_for() is asked about. 0:
-  // this rank sends no heartbeats and expects none.
+  // Seconds. silence: another host is lost after this time without any message; 0: never. shortest: about the shortest silence
+  // that matters, for the loss of a host or for silent_for(). A host sends several heartbeats in this time. 0: this rank sends
+  // no heartbeats and expects none.
   struct Limits {
     double silence = 0;
     double shortest = 0;
@@ -58,13 +58,15 @@ class FailureDetector : public MembershipActions {
   std::string me(const std::string& what) const;
 
   // --- how this rank fails ---
-  // This rank fails first, by an exception that its user knows. The driver may then wait for failure_seen_by_all().
+  // This rank fails by an exception that its user knows. Every rank gets the text me(cause). The driver may then wait for
+  // failure_seen_by_all().
   void raise(const std::string& cause, Actions& actions);
-  // Have all other ranks confirmed this failure, failed themselves, or left?
+  // After raise(): have all other ranks confirmed the failure, failed themselves, or left? A rank that was killed does none of
+  // these, so the wait needs a time limit. Without raise(): true.
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
-  // This rank cannot continue because of an error in the engine or the transport. The other ranks must not wait for it.
+  // This rank cannot continue because of an error in the engine or the transport. Every rank gets me("failed: " + text).
   void fail(base::ErrorCode code, const std::string& text, Actions& actions);
-  // This rank fails because of other ranks, such as after a stall that does not end. It tells the other ranks.
+  // This rank fails because of other ranks, for example after a stall that does not end. Every rank gets me(cause).
   void give_up(base::ErrorCode code, const std::string& cause, Actions& actions);
 
   // --- how other ranks end ---
@@ -72,14 +74,17 @@ class FailureDetector : public MembershipActions {
   void hear_heartbeat(int source, Time now);
   // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
   void hear_late(int source, const Message& message, Actions& actions);
-  // The rank has left without a failure: it counts as neither lost nor silent.
+  // The rank has left without a failure: it does not count as lost. If it led a host, the host does not count as silent.
   void leave(int rank);
-  // Handles lost ranks that the facts report.
+  // Asks the facts for a lost rank, and fails because of the first that has not left.
   void find_lost(Facts& facts, Actions& actions);
-  // Sends heartbeats to the other hosts, and finds hosts that have sent none. Only leaders of hosts do this.
+  // Sends heartbeats to the other hosts, logs a warning about each host from which nothing comes, and fails when such a host
+  // counts as lost. Does nothing unless keeps_in_touch().
   void keep_in_touch(Time now, Facts& facts, Actions& actions);
-  // Describes the ranks of hosts that have been silent for this many seconds; empty: there are none.
+  // Describes the ranks of the hosts that had been silent for more than this many seconds at the last keep_in_touch(). Empty:
+  // there was none, or this rank watches no hosts.
   std::string silent_for(double seconds) const;
+  // Does this rank send heartbeats and watch other hosts? Only leaders of hosts do, and none if Limits::shortest is 0.
   bool keeps_in_touch() const { return heartbeat_.has_value(); }
 
   void add_to(base::Hasher& hasher) const;
@@ -94,7 +99,7 @@ class FailureDetector : public MembershipActions {
   Limits limits_;
   bool failed_ = false;
   std::set<int> failure_unseen_;
-  std::optional<Heartbeat> heartbeat_;  // on leaders of hosts, if there are several hosts
+  std::optional<Heartbeat> heartbeat_;  // nothing unless keeps_in_touch()
   // Facts::received_from() of each rank at the last keep_in_touch(); empty without heartbeat_.
   std::vector<std::uint64_t> received_;
 };

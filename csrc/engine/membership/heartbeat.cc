@@ -11,12 +11,13 @@ using base::microseconds;
 
 namespace {
 
-// The least number of heartbeats that a host sends in the shortest silence. So one may be late without consequence.
+// A host sends at least this many heartbeats in the shortest silence. So one of them may be late without consequence.
 constexpr int kHeartbeatsInShortest = 5;
+// The longest time between two heartbeats.
 constexpr microseconds kLongestInterval{2'000'000};
-// The driver calls tick() far more often than this part of the shortest silence. If no call came for so long, this process did
-// not run.
-constexpr int kAwayPart = 2;
+// The driver calls tick() at much shorter intervals than the shortest silence divided by this number. If no call came for so
+// long, this process did not run.
+constexpr int kAwayDivisor = 2;
 }  // namespace
 
 Heartbeat::Heartbeat(const std::vector<int>& hosts, microseconds timeout, microseconds shortest,
@@ -38,7 +39,7 @@ void Heartbeat::heard(int host, Clock::time_point now) {
 
 Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   Actions actions;
-  if (now - looked_ > shortest_ / kAwayPart) {
+  if (now - looked_ > shortest_ / kAwayDivisor) {
     for (auto& [host, when] : heard_) when = now;
     quiet_.clear();
   }
@@ -49,7 +50,7 @@ Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
     if (due) actions.send.push_back(host);
   }
   if (timeout_.count() == 0) return actions;
-  for (const int host : silent_for(timeout_ / kQuietPart)) {
+  for (const int host : silent_for(timeout_ / kQuietDivisor)) {
     if (quiet_.insert(host).second) actions.quiet.push_back(host);
   }
   actions.silent = silent_for(timeout_);

@@ -1,10 +1,10 @@
 // When to send another host a heartbeat, and which other host has sent none for too long. A pure machine.
-// Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: nothing.
+// Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: std::bad_alloc.
 //
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, and expect no answer. An engine makes
 // passes while its program computes, so a busy rank still sends. Any other message from a host counts as a heartbeat, too,
-// since a small message may wait behind large data. A rank that could not look for a long time was itself stopped, or its
-// machine was asleep. It blames no host for that time.
+// since a small message may wait behind large data. If tick() was not called for half of the shortest silence, this process
+// was itself stopped, or its machine was asleep. Then the silence of all hosts begins anew.
 #pragma once
 
 #include <map>
@@ -18,20 +18,22 @@ namespace hvdlite::engine {
 
 class Heartbeat {
  public:
-  // hosts: the leaders of the other hosts. timeout: tick() names hosts that have been silent for longer; zero: none. shortest:
-  // see FailureDetector::Limits. A host sends at least five heartbeats in that time.
+  // A host is named by its leader. hosts: the other hosts. timeout: tick() names hosts that have been silent for longer; zero:
+  // none. shortest: see FailureDetector::Limits.
   Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
             base::Clock::time_point now);
 
+  // A message of the host has arrived. Does nothing for other hosts than those of the constructor.
   void heard(int host, base::Clock::time_point now);
-  // The leader of this host has left without a failure, so the host sends no more heartbeats, and its silence no longer counts.
-  void forget(int host) {
-    heard_.erase(host);
-    quiet_.erase(host);
+  // The rank has left without a failure. If it led a host, the host sends no more heartbeats, and its silence no longer counts.
+  void forget(int rank) {
+    heard_.erase(rank);
+    quiet_.erase(rank);
   }
 
-  // The part of the timeout after which a silent host is quiet. With the default timeout it has then missed two heartbeats.
-  static constexpr int kQuietPart = 2;
+  // A host is quiet when it has been silent for the timeout divided by this number. With the default timeout it has then missed
+  // two heartbeats.
+  static constexpr int kQuietDivisor = 2;
   struct Actions {
     std::vector<int> send;    // leaders to send a heartbeat to
     std::vector<int> quiet;   // hosts that have become quiet; each is named once in a silence
@@ -49,8 +51,8 @@ class Heartbeat {
   base::microseconds interval_;
   std::map<int, base::Clock::time_point> heard_;  // by leader
   std::set<int> quiet_;                           // leaders that Actions::quiet has named
-  base::Clock::time_point looked_;
-  base::Clock::time_point sent_;
+  base::Clock::time_point looked_;                // the time of the last tick()
+  base::Clock::time_point sent_;                  // when this rank sent heartbeats last
 };
 
 }  // namespace hvdlite::engine

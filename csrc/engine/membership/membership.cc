@@ -56,7 +56,7 @@ Membership::Actions Membership::hear(int source, GoodbyeSeen, Time, Facts&) {
 }
 
 // The coordinator has sent a GoodbyeSeen or its own Goodbye. Before these messages, a coordinator sends all its response lists.
-// So the operations for which this rank still waits will never be decided.
+// So it will never decide the operations of its sets for which this rank still waits.
 void Membership::goodbye_was_seen(int coordinator, Actions& actions) {
   if (goodbye_unseen_.erase(coordinator) > 0) actions.emplace_back(Undecided{coordinator});
 }

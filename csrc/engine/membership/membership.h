@@ -1,6 +1,6 @@
 // The state of the job as one rank sees it: which ranks have left, failed, are silent, delay others, or wait for ever.
 // Thread: one at a time. Owns: the detectors of failures, stalls and deadlocks. Blocks: never.
-// Throws: Error(Internal) on messages that no correct rank sends, and what the facts throw.
+// Throws: Error(Internal) on messages that no correct rank sends, std::bad_alloc, and what the facts throw.
 //
 // A pure machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine calls
 // no transport and knows no thread. It can be copied, and its digest tells states apart.
@@ -31,7 +31,7 @@ class Membership : public MembershipActions {
 
   // Seconds; 0: never.
   struct Limits {
-    double deadlock = 0;
+    double deadlock = 0;  // how long ranks may wait for each other
     StallInspector::Limits stall;
     double peer = 0;  // silence of another host
   };
@@ -39,14 +39,15 @@ class Membership : public MembershipActions {
   // --- the questions that it asks its rank ---
   class Facts : public FailureDetector::Facts {
    public:
-    // A number that changes when data or messages move.
+    // A number that changes when data of operations move. It may change for control messages, too.
     virtual std::uint64_t activity() = 0;
     // A number that changes when this rank submits an operation, and when one ends.
     virtual std::uint64_t version() = 0;
-    // all_wait: do all calling threads wait? callbacks_wait: will the end of an operation in flight run a callback?
+    // all_wait: do all threads that WaitRegistry knows wait? callbacks_wait: will the end of an operation in flight run a
+    // callback?
     virtual bool all_wait() = 0;
     virtual bool callbacks_wait() = 0;
-    // Does this rank wait only for other ranks? And for which operations?
+    // Does this rank wait only for operations that are not agreed? And for which?
     virtual BlockedReport blocked() = 0;
     // The flight recorder's number of the operation submitted last.
     virtual std::uint64_t newest() = 0;
@@ -56,8 +57,8 @@ class Membership : public MembershipActions {
     virtual bool has_joined(SetId set) = 0;
     // See StallReply::since_exemption.
     virtual double since_exemption(Time now) = 0;
-    // ask_program: asks the watchdog thread where this rank's program is; false: there is no such thread. take_answer: its
-    // answer, once it has come.
+    // ask_program: asks the watchdog thread where this rank's program is; false: no thread can answer. take_answer: the answer,
+    // once it has come.
     virtual bool ask_program() = 0;
     virtual std::optional<std::string> take_answer() = 0;
     // Describes what this rank can see of the process of a rank that does not answer; "": nothing.
@@ -73,18 +74,19 @@ class Membership : public MembershipActions {
   void remove_set(SetId id) { failures_.roster().remove_set(id); }
 
   // --- what this rank does ---
-  // This rank takes part in no later operation. undecided: the coordinators that may still decide operations for which this
-  // rank waits.
+  // This rank takes part in no later operation. undecided: the coordinators (other ranks) that may still decide operations for
+  // which this rank waits. goodbyes_answered: have they all answered? One that is killed never does, so the wait needs a time
+  // limit.
   Actions leave(std::set<int> undecided);
   bool said_goodbye() const { return said_goodbye_; }
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
-  // This rank fails first, and wants to know when all other ranks have heard of it.
+  // See FailureDetector.
   Actions raise(const std::string& cause);
   bool failure_seen_by_all() const { return failures_.failure_seen_by_all(); }
-  // This rank cannot continue because of an error in the engine or the transport. The other ranks must not wait for it.
   Actions fail(base::ErrorCode code, const std::string& text);
 
   // --- what others say ---
+  // After this rank has failed, call hear_late() instead (see FailureDetector).
   Actions hear(int source, Failure message, Time now, Facts& facts);
   Actions hear(int source, FailureSeen message, Time now, Facts& facts);
   Actions hear(int source, Goodbye message, Time now, Facts& facts);
@@ -94,37 +96,37 @@ class Membership : public MembershipActions {
   Actions hear(int source, Probe message, Time now, Facts& facts);
   Actions hear(int source, Inquiry message, Time now, Facts& facts);
   Actions hear(int source, StallReply message, Time now, Facts& facts);
-  // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
   Actions hear_late(int source, const Message& message);
 
   // --- looks at intervals ---
   // Is it time for look()?
   bool due(Time now) const;
-  // Looks for lost ranks, silent hosts, stalls and deadlocks.
+  // Looks for lost ranks, silent hosts, stalls and deadlocks, and answers questions that waited for the watchdog.
   Actions look(Time now, Facts& facts);
   // The part of look() that also runs after an error of the transport: the error may come from a lost rank.
   Actions look_for_lost(Facts& facts);
-  // May this rank be in a deadlock, or is a question about a stall open? Then the next pass should come soon.
+  // May this rank (on rank 0: any rank) be in a deadlock, or is a question about a stall open? Then the next pass should come
+  // soon.
   bool watching() const;
 
   std::uint64_t digest() const;
 
  private:
-  // Since when all callers have waited without a change, and whether this rank has reported it to rank 0.
+  // Since when nothing has changed: neither `version` (Facts::version) nor `blocked`.
   struct Blocked {
-    bool blocked = false;
-    bool reported = false;
+    bool blocked = false;   // all callers wait, or callbacks do
+    bool reported = false;  // rank 0 has this rank's report
     std::uint64_t version = 0;
     Time since;
   };
-  // A question about a stall. Its answer waits for the watchdog.
+  // A question about a stall. Its answer waits for the watchdog, but not longer than `until`.
   struct Unanswered {
     int rank = 0;
     Time until;
     StallReply answer;
   };
 
-  // These are in membership.cc.
+  // This is in membership.cc.
   void goodbye_was_seen(int coordinator, Actions& actions);
   // These are in waiting.cc.
   void report_if_blocked(Time now, Facts& facts, Actions& actions);
@@ -139,9 +141,9 @@ class Membership : public MembershipActions {
   bool said_goodbye_ = false;
   std::set<int> goodbye_unseen_;  // coordinators that have not confirmed this rank's Goodbye
   Time looked_at_;
-  std::optional<DeadlockDetector> detector_;  // on rank 0
+  std::optional<DeadlockDetector> detector_;  // on rank 0; otherwise nothing
   Blocked blocked_;
-  std::optional<StallInspector> inspector_;  // null if it is switched off, or the rank is alone
+  std::optional<StallInspector> inspector_;  // nothing if both limits are 0, or the rank is alone
   std::vector<Unanswered> unanswered_;
 };
 

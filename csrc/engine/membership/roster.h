@@ -21,7 +21,7 @@ class Roster {
     std::string description;  // "rank 1 (host a, pid 17)"
     bool left = false;        // with or without a failure
   };
-  // me: this rank; ranks: all of the job, in order.
+  // me: this rank. ranks: all ranks of the job, in order.
   Roster(int me, std::vector<Rank> ranks) : me_(me), ranks_(std::move(ranks)) {}
 
   int rank() const { return me_; }
@@ -37,7 +37,7 @@ class Roster {
   void remove_set(SetId id) { sets_.erase(id); }
   // Empty if there is no such set.
   const std::vector<int>& members_of(SetId id) const;
-  // The other ranks that have to ask for this request, including ranks that have left.
+  // The other ranks that have to ask for this request, including ranks that have left. Empty if its set does not exist.
   std::vector<int> needed_for(const Request& request) const;
 
   void add_to(base::Hasher& hasher) const;

@@ -13,20 +13,21 @@ using base::seconds_between;
 
 namespace {
 
-// The number of looks per limit, and the bounds of the time between two looks. All times here are in seconds.
+// The number of looks in the lower limit, and the bounds of the time between two looks. All times here are in seconds.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 // Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
-// A rank counts as silent if it has not answered for this long.
+// A rank counts as silent if it has not answered after half the lower limit, within these bounds.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
-// A rank that looks after a stall has this much time after its next question is due. After that, this rank asks the question.
-// Also the longest time between two questions before giving up.
+// While another rank looks after a stall, this rank asks nothing about it: before a warning for the limit and kGrace, before
+// giving up for kGrace. Also the longest time between two questions before giving up.
 constexpr double kGrace = 5.0;
-// How many operations and ranks a line names.
+// How many operations and ranks a line names at most.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
-// The longest verdict that fits everywhere (transport/control_page.h).
-constexpr std::size_t kMostText = 2800;
+// The most characters of a verdict, of an operation in a line, and of the place where a rank's program is. With the words
+// around it, such a verdict fits into the control page (kCauseBytes in transport/control_page.cc).
+constexpr std::size_t kMostText = 2800, kMostOperation = 200, kMostPlace = 933;
 
 std::string in_seconds(double seconds) {
   return base::to_text(seconds, seconds < 10 ? 1 : 0) + " s";
@@ -65,7 +66,7 @@ double StallInspector::patience() const {
 
 void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity) {
   looked_at_ = now;
-  // Answers are activity, too, so they do not count while a question runs.
+  // Control messages may be activity, too. So nothing counts while the answers to a question arrive.
   if (activity != activity_ && !asking()) moved_at_ = now;
   activity_ = activity;
   if (submitted_.empty() || newest != submitted_.back().second) {
@@ -105,8 +106,8 @@ void StallInspector::end_episodes(Time now, std::span<const Stalled> stalled, Ac
                             [&](std::uint64_t record) { return find(stalled, record); })) {
       return false;
     }
-    actions.news.push_back("went on after " + in_seconds(seconds_between(episode.since, now)) +
-                           ": " + episode.text);
+    actions.news.push_back("ended after " + in_seconds(seconds_between(episode.since, now)) + ": " +
+                           episode.text);
     return true;
   });
   if (stalled.empty()) unexplained_.clear();
@@ -146,8 +147,8 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   actions.inquiry = {.number = question.number, .last = last, .patience = patience()};
   for (const Stalled* each : chosen) {
     const Request& request = *each->request;
-    question.operations.push_back({each->record, request.set, request.name, describe(request),
-                                   each->under_way, roster.needed_for(request)});
+    question.operations.push_back({each->record, request.set, describe(request), each->under_way,
+                                   roster.needed_for(request)});
     actions.inquiry.operations.push_back({request.set, request.name});
     actions.inquiry.where = actions.inquiry.where || last || !is_told(each->record);
     for (const int rank : question.operations.back().others) {
@@ -174,7 +175,6 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   const auto of_set = [&](const auto& each) { return each.set == set; };
   const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
                     std::ranges::any_of(inquiry_->operations, of_set);
-  // The rank that has written a line about a stall, in any set, continues with it.
   const bool told = !last && !episodes_.empty() && !in_hand(set, last, now);
   if (asks || told) return true;
   in_hand_[{set, last}] = now + from_seconds((last ? 0 : limits_.warn) + kGrace);
@@ -189,7 +189,8 @@ bool StallInspector::is_missing(const Question& question, std::size_t index, int
          std::ranges::count(answer->second->lacks, static_cast<std::uint32_t>(index)) > 0;
 }
 
-// Sorts the stalled operations by the ranks that are missing, and sets when to ask again.
+// Groups the operations of the question by the ranks that are missing, and sets when to ask again. Leaves out operations that
+// have ended, that another rank looks after, or for which it is too early.
 std::vector<StallInspector::StalledOperations> StallInspector::group(
     Time now, const Question& question, std::span<const Stalled> stalled) {
   const double most = limit(question.last);
@@ -200,7 +201,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
     const Stalled* still = find(stalled, asked.record);
     if (still == nullptr || in_hand(asked.set, question.last, now)) continue;
     std::vector<int> missing;
-    bool exempted = false;
+    bool early =
+        false;  // a rank is missing, but this rank has not waited for it for the whole limit
     for (const int rank : asked.others) {
       if (!is_missing(question, i, rank)) continue;
       const auto answer = question.answers.find(rank);
@@ -208,13 +210,13 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
       const double waited =
           answers ? std::min(still->age, answer->second->since_exemption) : still->age;
       if (answers && waited < most) {
-        exempted = true;
+        early = true;
         pause = std::clamp(most - waited, kShortestPause, pause);
       } else {
         missing.push_back(rank);
       }
     }
-    if (missing.empty() && (exempted || (asked.under_way && question.moving) ||
+    if (missing.empty() && (early || (asked.under_way && question.moving) ||
                             unexplained_.insert(asked.record).second)) {
       continue;
     }
@@ -262,7 +264,7 @@ std::string StallInspector::list(const StalledOperations& group) {
   std::string text;
   const std::size_t named = std::min(group.operations.size(), kNamed);
   for (std::size_t i = 0; i < named; ++i) {
-    text += (i > 0 ? ", " : "") + shortened(group.operations[i]->text, 200);
+    text += (i > 0 ? ", " : "") + shortened(group.operations[i]->text, kMostOperation);
   }
   const std::size_t more = group.operations.size() - named + group.more;
   if (more > 0) text += " and " + std::to_string(more) + " more operations";
@@ -274,6 +276,7 @@ std::string StallInspector::tell(const StalledOperations& group, const Question&
   const bool many = group.operations.size() > 1;
   std::string text = list(group) + (many ? " have" : " has") + " waited " + in_seconds(group.age);
   if (group.missing.empty()) {
+    // The oldest operation of the group decides for all.
     return text + (group.operations[0]->under_way
                        ? ": under way on all ranks, but no data move"
                        : ", though no rank lacks " + std::string(many ? "them" : "it"));
@@ -299,7 +302,7 @@ std::string StallInspector::where_is(int rank, bool many, const Question& questi
   }
   const std::string& where = answer->second->text;
   return text + "has not submitted " + (many ? "them" : "it") +
-         (where.empty() ? "" : ": " + shortened(where, kMostText / kNamed));
+         (where.empty() ? "" : ": " + shortened(where, kMostPlace));
 }
 
 void StallInspector::add_to(base::Hasher& hasher) const {

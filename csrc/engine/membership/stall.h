@@ -1,7 +1,7 @@
-// Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and in the end gives up
-// the operations. A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
+// Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and in the end makes
+// all ranks give up. A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
-// Throws: nothing.
+// Throws: std::bad_alloc, and what StateOf throws.
 //
 // deadlock.h usually finds a deadlock in a second or two. This machine is for a rank that computes, hangs or is stopped while
 // others wait, and for an operation whose data do not move. A rank that has waited for too long asks the other ranks what they
@@ -9,9 +9,9 @@
 //
 //   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
-// A rank may be asked about an operation for which it waits itself. Then it leaves the stall to the rank that asks (claim), so
-// that only one rank writes the line. A rank with a higher number begins to ask a little later, up to 3 seconds. So if several
-// ranks have waited equally long, usually only one asks.
+// A rank may be asked about an operation for which it waits itself. Then claim() decides which of the two ranks looks after the
+// stall. That rank asks about it and writes the line. A rank with a higher number begins to ask a little later, by up to 3
+// seconds. So if several ranks have waited equally long, usually only one asks.
 #pragma once
 
 #include <deque>
@@ -30,12 +30,12 @@
 
 namespace hvdlite::engine {
 
-// An operation of this rank that is older than half the lower limit.
+// An operation of this rank whose age is at least half of the lower limit.
 struct Stalled {
-  std::uint64_t record = 0;  // its number in the flight recorder
-  const Request* request = nullptr;
-  bool under_way = false;  // agreed: all members have asked for it
-  double age = 0;          // seconds
+  std::uint64_t record = 0;          // its number in the flight recorder
+  const Request* request = nullptr;  // valid during look()
+  bool under_way = false;            // agreed: all members have asked for it
+  double age = 0;                    // seconds
 };
 
 class StallInspector {
@@ -46,21 +46,21 @@ class StallInspector {
   struct Limits {
     double warn = 0;
     double give_up = 0;
-    double least() const;  // the lower limit of those that are not 0
+    double least() const;  // the lower of the limits that are not 0; 0: both are 0
   };
   StallInspector(Limits limits, int rank) : limits_(limits), rank_(rank) {}
 
-  // Is it time to look? Between two looks the machine needs no facts.
+  // Is it time for note() and look()?
   bool due(Time now) const;
   // Does it wait for answers?
   bool asking() const { return inquiry_.has_value(); }
-  // Called before each look. newest: the number of the operation submitted last. activity: a number that changes when anything
-  // moves.
+  // Call it before each look, and before the calls of age() and still_for() for this look. newest: the number of the operation
+  // submitted last. activity: see Membership::Facts.
   void note(Time now, std::uint64_t newest, std::uint64_t activity);
   // Seconds since the operation of this number was submitted. The result may be too small: by the time between two looks, and
   // by more for operations that are older than both limits.
   double age(std::uint64_t record, Time now) const;
-  // Seconds since data moved last. Questions and answers are no data.
+  // Seconds since a look noticed that data had moved. Looks notice nothing while a question is open.
   double still_for(Time now) const { return base::seconds_between(moved_at_, now); }
   double least_age() const { return limits_.least(); }
 
@@ -69,69 +69,81 @@ class StallInspector {
     Inquiry inquiry;
     std::vector<std::string> warnings;
     std::vector<std::string> news;  // about stalls that are over
-    std::string verdict;            // not empty: end all operations for this cause
+    std::string verdict;            // not empty: this rank fails for this cause
   };
   // Describes what this rank can see of a rank that does not answer; "": nothing.
   using StateOf = std::function<std::string(int)>;
   Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
                const StateOf& state_of);
+  // Drops an answer to an earlier question, and an answer of a rank that was not asked.
   void hear(int rank, StallReply answer);
-  // `rank` asks about an operation in this set for which this rank waits, too. Returns true if this rank looks after the
-  // stall: if it asks about the set itself and has the lower number; or, unless `last`, if a stall that it has written to the
-  // log is not over, and no other rank looks after the set. Otherwise this rank leaves the stall to `rank`.
+  // `rank` asks about an operation in this set for which this rank waits, too. last: as in its Inquiry. Returns true if this
+  // rank looks after the stall. This is so in two cases:
+  // - This rank has the lower number, and its own open question has the same `last` and names an operation in this set.
+  // - `last` is false, this rank has written a line about a stall (of any set) that is not over, and no other rank looks after
+  //   this set.
+  // Otherwise returns false, and this rank asks nothing about the set for some time (kGrace).
   bool claim(int rank, SetId set, bool last, Time now);
 
   void add_to(base::Hasher& hasher) const;
 
  private:
-  // An operation of which this rank asks others.
+  // An operation that a question of this rank names.
   struct PendingOperation {
     std::uint64_t record = 0;
     SetId set;
-    std::string name;
     std::string text;
     bool under_way = false;
-    std::vector<int> others;
+    std::vector<int> others;  // the ranks that have to ask for it
   };
   struct Question {
     std::uint64_t number = 0;
     bool last = false;  // is this the question before giving up?
     Time since;
-    std::size_t all = 0;  // number of stalled operations; the question names only some of them
+    // The number of operations that are old enough. The question names at most Inquiry::kMost of them.
+    std::size_t all = 0;
     std::vector<PendingOperation> operations;
-    std::map<int, std::optional<StallReply>> answers;
-    bool moving = false;  // did data move in the last half of the limit?
+    std::map<int, std::optional<StallReply>> answers;  // by rank; nothing: no answer yet
+    bool moving = false;  // had data moved within half of the limit before the question?
   };
   // Stalled operations that wait for the same ranks.
   struct StalledOperations {
     std::vector<int> missing;
-    std::vector<const PendingOperation*> operations;
-    double age = 0;        // of the oldest
-    std::size_t more = 0;  // stalled operations that the question did not name
+    std::vector<const PendingOperation*> operations;  // in the order of submission
+    double age = 0;                                   // of the oldest
+    // Operations that the question did not name. Only the first group has them, as if they waited for the same ranks.
+    std::size_t more = 0;
   };
   // A stall that this rank has written to the log.
   struct Episode {
     std::vector<int> missing;
     std::set<std::uint64_t> records;
-    std::string text;
-    Time since;
+    std::string text;  // names its operations
+    Time since;        // the submission of its oldest operation
   };
 
+  // Writes the end of each stall of which no operation is stalled any more.
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
-  // How a text names ranks, and describes their state.
+  // What a text about ranks needs: their names, and what this rank can see of them.
   struct Names {
     const Roster& roster;
     const StateOf& state_of;
   };
+  // Asks a question, if it is time for one and an operation is too old. Returns true if it has asked.
   bool begin(Time now, std::span<const Stalled> stalled, bool last, const Roster& roster,
              Actions& actions);
+  // Ends the question, and writes lines or the verdict.
   void conclude(Time now, std::span<const Stalled> stalled, const Names& names, Actions& actions);
   std::vector<StalledOperations> group(Time now, const Question& question,
                                        std::span<const Stalled> stalled);
+  // Does another rank look after the set?
   bool in_hand(SetId set, bool last, Time now) const;
+  // Has this rank written a line about a stall of this operation that is not over?
   bool is_told(std::uint64_t record) const;
+  // Does the question's operation at this index wait for the rank?
   bool is_missing(const Question& question, std::size_t index, int rank) const;
   double limit(bool last) const { return last ? limits_.give_up : limits_.warn; }
+  // For how long a question waits for answers, in seconds.
   double patience() const;
   static std::string tell(const StalledOperations& group, const Question& question,
                           const Names& names);
@@ -142,15 +154,17 @@ class StallInspector {
   Limits limits_;
   int rank_;
   std::optional<Time> looked_at_;
-  std::deque<std::pair<Time, std::uint64_t>> submitted_;  // the newest number at each time
+  // The newest number at each look at which it had changed.
+  std::deque<std::pair<Time, std::uint64_t>> submitted_;
   std::uint64_t activity_ = 0;
   Time moved_at_;
-  std::uint64_t numbers_ = 0;
+  std::uint64_t numbers_ = 0;  // the number of the last question
   std::optional<Question> inquiry_;
   Time next_[2];  // the earliest time of the next question, by `last`
   std::vector<Episode> episodes_;
-  std::map<std::pair<SetId, bool>, Time> in_hand_;  // until when another rank looks after a set
-  // Operations for which no rank was missing at an earlier question. They get a line only if a later question finds the same.
+  // Until when another rank looks after a set, by set and `last`.
+  std::map<std::pair<SetId, bool>, Time> in_hand_;
+  // Operations for which an earlier question found no missing rank. They get a line only if a later question finds none again.
   std::set<std::uint64_t> unexplained_;
 };
 

@@ -14,10 +14,10 @@ using base::LogLevel;
 namespace {
 
 // While an operation that runs a callback is in flight, the engine cannot see whether the program waits. It assumes that the
-// program waits when nothing has been submitted and nothing has ended for this many times the usual patience. A step should
-// not compute for so long between two of its gradients: with the default of HVDLITE_DEADLOCK_TIMEOUT this is 150 seconds.
+// program waits when nothing has been submitted and nothing has ended for this many times half of HVDLITE_DEADLOCK_TIMEOUT.
+// With the default this is 150 seconds: a step should not compute for so long between two of its gradients.
 constexpr double kUnseen = 300;
-// The watchdog gets this part of the time for which the asking rank waits for an answer.
+// The watchdog gets this part of the time for which the asking rank waits for an answer. The rest is for the messages.
 constexpr double kWatchdogShare = 0.6;
 
 }  // namespace
@@ -168,7 +168,7 @@ void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
     if (!where && now < each.until) return false;
     each.answer.text =
         where ? where->substr(0, StallReply::kMostText)
-              : "its place in the program is unknown, because native code holds Python's GIL";
+              : "its place in the program is unknown: native code probably holds Python's GIL";
     if (!roster().has_left(each.rank)) {
       actions.emplace_back(Send{each.rank, std::move(each.answer)});
     }

@@ -56,7 +56,7 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
 }
 
 std::string FlightRecorder::report(std::size_t ended) const {
-  std::string shown = in_flight(ended);
+  std::string shown = excerpt(ended);
   if (shown.empty() || file_prefix_.empty()) return shown;
   const std::string all = text();
   if (std::ranges::count(all, '\n') <= std::ranges::count(shown, '\n')) return shown;
@@ -66,7 +66,7 @@ std::string FlightRecorder::report(std::size_t ended) const {
          (problem.empty() ? path : "not written (" + path + ": " + problem + ")") + "\n";
 }
 
-std::string FlightRecorder::in_flight(std::size_t ended) const {
+std::string FlightRecorder::excerpt(std::size_t ended) const {
   const std::string unended = text(kUnended, 0);
   if (!unended.empty() || ended == 0) return unended;
   const std::uint64_t kept = std::min<std::uint64_t>(newest(), capacity_);

@@ -1,9 +1,9 @@
-// Records the last N operations of this rank and the stage that each reached. The engine prints them when something fails.
+// Records the last N operations of this rank and the stage that each reached. The engine logs them when this rank fails.
 // Thread: any. Owns: the records. Blocks: report() only, on the disk. Throws: std::bad_alloc.
 //
 // Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A new stage takes no
-// lock: number and stage are one word, and the word changes only if it still holds the operation's number. So the stage of an
-// overwritten record costs almost nothing; while thousands of operations are in flight, most records are overwritten. Times
+// lock: number and stage are one word, and the word changes only if it still holds the operation's number. So a new stage costs
+// almost nothing if the operation's record was overwritten, as most are while thousands of operations are in flight. Times
 // come from a coarse clock with a resolution of some milliseconds.
 #pragma once
 
@@ -22,14 +22,14 @@ namespace hvdlite::engine {
 class FlightRecorder {
  public:
   struct Settings {
-    std::size_t capacity = 0;
-    std::string folder;  // for the files of report(); empty: no files
+    std::size_t capacity = 0;  // N; 0: records nothing
+    std::string folder;        // for the files of report(); empty: no files
     int rank = 0;
   };
   FlightRecorder(Settings settings, base::TimeSource time);
 
   enum class Stage : std::uint8_t { kSubmitted, kAnnounced, kAgreed, kStarted, kDone, kFailed };
-  // Numbers the entries. The number is their completions' `record`, and appears in log lines.
+  // Numbers and records the entries. The number is their completions' `record`, and appears in log lines.
   void submitted(std::span<const Entry> entries);
   void reached(std::uint64_t number, Stage stage);
   // The last number given to an operation; 0: none.
@@ -39,23 +39,25 @@ class FlightRecorder {
   }
   // One line for each recorded operation, the oldest first.
   std::string text() const { return text(kEverything, 0); }
-  // The text to print when something fails: one line for each operation that has not ended; if there are none, one line for
-  // each of the last `ended` operations. If the text leaves recorded operations out and there is a folder, report() writes all
-  // of them to a new file there. The last line then names the file, or says why it could not be written.
+  // The text to log when this rank fails: one line for each recorded operation that has not ended; if there are none, one line
+  // for each of the last `ended` operations. If the text has some of the recorded operations, but not all, and there is a
+  // folder, report() writes all of them to a new file there. The last line then names the file, or says why it could not be
+  // written.
   std::string report(std::size_t ended) const;
 
  private:
   static constexpr bool kEverything = false, kUnended = true;
   struct Record {
     std::atomic<std::uint64_t> word{0};  // 8 * number + stage
+    // When the operation reached the stage.
     std::atomic<base::Clock::time_point> last{base::Clock::time_point()};
     base::Clock::time_point submitted;
     RequestPtr request;
   };
   // skipped: the number of oldest operations to leave out.
   std::string text(bool unended_only, std::uint64_t skipped) const;
-
-  std::string in_flight(std::size_t ended) const;
+  // The lines of report() without the last one about the file.
+  std::string excerpt(std::size_t ended) const;
 
   const base::TimeSource time_;
   mutable std::mutex mutex_;

@@ -11,7 +11,7 @@
 namespace hvdlite::engine {
 namespace {
 
-// More events than a step of any model makes. If this many wait, the disk is too slow.
+// More events than a step of usual models makes. If this many wait, the disk is too slow.
 constexpr std::size_t kMostQueued = std::size_t{1} << 17;
 // An event is in the file after about this time.
 constexpr std::chrono::milliseconds kPause{50};
@@ -53,7 +53,7 @@ void Timeline::end() {
 }
 
 void Timeline::abandon() {
-  if (thread_.joinable()) thread_.detach();  // the thread does not exist in a forked child
+  if (thread_.joinable()) thread_.detach();
 }
 
 void Timeline::note(std::span<TimelineEvent> events) {

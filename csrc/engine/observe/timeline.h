@@ -6,9 +6,10 @@
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
 // Code that has an event first asks whether a trace is written (the flag `on`). While none is, an event costs the load of this
-// flag. No caller waits for the file: if the queue is full, the timeline drops and counts events. After each write the file
-// ends with the closing bracket, so it is valid JSON even after a crash. Its size is bounded: at half the limit it becomes
-// FILE.old, replaces the earlier FILE.old, and a new file begins. A new trace removes a FILE.old of an earlier one.
+// flag. No thread that has an event waits for the file: if the queue is full, the timeline drops and counts events. After each
+// write the file ends with the closing bracket, so a crash between two writes leaves valid JSON. Its size is bounded: at half
+// the limit the file becomes FILE.old, replaces the earlier FILE.old, and a new file begins. A new trace removes a FILE.old of
+// an earlier one.
 #pragma once
 
 #include <atomic>
@@ -32,26 +33,27 @@ class Timeline {
  public:
   using Stage = FlightRecorder::Stage;
 
-  // on: the timeline keeps this true while it writes a file.
+  // on: a flag that start() sets and stop() clears. The flag must outlive the timeline.
   Timeline(TimelineOwner owner, base::TimeSource time, std::atomic<bool>& on)
       : owner_(owner), time_(time), on_(on) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Begins a file, and completes the earlier one, if there is one. max_bytes: of the file and its FILE.old together. cycles:
-  // marks each time that this rank announces operations.
+  // Begins a file, and completes the earlier one, if there is one. max_bytes: of the file and its FILE.old together. cycles: a
+  // mark for each call of announcing().
   void start(const std::string& path, std::size_t max_bytes, bool cycles);
-  // When it returns, the file has all events up to now.
+  // Ends the trace, if there is one. When it returns, the file has all events that were not dropped.
   void stop();
 
-  // The flight recorder has numbered these entries.
+  // Call it after FlightRecorder::submitted(), which numbers the entries.
   void submitted(std::span<const Entry> entries);
-  // These entries reach a stage together; with kStarted they are one FusedOp. An entry without a request belongs to no caller
-  // of this rank.
+  // These entries reach a stage together; with kStarted they are one FusedOp, or one send or receive. An entry without a
+  // request belongs to no caller of this rank, and makes no event.
   void reached(std::span<const Entry> entries, Stage stage);
+  // This rank has taken operations from its queue, and announces them next.
   void announcing();
-  // While this object lives, a caller waits for the operation of this number.
+  // While this object lives, the calling thread waits for the operation of this number. Its destructor makes the event.
   class WaitSpan {
    public:
     WaitSpan(Timeline& timeline, std::uint64_t number);
@@ -64,7 +66,7 @@ class Timeline {
     const std::uint64_t number_;
     const base::Clock::time_point since_;
   };
-  // Called in a forked child, where the writer thread does not exist.
+  // Call it in a forked child, where the writer thread does not exist. There the timeline must not be destroyed afterwards.
   void abandon();
 
  private:
@@ -76,9 +78,9 @@ class Timeline {
   const base::TimeSource time_;
   std::atomic<bool>& on_;
   std::atomic<bool> cycles_{false};
-  std::atomic<std::uint32_t> fused_{0};
-  std::mutex control_;  // one start or stop at a time
-  std::mutex mutex_;    // for wake_, queue_, dropped_ and stopping_
+  std::atomic<std::uint32_t> fused_{0};  // the number of the last FusedOp
+  std::mutex control_;                   // one start or stop at a time
+  std::mutex mutex_;                     // for wake_, queue_, dropped_ and stopping_
   std::condition_variable wake_;
   std::vector<TimelineEvent> queue_;
   std::uint64_t dropped_ = 0;  // events since the last write

@@ -20,11 +20,11 @@ using base::Clock;
 using Stage = FlightRecorder::Stage;
 
 constexpr const char* kEnd = "\n]\n";
-// The number of tensors with a lane of their own; all others share one lane. The limit bounds memory for programs that give
+// The number of tensors with a track of their own; all others share one track. The limit bounds memory for programs that give
 // every operation a new name.
-constexpr std::int32_t kMostLanes = 1 << 14;
-// Callers' lanes come first.
-constexpr std::int32_t kFirstTensorLane = 1000;
+constexpr std::int32_t kMostTracks = 1 << 14;
+// Callers' tracks come first. If there are too many callers, some share the last of these tracks.
+constexpr std::int32_t kFirstTensorTrack = 1000;
 
 double microseconds_of(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
@@ -73,8 +73,8 @@ std::string arguments_of(const Request& request) {
 
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
-// The name of the span between two stages. Some stages may be missing: ranks that share memory announce without a message, so
-// kAnnounced is not recorded; and a small tensor is done as soon as the ranks agree.
+// The name of the span between two stages. Some stages may be missing: announcements in a ledger are not recorded
+// (Effects::announced_at_port), and a small operation may start or be done at the moment at which the ranks agree.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
@@ -128,14 +128,14 @@ void TimelineWriter::header() {
       std::to_string(static_cast<std::int64_t>(wall.count())) + "}}");
   add("{\"name\":\"process_sort_index\"," + pid +
       ",\"args\":{\"sort_index\":" + std::to_string(owner_.rank) + "}}");
-  // The clock counts from the host's start. Ranks with one boot_id share it.
+  // Ranks with one boot_id share a clock, which counts from the start of their host.
   add("{\"name\":\"hvdlite\"," + pid + ",\"args\":{\"rank\":" + std::to_string(owner_.rank) +
       ",\"size\":" + std::to_string(owner_.size) + ",\"host\":" + quoted(host_name()) +
       ",\"process\":" + std::to_string(getpid()) +
       ",\"boot_id\":" + quoted(base::first_line_of("/proc/sys/kernel/random/boot_id")) +
       ",\"clock_to_epoch_us\":" + number(offset) + ",\"version\":\"" HVDLITE_VERSION "\"}}");
-  for (const auto& [name, lane] : lanes_) name_lane(lane, name);
-  for (const auto& [thread, lane] : callers_) name_lane(lane, caller_name(thread));
+  for (const auto& [name, track] : tracks_) name_track(track, name);
+  for (const auto& [thread, track] : callers_) name_track(track, caller_name(thread));
 }
 
 void TimelineWriter::add(const std::string& event) {
@@ -143,7 +143,7 @@ void TimelineWriter::add(const std::string& event) {
   text_ += event;
 }
 
-// The file's content ends with the bracket. The next text overwrites it.
+// Writes the new text and the closing bracket. The next text overwrites the bracket.
 void TimelineWriter::flush() {
   if (file_ < 0 || text_.empty()) return;
   const std::size_t size = text_.size();
@@ -168,7 +168,8 @@ void TimelineWriter::flush() {
   text_.clear();
 }
 
-// At every moment there is a valid file at the path, if the file system can exchange two files.
+// The file becomes FILE.old, and a new file begins. At every moment there is a valid file at the path, if the file system can
+// exchange two files.
 void TimelineWriter::rotate() {
   close(file_);
   file_ = -1;
@@ -206,36 +207,36 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   flush();
 }
 
-void TimelineWriter::name_lane(std::int32_t lane, const std::string& name) {
+void TimelineWriter::name_track(std::int32_t track, const std::string& name) {
   add("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(owner_.rank) +
-      ",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":" + quoted(name) + "}}");
+      ",\"tid\":" + std::to_string(track) + ",\"args\":{\"name\":" + quoted(name) + "}}");
 }
 
-std::int32_t TimelineWriter::lane_of(const std::string& name) {
-  const auto found = lanes_.find(name);
-  if (found != lanes_.end()) return found->second;
-  const auto lane = kFirstTensorLane + static_cast<std::int32_t>(lanes_.size());
-  if (lane >= kFirstTensorLane + kMostLanes) return kFirstTensorLane + kMostLanes;
-  lanes_.emplace(name, lane);
-  name_lane(lane, name);
-  return lane;
+std::int32_t TimelineWriter::track_of(const std::string& name) {
+  const auto found = tracks_.find(name);
+  if (found != tracks_.end()) return found->second;
+  const auto track = kFirstTensorTrack + static_cast<std::int32_t>(tracks_.size());
+  if (track >= kFirstTensorTrack + kMostTracks) return kFirstTensorTrack + kMostTracks;
+  tracks_.emplace(name, track);
+  name_track(track, name);
+  return track;
 }
 
-std::int32_t TimelineWriter::lane_of_caller(std::int32_t thread) {
+std::int32_t TimelineWriter::track_of_caller(std::int32_t thread) {
   const auto found = callers_.find(thread);
   if (found != callers_.end()) return found->second;
-  const auto lane = static_cast<std::int32_t>(callers_.size()) + 1;
-  if (lane >= kFirstTensorLane) return kFirstTensorLane - 1;
-  callers_.emplace(thread, lane);
-  name_lane(lane, caller_name(thread));
-  return lane;
+  const auto track = static_cast<std::int32_t>(callers_.size()) + 1;
+  if (track >= kFirstTensorTrack) return kFirstTensorTrack - 1;
+  callers_.emplace(thread, track);
+  name_track(track, caller_name(thread));
+  return track;
 }
 
 void TimelineWriter::follow(const TimelineEvent& event) {
   switch (event.kind) {
     case TimelineEvent::Kind::kSubmitted: {
       const Request& request = *event.request;
-      open_[event.number] = {event.request, Stage::kSubmitted, event.time, lane_of(request.name),
+      open_[event.number] = {event.request, Stage::kSubmitted, event.time, track_of(request.name),
                              0};
       return;
     }
@@ -250,7 +251,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
       mark("CYCLE_START", event.time, "");
       return;
     case TimelineEvent::Kind::kWait: {
-      span("WAIT", lane_of_caller(event.thread), event.since, event.time,
+      span("WAIT", track_of_caller(event.thread), event.since, event.time,
            "\"operation\":" + std::to_string(event.number));
       return;
     }
@@ -265,22 +266,22 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
     arguments += ",\"failed\":true";
   }
   if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
-    // The data travelled with the agreement, or both happened in one step in shared memory.
-    span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.lane, open.since,
+    // The data travelled with the agreement, or the operation has none (a barrier). Both spans cover the whole time.
+    span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.track, open.since,
          event.time, "\"operation\":" + std::to_string(event.number));
   }
-  span(span_name(open.stage, event.stage, *open.request), open.lane, open.since, event.time,
+  span(span_name(open.stage, event.stage, *open.request), open.track, open.since, event.time,
        arguments);
   open.stage = event.stage;
   open.since = event.time;
   if (event.fused != 0) open.fused = event.fused;
 }
 
-void TimelineWriter::span(const std::string& name, std::int32_t lane, Clock::time_point from,
+void TimelineWriter::span(const std::string& name, std::int32_t track, Clock::time_point from,
                           Clock::time_point to, const std::string& arguments) {
   const double begin = microseconds_of(from);
   add("{\"name\":\"" + name + "\",\"ph\":\"X\",\"pid\":" + std::to_string(owner_.rank) +
-      ",\"tid\":" + std::to_string(lane) + ",\"ts\":" + number(begin) +
+      ",\"tid\":" + std::to_string(track) + ",\"ts\":" + number(begin) +
       ",\"dur\":" + number(microseconds_of(to) - begin) + ",\"args\":{" + arguments + "}}");
 }
 

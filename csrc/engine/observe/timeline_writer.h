@@ -2,8 +2,8 @@
 // Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made. If a
 // later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays valid.
 //
-// In the trace, a rank is a process and a tensor is one of its threads, with the spans of docs/timeline.md in sequence. A
-// caller that waits has a thread of its own.
+// In the words of that format, a rank is a process and a tensor is one of its threads, with the spans of docs/timeline.md one
+// after the other, and a caller that waits is one, too. The code calls them tracks.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // dropped: the number of events that were lost after these.
+  // Does nothing after a write has failed. dropped: the number of events that were lost after these.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:
@@ -53,7 +53,7 @@ class TimelineWriter {
     RequestPtr request;
     FlightRecorder::Stage stage = FlightRecorder::Stage::kSubmitted;
     base::Clock::time_point since;
-    std::int32_t lane = 0;
+    std::int32_t track = 0;
     std::uint32_t fused = 0;
   };
 
@@ -61,12 +61,12 @@ class TimelineWriter {
   void header();
   void rotate();
   void flush();
-  std::int32_t lane_of(const std::string& name);
-  std::int32_t lane_of_caller(std::int32_t thread);
-  void name_lane(std::int32_t lane, const std::string& name);
+  std::int32_t track_of(const std::string& name);
+  std::int32_t track_of_caller(std::int32_t thread);
+  void name_track(std::int32_t track, const std::string& name);
   void follow(const TimelineEvent& event);
   void reach(Open& open, const TimelineEvent& event);
-  void span(const std::string& name, std::int32_t lane, base::Clock::time_point from,
+  void span(const std::string& name, std::int32_t track, base::Clock::time_point from,
             base::Clock::time_point to, const std::string& arguments);
   void mark(const std::string& name, base::Clock::time_point time, const std::string& arguments);
   void add(const std::string& event);
@@ -79,8 +79,8 @@ class TimelineWriter {
   std::size_t written_ = 0;  // length of the file without its closing bracket
   std::string text_;         // not written yet
   std::unordered_map<std::uint64_t, Open> open_;
-  std::map<std::string, std::int32_t> lanes_;     // of tensors, by name
-  std::map<std::int32_t, std::int32_t> callers_;  // lanes of threads that wait
+  std::map<std::string, std::int32_t> tracks_;    // of tensors, by name
+  std::map<std::int32_t, std::int32_t> callers_;  // tracks of threads that wait
   std::uint64_t dropped_ = 0;
 };
 

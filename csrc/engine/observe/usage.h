@@ -1,10 +1,11 @@
 // The counters of one rank's engine, and the cost of its operations: bytes, the time in each stage, the time that callers were
 // blocked, and the ranks that it waited for.
-// Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: nothing.
+// Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: the
+// constructor and lateness() throw std::bad_alloc.
 //
 // A stage's time is the time during which at least one operation was in it; operations that overlap count once. A pass reads
 // the clock once, and a second time if anything moved while operations are in flight. Each time that data start or stop moving,
-// it reads the clock as well. A blocking call does not read the clock only to measure these times.
+// it reads the clock as well. A blocking call that does not time out uses readings that it needs in any case.
 #pragma once
 
 #include <atomic>
@@ -36,7 +37,7 @@ class SingleWriterCounter {
   std::atomic<std::int64_t> value_{0};
 };
 
-// hvdlite_counters in include/hvdlite/hvdlite.h explains them.
+// The fields of the same names in hvdlite_counters (include/hvdlite/hvdlite.h). A thread that submits changes `submitted`.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
   SingleWriterCounter completed, failed;
@@ -50,8 +51,7 @@ struct Counters {
   SingleWriterCounter nccl_ops, staged_ops;
   SingleWriterCounter notices;
   SingleWriterCounter coded_bytes_before, coded_bytes_after;
-  // How this rank waits. `passes` counts the passes of the token holder. The others are atomics, because a thread may count a
-  // sleep or a find without the token.
+  // How this rank waits. The last four are atomics, because a thread may sleep, and count that, without the token.
   SingleWriterCounter passes;
   std::atomic<std::int64_t> sleeps{0}, sleep_limits_us{0}, rung_sleeps{0}, unrung_finds{0};
 };
@@ -61,8 +61,8 @@ class BusyTime {
  public:
   using Time = base::Clock::time_point;
 
-  // From `now` on, this many more (or fewer) operations are under way. `now` matters only if would_turn(more). For the holder
-  // of the progress token.
+  // From `now` on, this many more (or fewer) operations are under way. `now` matters only if would_turn(more). Both functions
+  // are for the holder of the progress token.
   void change(std::int64_t more, Time now);
   // Would change(more) begin or end a busy time?
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
@@ -72,7 +72,7 @@ class BusyTime {
 
  private:
   std::int64_t count_ = 0;
-  // When the last busy time ended. If a begin is reported that lies before this time, the busy time counts from here.
+  // When the last busy time ended. A busy time that began earlier, by the caller's `now`, counts from here.
   std::int64_t ended_ = 0;
   // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus
   // 1.
@@ -87,26 +87,29 @@ class Usage {
   Usage(int ranks, base::TimeSource time);
 
   // --- for the holder of the progress token ---
-  // now() returns the time that was last read in this pass. It reads the clock only if no time was read; read_clock() always
+  // now() returns the time that was last read since forget_now(). It reads the clock only if there is none; read_clock() always
   // reads it.
   Time now() { return now_ ? *now_ : read_clock(); }
   Time read_clock() { return *(now_ = time_.now()); }
   void forget_now() { now_.reset(); }
-  // The cycle has taken these entries from the queue. The first was submitted at `since`.
+  // The cycle has taken these entries from the queue. The first was put there at `since`.
   void taken(std::span<const Entry> entries, Time since);
+  // These entries reach a stage together. An entry without a request belongs to no caller of this rank, and does not count.
   void reached(std::span<const Entry> entries, Stage stage);
   // Rank `rank` was the last to ask for this many operations, which are now agreed. The waiting time since the last such call
   // is charged to that rank. Does nothing if `rank` is no rank of the job.
   void came_last(int rank, std::size_t operations);
-  // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). docs/stats.md says what
-  // `bytes` are.
+  // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). A collective with ranks 1
+  // adds no bus bytes. docs/stats.md says what `bytes` are.
   void moves(base::OpKind kind, std::size_t bytes, std::size_t ranks);
 
   // --- for any thread ---
   // A caller was blocked between these times. moving_before: moving() at `from`.
   void blocked(Time from, Time to, std::int64_t moving_before);
+  // For how many nanoseconds data have moved until `now`.
   std::int64_t moving(Time now) const { return BusyTime::nanoseconds(moving_.word(), now); }
 
+  // docs/stats.md defines them. The last two are what blocked() has counted.
   struct Numbers {
     std::int64_t time_ns = 0;  // since this object was made
     std::int64_t bytes = 0, bus_bytes = 0;

@@ -17,12 +17,13 @@ namespace hvdlite::engine {
 
 class Watchdog {
  public:
-  // Asks where the program is. Returns false if there is no watchdog to answer.
+  // Asks where the program is, and drops an earlier answer. Returns false, and asks nothing, before the watchdog's first wait()
+  // and after close().
   bool ask();
-  // The answer, once it has come.
+  // The answer, if it has come and was not taken.
   std::optional<std::string> take();
 
-  // Waits for a question. Returns true if there is one, which tell() answers, and false if the engine ends.
+  // Waits for a question. Returns true if there is one, which the watchdog answers by tell(), and false after close().
   bool wait();
   void tell(std::string text);
   void close();
@@ -36,15 +37,15 @@ class Watchdog {
   std::optional<std::string> answer_;
 };
 
-// The time for which the other ranks wait for this rank without a warning (hvdlite.stall_limit).
+// The time for which the other ranks wait for this rank without warning or giving up (hvdlite.stall_limit).
 class StallExemption {
  public:
   explicit StallExemption(base::TimeSource time) : time_(time) {}
-  // Counts from now; 0: the exemption ends.
+  // The exemption lasts for so many seconds from now on; 0: it ends.
   void set(double seconds) {
     until_.store(time_.now() + base::from_seconds(seconds), std::memory_order_relaxed);
   }
-  // Seconds since its end; negative while it lasts; infinity if there was none.
+  // Seconds since the end of the last exemption; negative while it lasts; infinity if there was none.
   double over_for(base::Clock::time_point now) const {
     const auto until = until_.load(std::memory_order_relaxed);
     if (until == base::Clock::time_point()) return std::numeric_limits<double>::infinity();

@@ -19,7 +19,8 @@ bool fits(const Request& receive, int source, const Offer& offer) {
 }
 
 std::string describe_content(base::DType dtype, std::int64_t elements) {
-  return std::to_string(elements) + " of " + std::string(base::name_of(dtype));
+  return std::to_string(elements) + (elements == 1 ? " element of " : " elements of ") +
+         std::string(base::name_of(dtype));
 }
 
 }  // namespace
@@ -32,7 +33,7 @@ PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
       untold_(heard_.size()),
       left_(static_cast<std::size_t>(settings.ranks)) {}
 
-// Messages that arrived before this rank knew the set are kept, unless the sender or this rank is no member.
+// Keeps the messages that arrived before this rank knew the set, unless the sender or this rank is no member.
 void PointToPoint::add_set(const ProcessSet& set) {
   newest_epoch_ = std::max(newest_epoch_, set.id.epoch);
   InSet& known = sets_[set.id];
@@ -155,7 +156,7 @@ void PointToPoint::deliver(int rank, Message message) {
 
 void PointToPoint::hear(int source, Offer offer) {
   InSet* const set = find_for_message(offer.set);
-  if (ended_) return;  // the sender learns from this rank's Goodbye that this rank has left
+  if (ended_) return;  // this rank's Goodbye tells the sender that this rank has left
   if (set == nullptr) return count_received(source, offer);
   HVD_CHECK(!set->members || (std::ranges::binary_search(*set->members, source) &&
                               std::ranges::binary_search(*set->members, settings_.rank)));
@@ -183,8 +184,8 @@ void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
     if (offer.whole || source == settings_.rank) {
       effects_.finish({&receive, 1}, {ErrorCode::kMismatch, why});
     } else {
-      cleared_.emplace(std::pair(source, offer.number),
-                       Answered{std::move(receive), std::move(why)});
+      answered_.emplace(std::pair(source, offer.number),
+                        Answered{std::move(receive), std::move(why)});
     }
     return;
   }
@@ -196,7 +197,7 @@ void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
   } else if (source == settings_.rank) {
     take_own(std::move(receive), offer.number);
   } else {
-    cleared_.emplace(std::pair(source, offer.number), Answered{std::move(receive), ""});
+    answered_.emplace(std::pair(source, offer.number), Answered{std::move(receive), ""});
     effects_.send(source, Clearance{offer.number});
   }
 }
@@ -236,7 +237,7 @@ void PointToPoint::hear(int source, Clearance message) {
 }
 
 void PointToPoint::hear(int source, Coming message) {
-  auto found = cleared_.extract(std::pair(source, message.number));
+  auto found = answered_.extract(std::pair(source, message.number));
   HVD_CHECK(!found.empty());
   auto& [receive, refusal] = found.mapped();
   if (!refusal.empty()) return effects_.finish({&receive, 1}, {ErrorCode::kMismatch, refusal});
@@ -244,7 +245,7 @@ void PointToPoint::hear(int source, Coming message) {
 }
 
 void PointToPoint::hear(int source, Withdrawal message) {
-  auto found = cleared_.extract(std::pair(source, message.number));
+  auto found = answered_.extract(std::pair(source, message.number));
   if (!found.empty()) {  // the receive waits again, as if the message had never been sent
     Entry& entry = found.mapped().receive;
     return receive(std::move(entry), sets_.at(entry.request->set).posted.begin());
@@ -342,7 +343,7 @@ void PointToPoint::end_all(const Status& why) {
   for (const auto& [number, sending] : std::exchange(offered_, {})) {
     effects_.finish({&sending.entry, 1}, why);
   }
-  for (const auto& [key, answered] : std::exchange(cleared_, {})) {
+  for (const auto& [key, answered] : std::exchange(answered_, {})) {
     effects_.finish({&answered.receive, 1}, why);
   }
   for (auto& [id, set] : sets_) {
@@ -359,7 +360,7 @@ bool PointToPoint::waits(SetId id) const {
   const auto in_set = [&](const auto& entry) { return entry.request->set == id; };
   return std::ranges::any_of(offered_,
                              [&](const auto& each) { return in_set(each.second.entry); }) ||
-         std::ranges::any_of(cleared_,
+         std::ranges::any_of(answered_,
                              [&](const auto& each) { return in_set(each.second.receive); });
 }
 
@@ -375,7 +376,7 @@ std::uint64_t PointToPoint::digest() const {
     hasher.add(number);
     add(sending.entry);
   }
-  for (const auto& [key, answered] : cleared_) {
+  for (const auto& [key, answered] : answered_) {
     hasher.add_pair(key.first, static_cast<std::int32_t>(key.second));
     hasher.add(answered.refusal.empty() ? 0 : 1);
     add(answered.receive);

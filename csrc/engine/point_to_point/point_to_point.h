@@ -1,21 +1,21 @@
 // Matches this rank's sends and receives with those of other ranks. The rules are MPI's: a message is matched by process set,
 // rank and tag, in the order of posting.
-// Thread: one at a time. Owns: this rank's sends and receives until they are matched, and messages that have arrived before
-// their receive was posted. Blocks: never. Throws: Error(Internal) on messages that no correct rank sends, and what the effects
-// throw.
+// Thread: one at a time. Owns: this rank's sends and receives until they end or their payload begins to move, and messages that
+// have arrived before their receive was posted. Blocks: never. Throws: Error(Internal) on messages that no correct rank sends,
+// std::bad_alloc, and what the effects throw.
 //
 // A pure machine: entries and messages go in; what must be done comes out through Effects, in order. The machine negotiates
-// nothing, and no collective waits for it. Its digest tells states apart. Cycle drives it, and Messenger passes it the other
-// ranks' messages.
+// nothing, and no collective waits for it, except the removal of a process set. Its digest tells states apart. Cycle drives it,
+// and Messenger passes it the other ranks' messages.
 //
 //   what callers ask ---------> admit() ----------------+
 //   what another rank says ---> hear() -----------------+--> Effects: send, finish, start_send, start_receive, take, take_own
 //   how ranks and sets end ---> left, leave, end_all ---+
 //
 // A small message travels whole: its Offer holds the payload, and the send ends when the Offer is sent. A sender may do this
-// while the whole messages that the receiving rank has not received yet stay within a limit (Settings::unreceived_bytes). The
-// receiving rank counts the bytes that its receives have taken, and reports them from time to time (Receipt). For a large
-// message, and for a small one over the limit, the Offer only announces the payload. When there is a receive for it:
+// while the whole messages that no receive has taken yet stay within a limit (Settings::unreceived_bytes). The receiving rank
+// counts the bytes that its receives have taken, and reports them from time to time (Receipt). For a large message, and for a
+// small one over the limit, the Offer only announces the payload. When there is a receive for it:
 //
 //   sender                     receiver
 //      Offer       ------------->   a receive that fits is there, or comes later
@@ -23,14 +23,15 @@
 //      Coming      ------------->   start_receive
 //      start_send  ============>
 //
-// The send may end before the Clearance arrives. Then the sender sends a Withdrawal instead of Coming. So both ranks give
-// memory to the transport only when the payload is certain to move, and no posted transfer has to be cancelled. (These are the
-// eager and rendezvous protocols of MPI's libraries, with a Withdrawal added.) A tensor on a GPU never travels whole.
+// The send may fail before the Clearance arrives. Then the sender has sent a Withdrawal, and does not answer the Clearance. So
+// both ranks give memory to the transport only when the payload is certain to move, and no posted transfer has to be cancelled.
+// (These are the eager and rendezvous protocols of MPI's libraries, with a Withdrawal added.) A tensor on a GPU never travels
+// whole, unless it is empty.
 //
 // A receive of another dtype or size answers with a Rejection instead of a Clearance. If a Coming answers, the send had not
-// ended, and the receive fails. If a Withdrawal answers, the send had failed for another reason, and the receive waits again,
-// because it may belong to a later send. If the message came whole, the receive fails at once, and the sender's next send or
-// receive fails, because the refused send has ended.
+// ended, and both fail. If a Withdrawal answers, the send had failed for another reason, and the receive waits again, because
+// it may belong to a later send. If the message came whole, the receive fails at once, and so does the next send or receive
+// that the sender submits, because the refused send has ended.
 #pragma once
 
 #include <algorithm>
@@ -61,12 +62,12 @@ class PointToPoint {
     virtual ~Effects() = default;
     virtual void send(int rank, const Message& message) = 0;
     virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
-    // Moves the payload from or to the entry's memory, and ends the entry afterwards. Both ranks start the payloads between
-    // them in the same order, and the payloads move in this order.
+    // Begins to move the payload from or to the entry's memory; the entry ends when that is done. Both ranks start the payloads
+    // between them in the same order, and the payloads move in this order.
     virtual void start_send(Entry entry, int to) = 0;
     virtual void start_receive(Entry entry, int from) = 0;
     // take: gives a receive the payload of a message that travelled whole; the payload is valid during the call only. take_own:
-    // gives a receive the payload of this rank's own send. Both end the entries.
+    // gives a receive the payload of this rank's own send. Both end the entries; take_own may end them later.
     virtual void take(Entry receive, const void* payload) = 0;
     virtual void take_own(Entry receive, Entry send) = 0;
     // For the records. posted: the machine has taken the entry. reached: the entries have reached a stage.
@@ -78,7 +79,7 @@ class PointToPoint {
     int rank = 0;
     int ranks = 1;
     std::size_t whole_bytes = 0;  // the size of the largest message that travels whole
-    // The limit to the bytes of whole messages that one rank has not received yet, for each sender (counted_bytes).
+    // The limit to the bytes (counted_bytes) of whole messages from one rank to another that no receive has taken yet.
     std::size_t unreceived_bytes = 0;
   };
   // The bytes for which a whole message counts: its payload, and a constant for its name and its place in the list.
@@ -86,13 +87,14 @@ class PointToPoint {
   // The effects must outlive this object.
   PointToPoint(const Settings& settings, Effects& effects);
 
+  // Call it when this rank adds the set, member or not. Messages for the set may have arrived before.
   void add_set(const ProcessSet& set);
   // Call it when all operations of this rank on the set have ended.
   void remove_set(SetId set);
 
   // --- what this rank asks ---
-  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does the next entry after a
-  // send that was refused when it had ended already.
+  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does the next entry after the
+  // receiver has refused a send that had ended.
   void admit(Entry entry);
 
   // --- what others say ---
@@ -102,33 +104,33 @@ class PointToPoint {
   void hear(int source, Withdrawal message);
   void hear(int source, const Rejection& message);
   void hear(int source, Receipt message);
-  // Ends the sends and receives of this rank that the verdict names.
+  // Fails the unmatched sends and receives of this rank that the verdict names.
   void hear(int source, const Verdict& message);
 
   // --- how ranks end ---
-  // Another rank has left. Fails the sends to it, and the receives that no other rank can answer.
+  // Another rank has left. Fails the unmatched sends to it, and the receives for which no rank can send a message any more.
   void left(int rank, const base::Status& why);
   // This rank leaves: fails its unmatched sends and receives, and later ones. Matched ones still end normally.
   void leave(const base::Status& why);
-  // After a failure: ends all sends and receives that wait, and tells no other rank.
+  // After a failure, and at the end of a shutdown: ends all sends and receives that wait, and tells no other rank.
   void end_all(const base::Status& why);
 
   // --- questions ---
   // Does any send or receive of this rank wait for a message?
-  bool waits() const { return !offered_.empty() || !cleared_.empty() || posted_ > 0; }
+  bool waits() const { return !offered_.empty() || !answered_.empty() || posted_ > 0; }
   bool waits(SetId set) const;
   // Does a receive of this rank wait for a sender's Coming or Withdrawal?
-  bool waits_for_sender() const { return !cleared_.empty(); }
+  bool waits_for_sender() const { return !answered_.empty(); }
   // Calls visit(const Entry&) for each send and receive that is not matched.
   template <typename Visit>
   void for_each_unmatched(Visit visit) const {
     for (const auto& [number, sending] : offered_) visit(sending.entry);
     for (const auto& [id, set] : sets_) std::ranges::for_each(set.posted, visit);
   }
-  // Calls visit(const Entry&) for each receive that is matched, but whose payload has not begun to arrive.
+  // Calls visit(const Entry&) for each receive that has answered an Offer, and waits for its sender's Coming or Withdrawal.
   template <typename Visit>
-  void for_each_cleared(Visit visit) const {
-    for (const auto& [key, answered] : cleared_) visit(answered.receive);
+  void for_each_answered(Visit visit) const {
+    for (const auto& [key, answered] : answered_) visit(answered.receive);
   }
   std::uint64_t digest() const;
 
@@ -149,25 +151,30 @@ class PointToPoint {
     Entry entry;
     int to = 0;
   };
-  // A receive that has answered an Offer and waits for Coming or a Withdrawal.
+  // A receive that has answered an Offer and waits for the sender's Coming or Withdrawal.
   struct Answered {
     Entry receive;
-    std::string refusal;  // "": it waits for the payload
+    // "": the answer was a Clearance. Otherwise it was a Rejection for this reason.
+    std::string refusal;
   };
   using Sendings = std::map<std::uint64_t, Sending>;  // by number
 
   void send(Entry entry);
-  // Gives the receive a message that has arrived already, or posts the receive before the one at `place`.
+  // Gives the receive a message that has arrived already, or posts the receive before the one at `place`. Fails it if no rank
+  // can send a message for it.
   void receive(Entry entry, std::deque<Entry>::iterator place);
+  // Sends the message, or handles it at once if it is for this rank.
   void deliver(int rank, Message message);
-  // Sends the message whole and ends the entry, if the limits allow it. Otherwise returns false.
+  // Sends the message whole and ends the entry, if its size, its memory and the limit allow it. Otherwise returns false.
   bool send_whole(const Entry& entry, int to, Offer& offer);
-  // Counts a whole message that no longer waits for its receive, and sends a Receipt when enough have been counted.
+  // Counts a whole message that no longer waits for a receive, and sends a Receipt when half of the limit is counted.
   void count_received(int source, const Offer& offer);
-  // Matches a receive with the message for it.
+  // Matches a receive with the message for it, or refuses the message if dtypes or sizes differ.
   void meet(Entry receive, int source, const Offer& offer);
   void take_own(Entry receive, std::uint64_t number);
+  // "": dtype and size are equal.
   std::string why_unequal(const Entry& receive, int source, const Offer& offer) const;
+  // Puts the entry's description in front of the error.
   void fail(const Entry& entry, const base::Status& why);
   void withdraw(Sendings::iterator sending, const base::Status& why);
   template <typename Condition>
@@ -180,17 +187,17 @@ class PointToPoint {
   const Settings settings_;
   Effects& effects_;
   std::map<SetId, InSet> sets_;
-  std::uint32_t newest_epoch_ = 0;
-  std::uint64_t last_number_ = 0;
-  std::size_t posted_ = 0;  // receives in all sets
+  std::uint32_t newest_epoch_ = 0;  // of the sets that this rank has added
+  std::uint64_t last_number_ = 0;   // of this rank's newest Offer
+  std::size_t posted_ = 0;          // receives in all sets
   Sendings offered_;
-  std::map<std::pair<int, std::uint64_t>, Answered> cleared_;  // by sender and number
+  std::map<std::pair<int, std::uint64_t>, Answered> answered_;  // by sender and number
   std::vector<std::uint64_t> heard_;  // the number of each rank's newest Offer
   // Bytes of whole messages, by rank. unreceived_: sent to that rank, which has not reported them as received. untold_:
   // received from that rank, and not yet reported to it.
   std::vector<std::size_t> unreceived_, untold_;
   std::vector<bool> left_;             // by rank
-  std::optional<base::Status> ended_;  // this rank has left
+  std::optional<base::Status> ended_;  // this rank has left, for this reason
   // The receiver refused a send after the send had ended on this rank. The next send or receive of this rank gets this error.
   std::optional<base::Status> owed_;
 };

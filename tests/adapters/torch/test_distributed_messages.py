@@ -98,11 +98,11 @@ def test_errors_name_operation_and_group():
             dist.send(value(RANK), 1)
 
         with pytest.raises(
-            RuntimeError, match=r"an earlier send was refused: .*rank 0 sent .* 6 of float64, but rank 1 receives 5"
+            RuntimeError, match=r"an earlier send was refused: .*rank 0 sent .* 6 elements of float64, but rank 1 receives 5"
         ):
             send_until_told()
     if RANK == 1:
-        with pytest.raises(RuntimeError, match="6 of float64, but rank 1 receives 5"):
+        with pytest.raises(RuntimeError, match="6 elements of float64, but rank 1 receives 5"):
             dist.recv(torch.zeros(5, dtype=torch.float64), 0)
         dist.send(torch.zeros(0), 0, tag=7)
     dist.barrier()

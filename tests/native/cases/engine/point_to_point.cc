@@ -448,7 +448,8 @@ TEST(a_mismatch_names_both_tensors_at_both_ends) {
     const base::Status status = status_of(job, rank, 0);
     EXPECT(status.code == base::ErrorCode::kMismatch);
     EXPECT_HAS(status.message, "recv of '1' from rank 0 (tag 0) in process set 0");
-    EXPECT_HAS(status.message, "rank 0 sent '1', 5 of float32, but rank 1 receives 6 of float32");
+    EXPECT_HAS(status.message,
+               "rank 0 sent '1', 5 elements of float32, but rank 1 receives 6 elements of float32");
   }
 }
 
@@ -460,7 +461,7 @@ TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
   EXPECT(status_of(job, 1, 0).code == base::ErrorCode::kMismatch);
   job.rank(0).ask(send(1));
   EXPECT(status_of(job, 0, 1).code == base::ErrorCode::kMismatch);
-  EXPECT_HAS(status_of(job, 0, 1).message, "rank 0 sent '1', 1 of float32");
+  EXPECT_HAS(status_of(job, 0, 1).message, "rank 0 sent '1', 1 element of float32");
   job.rank(0).ask(send(1));
   EXPECT(status_of(job, 0, 2).ok());
 }

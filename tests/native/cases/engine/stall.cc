@@ -159,7 +159,7 @@ TEST(its_end_is_one_line) {
   rank.end("a");
   rank.at(60);
   EXPECT(rank.news.size() == 1 && rank.warnings.size() == 1);
-  EXPECT(has(rank.news[0], "went on after 3") && has(rank.news[0], "'a'"));
+  EXPECT(has(rank.news[0], "ended after 3") && has(rank.news[0], "'a'"));
 }
 
 TEST(who_is_silent_is_missing) {

@@ -45,7 +45,7 @@ void come_late_with_many_tensors(const Shape& shape) {
   EXPECT_HAS(said[0], "allreduce of 't0' in process set 0, ");
   EXPECT_HAS(said[0], "and 197 more operations have waited 1.0 s for rank 2");
   EXPECT_HAS(said[0], "which has not submitted them");
-  const Lines news = job.log().lines("stall: went on after 4.");
+  const Lines news = job.log().lines("stall: ended after 4.");
   EXPECT_OR(news.size() == 1, job.log().text());
   EXPECT_HAS(news[0], "INFO [control rank 0/3]");
 }
@@ -162,7 +162,7 @@ void ask(bool answers, const std::string& expected) {
 
 TEST(who_is_missing_says_where_it_is) { ask(true, "it is at home"); }
 TEST(a_watchdog_that_cannot_run_python_is_told_of) {
-  ask(false, "its place in the program is unknown, because native code holds Python's GIL");
+  ask(false, "its place in the program is unknown: native code probably holds Python's GIL");
 }
 
 TEST(an_excuse_holds_warning_and_limit_back) {
