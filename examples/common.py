@@ -28,7 +28,7 @@ def add_training(parser: argparse.ArgumentParser, lr: float = 0.02) -> None:
     """Adds the arguments of every training on the digits."""
     parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
-    parser.add_argument("--lr", type=float, default=lr, help="learning rate for one rank; multiplied by their number")
+    parser.add_argument("--lr", type=float, default=lr, help="learning rate for one rank; n ranks take n times this rate")
 
 
 def parse_digits(
@@ -44,7 +44,7 @@ def parse_digits(
         logs: is there an argument ``--logs``, for TensorBoard?
     """
     add_training(parser)
-    parser.add_argument("--warmup-epochs", type=warmup, default=2, help="epochs in which the learning rate rises to that")
+    parser.add_argument("--warmup-epochs", type=warmup, default=2, help="epochs in which the rate rises to that of n ranks")
     parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="how gradients travel")
     parser.add_argument("--checkpoint", metavar=checkpoint, help="where rank 0 saves the training after each epoch")
     parser.add_argument("--resume", action="store_true", help="continue from what --checkpoint names")
