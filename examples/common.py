@@ -67,7 +67,7 @@ TEST_IMAGES = 360
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """scikit-learn's 1797 handwritten digits: training images and labels, and test images and labels, the same on all ranks.
 
-    Images are float32 [n, 8, 8] from 0 to 1, labels int64 [n]; their order is shuffled.
+    Images are float32 [n, 8, 8] from 0 to 1, labels int64 [n]; their order is shuffled. Without scikit-learn the program ends.
     """
     try:
         from sklearn.datasets import load_digits
@@ -93,7 +93,7 @@ def help_texts() -> np.ndarray:
 
 
 def speaker(rank: int) -> Callable[..., None]:
-    """`print` on rank 0, and nothing on the others: one line for the whole job. A log has each line at once."""
+    """`print` on rank 0, and nothing on the others, so that the job prints each line once. Lines are flushed."""
 
     def say(*words: object) -> None:
         if rank == 0:
