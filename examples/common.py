@@ -28,7 +28,7 @@ def add_training(parser: argparse.ArgumentParser, lr: float = 0.02) -> None:
     """Adds the arguments of every training on the digits."""
     parser.add_argument("--epochs", type=int, default=15, help="passes over the training images")
     parser.add_argument("--batch-size", type=int, default=32, help="images in a batch of each rank")
-    parser.add_argument("--lr", type=float, default=lr, help="learning rate for one rank; multiplied by their number")
+    parser.add_argument("--lr", type=float, default=lr, help="learning rate for one rank; n ranks take n times this rate")
 
 
 def parse_digits(
@@ -44,7 +44,7 @@ def parse_digits(
         logs: is there an argument ``--logs``, for TensorBoard?
     """
     add_training(parser)
-    parser.add_argument("--warmup-epochs", type=warmup, default=2, help="epochs in which the learning rate rises to that")
+    parser.add_argument("--warmup-epochs", type=warmup, default=2, help="epochs in which the rate rises to that of n ranks")
     parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none", help="how gradients travel")
     parser.add_argument("--checkpoint", metavar=checkpoint, help="where rank 0 saves the training after each epoch")
     parser.add_argument("--resume", action="store_true", help="continue from what --checkpoint names")
@@ -67,7 +67,7 @@ TEST_IMAGES = 360
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """scikit-learn's 1797 handwritten digits: training images and labels, and test images and labels, the same on all ranks.
 
-    Images are float32 [n, 8, 8] from 0 to 1, labels int64 [n]; their order is shuffled.
+    Images are float32 [n, 8, 8] from 0 to 1, labels int64 [n]; their order is shuffled. Without scikit-learn the program ends.
     """
     try:
         from sklearn.datasets import load_digits
@@ -93,7 +93,7 @@ def help_texts() -> np.ndarray:
 
 
 def speaker(rank: int) -> Callable[..., None]:
-    """`print` on rank 0, and nothing on the others: one line for the whole job. A log has each line at once."""
+    """`print` on rank 0, and nothing on the others, so that the job prints each line once. Lines are flushed."""
 
     def say(*words: object) -> None:
         if rank == 0:

@@ -128,7 +128,7 @@ def make_callbacks(arguments):
 
 
 def use_one_gpu():
-    """Gives this rank one of the host's GPUs, if there are any. For JAX set CUDA_VISIBLE_DEVICES instead."""
+    """Gives this rank one of the host's GPUs, if there are any. With JAX hvdlite works on CPUs only."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

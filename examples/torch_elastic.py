@@ -30,7 +30,7 @@ def parse_arguments(argv=None):
     parser.add_argument(
         "--step-seconds", type=float, default=0.05, help="least time of a step, so that you have time to kill ranks"
     )
-    parser.add_argument("--kill", nargs="*", default=[], metavar="RANK:STEP", help="rank RANK kills itself in step STEP")
+    parser.add_argument("--kill", nargs="*", default=[], metavar="RANK:STEP", help="rank RANK kills itself after step STEP")
     parser.add_argument(
         "--checkpoint", default="", metavar="FILE", help="file that is saved every 20 steps, and from which training continues"
     )
