@@ -100,7 +100,8 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
-  // A reused set id begins with other tags than its predecessor, whose messages may still be in flight.
+  // A set that reuses an id begins with other tags than the earlier set did. This is a precaution: the earlier set was removed
+  // when all its operations had ended, so none of its messages is in flight.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   if (!share_ledger(*known.host)) return nullptr;

@@ -1,8 +1,8 @@
 // The part of a submission about GPU memory: checks that addresses are on the GPU that the request names, and records when the
 // memory is ready.
 // Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: a share of the events. Blocks: only where the driver
-// does. Throws: Error(InvalidArgument) for an address that lies elsewhere, Error(Unsupported) for a stream under capture,
-// Error(System) if the driver fails.
+// does. Throws: Error(InvalidArgument) for an address or a stream that is not of that GPU, Error(Unsupported) for a
+// stream under capture, Error(System) if the driver fails.
 #pragma once
 
 #include <array>

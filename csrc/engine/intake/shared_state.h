@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -39,7 +38,7 @@ class EventCount {
       base::futex_wake_all(value_, base::FutexScope::kProcess);
     }
   }
-  // Sleeps while the number is `seen`, at most for `limit`; may return early for no reason.
+  // Sleeps while the number is `seen`, at most for `limit`; may return earlier.
   void wait(std::uint32_t seen, base::microseconds limit) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     base::futex_wait(value_, seen, limit, base::FutexScope::kProcess);
@@ -95,6 +94,7 @@ class WaitRegistry {
     std::weak_ptr<int> life;  // expires with the thread
     bool stays = true;        // does it count after its wait?
     CompletionPtr waits_for;
+    // From then on an interrupted wait counts as ended.
     base::Clock::time_point until = base::Clock::time_point::max();
   };
   const base::TimeSource time_;
