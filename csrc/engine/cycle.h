@@ -44,7 +44,7 @@ class Cycle {
   // pass.
   bool say_goodbye();
   bool drained();
-  // raise_failure: makes this rank fail with this cause, ends its operations in flight, and tells every other rank why.
+  // raise_failure: makes this rank fail with this cause, ends all its operations, and tells every other rank why.
   // failure_seen_by_all: have all other ranks confirmed that?
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }

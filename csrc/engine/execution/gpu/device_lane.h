@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "engine/execution/gpu/device_link.h"

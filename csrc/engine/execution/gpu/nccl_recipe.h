@@ -29,8 +29,7 @@ struct Recipe {
 };
 
 // The recipe of an allreduce or reducescatter among `ranks` members; an Average divides by `divisor`. It adds an Average of
-// integers of up to 32 bits in 64 bits, as on the host. Empty if NCCL cannot give the result of hvdlite's kernels: for 16-bit
-// integers and Adasum.
+// 8-bit and 32-bit integers in 64 bits, as on the host. Empty for 16-bit integers and Adasum, which NCCL does not have.
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums);
 
