@@ -1,6 +1,7 @@
 // Carries out the effects of Negotiation and PointToPoint, through the transport, the execution, and the state that callers
 // see.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport and the execution throw.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as execution.h and numbering.h say. Throws: what the
+// transport and the execution throw.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,6 @@
 // Gives messages of other ranks to the machine that they concern, and carries out Membership's actions.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the machines and the transport throw.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as carrier.h says. Throws: what the machines and the
+// transport throw.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // Runs agreed operations: keeps the memory that each process set shares, and the set's operations in order, several of them in
 // flight at once. Also runs the transfers between two ranks.
 // Thread: the holder of the progress token. Owns: what the sets share, and all operations, also retained ones. Blocks: as
-// operation.h says; close() also blocks for a moment. Throws: as operation.h says.
+// device_lane.h and transfers.h say; close() also blocks for a moment. Throws: as operation.h says.
 //
 // Lanes cannot deadlock: on every member that knows a lane, the lane's oldest unfinished operation is in flight (or, on GPU
 // memory, waits for the lane's link to come up), and no lane waits for another. A process set has a lane for host memory and,

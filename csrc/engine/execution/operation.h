@@ -1,6 +1,6 @@
 // One FusedOp that runs, and the regions of the host's window that the members of its process set share. The class depends on
-// where the tensors lie: HostOperation (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation
-// (staged_operation.h).
+// where the tensors lie and how they travel: HostOperation (host_operation.h), NcclOperation (nccl_operation.h),
+// StagedOperation (staged_operation.h).
 // Thread: the holder of the progress token. Owns: SharedRegions owns the channels, and their destruction lets the regions' next
 // users begin; an Operation owns its collective and its buffers. Blocks: only where a GPU's buffers do (device/buffers.h).
 // Throws: what Transport, the kernels and the GPU's driver throw. After that the owner must retain the operation, because the

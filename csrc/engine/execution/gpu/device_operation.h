@@ -66,8 +66,8 @@ class DeviceOperation : public Operation {
   // Memory of the home GPU for work in `stream`, and page-locked memory of the host. Both are free after the operation's event.
   void* device_memory(std::size_t bytes, device::cuda::Stream stream);
   void* pinned_memory(std::size_t bytes);
-  // The last step. Call it when no more work is needed for the results than `stream` already has. Copies outputs to other GPUs,
-  // and records the operation's event.
+  // The last step. Call it when `stream` has all the work that makes the results. Copies outputs to other GPUs, and records the
+  // operation's event.
   void hand_over(device::cuda::Stream stream);
   // Orders a stream after the inputs' events and gather()'s copies.
   void order_inputs(device::cuda::Stream stream) const;

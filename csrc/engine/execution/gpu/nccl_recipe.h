@@ -1,7 +1,7 @@
 // How NCCL carries out a reduction: its type and operator, and the conversions before and after.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: no.
 //
-//   tensors ── pack: cast to the wire dtype, factor ──► buffer ── ncclAllReduce ──► buffer
+//   tensors ── pack: cast to the wire dtype, factor ──► buffer ── NCCL reduces ──► buffer
 //   buffer ── unpack: factor, divisor, cast ──► tensors
 //
 // All members derive the same recipe from their agreement. If nothing has to be converted, one rank may pack while another
