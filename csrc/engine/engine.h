@@ -111,7 +111,7 @@ class Engine {
   // once, and so does a call in a forked child.
   void shutdown();
   // Makes this rank fail: all its operations end with the cause. Waits until every other rank has confirmed the failure,
-  // for failure_linger at most. Does nothing if this rank has failed or shut down already, or is alone.
+  // for failure_linger at most. Does nothing if this rank has failed or shut down already, or is alone, or in a forked child.
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;  // of the first failure; "": there is none
   const FlightRecorder& recorder() const { return shared_.recorder; }

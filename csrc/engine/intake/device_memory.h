@@ -8,12 +8,16 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "device/devices.h"
 #include "engine/model/request.h"
 
 namespace hvdlite::engine {
+
+// "0x7f12", for error texts.
+std::string address_text(const void* address);
 
 // Remembers pages that the driver has said to be on a GPU, because training steps use the same memory again and again. Asks the
 // driver about a page that is not in the table; two pages with one place in the table replace each other. Does not notice when

@@ -156,9 +156,9 @@ struct SharedState {
     usage.reached(entries, stage);
   }
 
-  // Ends these operations: they have succeeded, or failed with this status. It marks their completions done, so the completions
-  // must already hold the results. An entry without a request belongs to no caller of this rank. For the holder of the progress
-  // token.
+  // Ends these operations: they have succeeded, or failed with this status. It frees their names and marks their completions
+  // done, so the completions must already hold the results. An entry without a request belongs to no caller of this rank. For
+  // the holder of the progress token.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   const base::Config config;
@@ -174,7 +174,7 @@ struct SharedState {
   WaitRegistry waits;
   Watchdog watchdog;
   StallExemption stall_exemption;
-  std::atomic<std::int64_t> watched{0};  // operations in flight whose end runs a callback
+  std::atomic<std::int64_t> watched{0};  // operations in flight whose submission has a callback
   SetDirectory sets;
   Numbering numbering;
   // Shared with the ArenaDrafts, which may outlive the engine.
