@@ -29,6 +29,9 @@ constexpr double kFlushSeconds = 1.0;
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
+// The longest sleep of a thread that wants to drive while another thread does.
+constexpr microseconds kStandAside{20'000};
+
 // The first operation that failed; null if none has. All must have ended.
 CompletionPtr first_failure(const CompletionArray& batch) {
   for (std::size_t i = 0; i < batch.size; ++i) {

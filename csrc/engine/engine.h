@@ -53,9 +53,6 @@ struct Submission {
   bool pool_thread = false;  // deadlock detection considers the calling thread only while it waits
 };
 
-// The longest sleep of a thread that wants to drive while another thread does.
-inline constexpr base::microseconds kStandAside{20'000};
-
 class Engine {
  public:
   // Starts the engine thread. Throws what selection_of() throws for the knobs (set_up.h), and what the transport throws.
