@@ -16,8 +16,8 @@ using collectives::Preparation;
 
 namespace {
 
-// A prepared operation of at most this size in shared memory is not recorded as started, and adds nothing to the bus bytes,
-// because recording would take longer than the operation itself.
+// A prepared operation of at most this size in shared memory is not recorded as started, because recording would take longer
+// than the operation itself. So it has no moving time, and adds nothing to the bus bytes, which are divided by that time.
 constexpr std::size_t kTinyBytes = 64;
 
 // The payload of an operation in bytes, as nccl-tests count it: of an allgather the whole result, which has `gathered`
