@@ -226,7 +226,8 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
                         format_ranks(*set.members) + "); give the rank's number in the whole job");
   }
   if (request.tag < (sends ? 0 : kAny)) {
-    refuse(request, "a tag is 0 or more");
+    refuse(request,
+           sends ? "give a tag of 0 or more" : "give a tag of 0 or more, or -1 for any tag");
   }
 }
 
