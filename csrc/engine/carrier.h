@@ -1,6 +1,7 @@
 // Carries out the effects of Negotiation and PointToPoint, through the transport, the execution, and the state that callers
 // see.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport and the execution throw.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as execution.h and numbering.h say. Throws: what the
+// transport and the execution throw.
 #pragma once
 
 #include <memory>
@@ -56,6 +57,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   void announced_at_port(std::span<const Entry> entries) override {
     shared_.usage.reached(entries, FlightRecorder::Stage::kAnnounced);
   }
+  // Reads the clock for announced_at_port(), if this pass has not read it yet.
   void before_announcing() override { static_cast<void>(shared_.usage.now()); }
   void came_last(int rank, std::size_t operations) override {
     shared_.usage.came_last(rank, operations);

@@ -141,8 +141,8 @@ bool Cycle::say_goodbye() {
   return guard([&] {
     if (membership_.said_goodbye()) return true;
     if (!negotiation_.close()) return false;
-    // An operation that the other ranks have not agreed to can never complete here.
     const Status why = {ErrorCode::kAborted, kShutDownHere};
+    // This rank has not announced these, and announces nothing more, so they can never be agreed.
     shared_.finish(shared_.queue.take_all(), why);
     std::set<int> undecided = negotiation_.leave(why);
     point_to_point_.leave(why);

@@ -1,7 +1,7 @@
 // The core of the engine. The holder of the progress token calls pass() again and again. A pass gives messages and queued
 // entries to the four machines Negotiation, PointToPoint, Execution and Membership, lets them advance, and carries out what
 // they want.
-// Thread: the holder of the progress token only. Owns: the machines. Blocks: never on other ranks. Throws: only the constructor
+// Thread: the holder of the progress token only. Owns: the machines. Blocks: as carrier.h says. Throws: only the constructor
 // does; later any exception (of the transport, a GPU, a lack of memory, a bug in hvdlite) fails the whole engine with its text
 // (SharedState::failure).
 #pragma once
@@ -44,7 +44,7 @@ class Cycle {
   // pass.
   bool say_goodbye();
   bool drained();
-  // raise_failure: makes this rank fail with this cause, ends its operations in flight, and tells every other rank why.
+  // raise_failure: makes this rank fail with this cause, ends all its operations, and tells every other rank why.
   // failure_seen_by_all: have all other ranks confirmed that?
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }

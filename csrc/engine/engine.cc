@@ -23,11 +23,14 @@ namespace {
 // At shutdown: the time limit for saying goodbye, and again for the answers and for messages that have to leave.
 constexpr double kFlushSeconds = 1.0;
 
-// A driving caller that does not sleep looks for control messages after this many passes while nothing moves, and after the
-// larger number of passes while something moves. Where ranks share memory such messages are rare, and asking MPI for them may
-// take as long as a small operation.
+// A driving caller that does not sleep asks for a thorough pass (Cycle::pass) after this many passes while nothing moves, and
+// after the larger number of passes while something moves. Where ranks share memory control messages are rare, and asking MPI
+// for them may take as long as a small operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
+
+// The longest sleep of a thread that wants to drive while another thread does.
+constexpr microseconds kStandAside{20'000};
 
 // The first operation that failed; null if none has. All must have ended.
 CompletionPtr first_failure(const CompletionArray& batch) {
@@ -230,8 +233,8 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   return now < deadline;
 }
 
-// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring although it rings for every kind of work
-// that this thread expects.
+// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, and would have rung for each kind of work
+// that this thread expects. If the next pass then finds work, a ring was missing (unrung_finds).
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
       std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));
@@ -312,7 +315,7 @@ void Engine::pause() {
   // The engine thread must not drive any more.
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   take_token_or_wait();
-  // The time limit starts again whenever something moves.
+  // If anything has moved within the time limit, the limit begins again.
   std::uint64_t moved = 0;
   do {
     moved = transport_->activity();

@@ -5,8 +5,8 @@
 // take seconds. Throws: Error, as each function says.
 //
 // The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
-// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that makes
-// this rank fail or leave claims the token, and gets it after the current pass.
+// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that pauses
+// the engine, or makes this rank fail or leave, claims the token: a driving thread gives it back after its current pass.
 #pragma once
 
 #include <atomic>
@@ -53,11 +53,9 @@ struct Submission {
   bool pool_thread = false;  // deadlock detection considers the calling thread only while it waits
 };
 
-// The longest sleep of a thread that wants to drive while another thread does.
-inline constexpr base::microseconds kStandAside{20'000};
-
 class Engine {
  public:
+  // Starts the engine thread. Throws what selection_of() throws for the knobs (set_up.h), and what the transport throws.
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
          const base::Config& config, const base::WaitPolicy& waiting);
   ~Engine();
@@ -66,27 +64,29 @@ class Engine {
 
   const Topology& topology() const { return topology_; }
 
-  // Takes all operations or none. *handle is set before the watcher can be called. Throws Error(InvalidArgument, Unsupported)
-  // for requests that no rank could carry out and for names that are in flight. After the engine has failed, throws the first
-  // failure, and after shutdown() Error(NotInitialized). Operations without a name are of one kind on one set (sends and
-  // receives may be mixed), and get their names here: each by its number, or all by one number if they form a group (its size
-  // is given, but no label). The thread that drives calls the watcher after it has given the token back, so the watcher may
-  // wait.
+  // Takes all operations, at least one, or throws and takes none. *handle is set before the watcher can be called. Throws
+  // Error(InvalidArgument, Unsupported, System) for requests that this rank refuses, for names that are in flight and for an
+  // unknown prepared group. After the engine has failed, throws the first failure; after shutdown() and in a forked child,
+  // Error(NotInitialized). Operations without a name are of one kind on one set (sends and receives may be mixed), and get
+  // their names here: each by its number, or all by one number if they form a group (its size is given, but no label). The
+  // thread that drives calls the watcher after it has given the token back (at shutdown: after the engine is closed), so the
+  // watcher may wait.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
-  // Checks allreduces that will be submitted together many times, and returns the id of their group. If a request names an
-  // arena, its output is the tensor's place there. A later submission names the arena only if the tensor lies at that place.
-  // Throws as submit() does.
+  // Checks allreduces that will be submitted together many times, and returns the id of their group. Each needs a name. If a
+  // request names an arena, its output is the tensor's place there. A later submission names the arena only if the tensor lies
+  // at that place. Throws as submit() does.
   std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   // Are all operations behind this handle done? If not, makes sure that the engine thread drives them.
   bool poll(std::int64_t handle);
   // Waits until all operations behind these handles are done, and drives the cycle meanwhile. Returns false if that takes
   // longer than `limit`. Otherwise *failed, which must be null before the call, is the first operation that failed, if any has.
-  // Throws Error(Aborted) if the engine shuts down meanwhile.
+  // Throws Error(InvalidArgument) for an unknown handle, and Error(Aborted) if the engine closes before they are done.
   bool wait(std::span<const std::int64_t> handles, base::microseconds limit, CompletionPtr* failed);
   // Orders the CUDA stream: its later work comes after the operations behind the handle. Throws Error(InvalidArgument) if one
-  // of them is not done, and the engine's failure, if there was one, because operations that it interrupted have left garbage.
+  // of them is not done. For operations on GPU memory, also throws the engine's failure if there was one, because operations
+  // that it interrupted have left garbage.
   void order(std::int64_t handle, void* stream) const;
   CompletionArray completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
@@ -107,12 +107,12 @@ class Engine {
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
   // once, and so does a call in a forked child.
   void shutdown();
-  // Makes this rank fail: its operations in flight end with the cause. Waits until every other rank has confirmed the failure,
-  // for failure_linger at most. Does nothing if this rank has failed or shut down already, or is alone.
+  // Makes this rank fail: all its operations end with the cause. Waits until every other rank has confirmed the failure,
+  // for failure_linger at most. Does nothing if this rank has failed or shut down already, or is alone, or in a forked child.
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;  // of the first failure; "": there is none
   const FlightRecorder& recorder() const { return shared_.recorder; }
-  // Traces this rank's operations. Throws Error(InvalidArgument) if the file cannot be made.
+  // As Timeline::start. After a failure or shutdown(), throws as submit() does.
   void start_timeline(const std::string& path, std::size_t max_bytes, bool cycles) {
     require_accepting();
     shared_.timeline.start(path, max_bytes, cycles);
@@ -126,8 +126,8 @@ class Engine {
   const SetDirectory& sets() const { return shared_.sets; }
   device::Devices& devices() { return shared_.devices; }
   // This rank's part of an arena for a process set: zeros, with its pages reserved. Throws Error(InvalidArgument) for a set
-  // without this rank, Error(Unsupported) if the members cannot share memory of that kind ("memfd" or "shm"), and Error(System)
-  // if the machine lacks the memory.
+  // without this rank, 0 bytes or an unknown kind, Error(Unsupported) if the members cannot share memory of that kind ("memfd"
+  // or "shm"), and Error(System) if the machine lacks the memory.
   std::unique_ptr<ArenaDraft> create_arena(std::int32_t set, const std::string& kind,
                                            std::size_t bytes);
   // False in a forked child, which must not use the engine.

@@ -13,8 +13,8 @@ using base::Status;
 
 namespace {
 
-// If this rank has no operation in flight when it fails, the log names this many ended operations. (With the log level info it
-// always names all recorded operations.)
+// If this rank has no operation in flight when it fails, the log names this many ended operations. (With the log levels trace,
+// debug and info it always names all recorded operations.)
 constexpr std::size_t kEndedInLog = 3;
 
 }  // namespace

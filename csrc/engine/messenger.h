@@ -1,5 +1,6 @@
 // Gives messages of other ranks to the machine that they concern, and carries out Membership's actions.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the machines and the transport throw.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as carrier.h says. Throws: what the machines and the
+// transport throw.
 #pragma once
 
 #include <string>
@@ -26,8 +27,8 @@ class Messenger {
         point_to_point_(point_to_point),
         carrier_(carrier) {}
 
-  // Handles all messages that have arrived, or (host_only) only those of ranks that share a window with this one. Returns true
-  // if there were any.
+  // Handles all messages that have arrived, or (host_only) only those of ranks that share a window with this one; stops if this
+  // rank fails. Returns true if there were any.
   bool receive(bool host_only);
   // For a rank that has failed: handles only what Membership::hear_late handles, and drops all other messages.
   void receive_late();
@@ -38,7 +39,7 @@ class Messenger {
 
  private:
   // Passes the message to its machine. A Verdict concerns Negotiation or PointToPoint. A kind of message that is not named here
-  // concerns Membership.
+  // concerns Membership, and a Goodbye before that Negotiation.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }

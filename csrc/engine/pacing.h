@@ -8,7 +8,7 @@
 
 namespace hvdlite::engine {
 
-// The state after a pass that did nothing.
+// The state after a pass.
 struct Outlook {
   bool moving_data = false;    // operations are in flight
   bool gpu_at_work = false;    // a GPU has work that it has not done

@@ -1,6 +1,6 @@
 // The settings of an engine's parts, made from the transport and the knobs.
-// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; Error(InvalidArgument) for a knob with an unknown value, or
-// with one that this machine cannot satisfy.
+// Thread: the one that makes the engine. Owns: nothing. Blocks: no. Throws: std::bad_alloc; selection_of throws
+// Error(InvalidArgument) for algorithms that check_selection refuses, and for a kernel_isa that this processor lacks.
 #pragma once
 
 #include "base/config.h"

@@ -51,7 +51,7 @@ void check_weights(std::span<const Entry> entries) {
   }
 }
 
-// Checks that a request may be in a prepared group with `first` and the requests whose names are given.
+// Checks that a request may be in a prepared group with `first` and the requests of these names, and adds its name to them.
 void check_member(const Request& request, const Request& first, NamesInFlight& names) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kInvalidArgument, describe(request) + ": " + why);
@@ -89,8 +89,8 @@ void Engine::require_accepting() const {
   }
 }
 
-// Finds or makes the requests of these asks; new ones have to pass the checks. Unnamed operations are never remembered, so they
-// are not looked up: a look-up costs four cache misses.
+// Fills the entries except their completions. Finds or makes the requests; new ones have to pass the checks. Unnamed operations
+// are never remembered, so they are not looked up: a look-up costs several cache misses.
 void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries) {
   std::unique_lock lock(interning_, std::defer_lock);
   ReadyEvents ready(shared_.devices);
@@ -172,7 +172,8 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
     const bool of_two = messages && base::is_point_to_point(view.kind);
     if ((view.kind != kind && !of_two) || view.set != set.id) {
       throw Error(ErrorCode::kInvalidArgument,
-                  "the unnamed operations of one call must be of one kind on one process set");
+                  "the unnamed operations of one call must be of one kind on one process set, or "
+                  "sends and receives there; submit the others in another call");
     }
     std::uint64_t& number = used[static_cast<std::size_t>(view.kind)];
     names[i] = grouped ? label + '_' + std::to_string(i + 1) + "of" + std::to_string(size)

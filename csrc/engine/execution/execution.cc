@@ -16,8 +16,8 @@ using collectives::Preparation;
 
 namespace {
 
-// A prepared operation of at most this size in shared memory is not recorded as started, and adds nothing to the bus bytes,
-// because recording would take longer than the operation itself.
+// A prepared operation of at most this size in shared memory is not recorded as started, because recording would take longer
+// than the operation itself. So it has no moving time, and adds nothing to the bus bytes, which are divided by that time.
 constexpr std::size_t kTinyBytes = 64;
 
 // The payload of an operation in bytes, as nccl-tests count it: of an allgather the whole result, which has `gathered`
@@ -100,7 +100,8 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
-  // A reused set id begins with other tags than its predecessor, whose messages may still be in flight.
+  // A set that reuses an id begins with other tags than the earlier set did. This is a precaution: the earlier set was removed
+  // when all its operations had ended, so none of its messages is in flight.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   if (!share_ledger(*known.host)) return nullptr;

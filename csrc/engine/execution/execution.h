@@ -1,11 +1,11 @@
 // Runs agreed operations: keeps the memory that each process set shares, and the set's operations in order, several of them in
 // flight at once. Also runs the transfers between two ranks.
 // Thread: the holder of the progress token. Owns: what the sets share, and all operations, also retained ones. Blocks: as
-// operation.h says; close() also blocks for a moment. Throws: as operation.h says.
+// device_lane.h and transfers.h say; close() also blocks for a moment. Throws: as operation.h says.
 //
-// Lanes cannot deadlock: on every member that knows a lane, the lane's oldest unfinished operation is in flight, and no lane
-// waits for another. A process set has a lane for host memory and, after its first GPU operation, one for GPU memory
-// (device_lane.h).
+// Lanes cannot deadlock: on every member that knows a lane, the lane's oldest unfinished operation is in flight (or, on GPU
+// memory, waits for the lane's link to come up), and no lane waits for another. A process set has a lane for host memory and,
+// after its first GPU operation, one for GPU memory (device_lane.h).
 //
 // Small operations are prepared (collectives/prepared.h): before the members have agreed, each puts its input where the others
 // will look for it, or into the message that announces it. If all have done so, the operation ends as soon as it is agreed,
@@ -37,7 +37,7 @@ class Execution {
   ~Execution();
 
   // --- process sets ---
-  // Returns the port through which the set's members agree, or null if they share no memory for it.
+  // Returns the port through which the set's members agree in shared memory, or null if they cannot share a ledger.
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions);
   void share_staging(SetId set, const Regions::Grant& regions);
   // Call it when no operation of this set follows.
@@ -61,7 +61,7 @@ class Execution {
     transfers_.take_own(std::move(receive), std::move(send));
   }
 
-  // Starts and advances operations. Returns true if any started or finished.
+  // Starts and advances operations. Returns true if anything happened.
   bool advance();
   bool idle() const;
   bool idle(SetId set) const;

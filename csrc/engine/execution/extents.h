@@ -1,6 +1,7 @@
 // The sizes of an allgather, alltoall or reducescatter on this rank: rows and elements of each peer, and the shape of the
 // result.
-// Thread: pure. Owns: its lists. Blocks: no. Throws: std::bad_alloc.
+// Thread: one at a time; pure, but place() stores memory in the entry's completion. Owns: its lists. Blocks: place(), as
+// OutputCache does. Throws: std::bad_alloc.
 #pragma once
 
 #include <algorithm>

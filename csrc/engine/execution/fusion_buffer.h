@@ -5,7 +5,7 @@
 
 #include <cstddef>
 #include <map>
-#include <memory>
+#include <utility>
 
 namespace hvdlite::engine {
 

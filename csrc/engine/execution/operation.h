@@ -1,10 +1,10 @@
 // One FusedOp that runs, and the regions of the host's window that the members of its process set share. The class depends on
-// where the tensors lie: HostOperation (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation
-// (staged_operation.h).
+// where the tensors lie and how they travel: HostOperation (host_operation.h), NcclOperation (nccl_operation.h),
+// StagedOperation (staged_operation.h).
 // Thread: the holder of the progress token. Owns: SharedRegions owns the channels, and their destruction lets the regions' next
-// users begin; an Operation owns its collective and its buffers. Blocks: only if a GPU's memory is short, while memory is being
-// freed (device/buffers.h). Throws: what Transport, the kernels and the GPU's driver throw. After that the owner must retain
-// the operation, because the transport may still touch its memory.
+// users begin; an Operation owns its collective and its buffers. Blocks: only where a GPU's buffers do (device/buffers.h).
+// Throws: what Transport, the kernels and the GPU's driver throw. After that the owner must retain the operation, because the
+// transport may still touch its memory.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ struct SharingSet : ProcessSet {
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// The limits to operations in flight in a lane. With so many, other operations use the time in which one waits; more would take
-// too much memory.
+// A lane starts an operation only while fewer operations and bytes than these are in flight in it. With so many, other
+// operations use the time in which one waits; more would take too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 

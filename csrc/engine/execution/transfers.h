@@ -39,7 +39,7 @@ class Transfers {
   bool advance();
   bool idle() const { return moving_.empty() && own_.empty() && queued_ == 0; }
   bool idle(SetId set) const;
-  // Have the GPUs done all copies?
+  // Have the GPUs done all copies to tensors?
   bool settled() const { return staging_.settled(); }
   template <typename Visit>
   void for_each(Visit visit) const {

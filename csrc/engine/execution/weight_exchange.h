@@ -20,10 +20,10 @@ class WeightExchange {
                                                  const collectives::Selection& selection);
   // Has start() been called, and not yet take()?
   bool pending() const { return !weights_.empty(); }
-  // Call it when the collective has ended. Returns the reduction of this rank's values: if all weights are equal, the given
-  // plain mean, which can use every algorithm; otherwise a sum with this rank's share of all weights as a factor of its
-  // prescale. If all weights are 0, the result of the sum is 0. Counts the operation in counters.notices if any member has
-  // given notice. rank: this rank's place in the Comm.
+  // Call it when the collective has ended. Returns the reduction of this rank's values: if all weights are equal and not 0, the
+  // given plain mean, which can use every algorithm; otherwise a sum with this rank's share of all weights as a factor of its
+  // prescale (0 if all weights are 0). Counts the operation in counters.notices if any member has given notice. rank: this
+  // rank's place in the Comm.
   collectives::Reduction take(collectives::Reduction mean, int rank, Counters& counters);
   // Valid after take(). True: this rank's weight is 0, so it contributes nothing, even if its values are not finite.
   bool counts_nothing() const { return counts_nothing_; }

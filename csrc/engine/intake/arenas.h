@@ -1,6 +1,7 @@
 // The arenas that requests of this rank may name, and how an arena is made.
 // Thread: any for ArenaDirectory, with one lock that is held for a look-up; one at a time for an ArenaDraft. Owns: the open
-// arenas; an operation in flight keeps a share of its own. Blocks: no. Throws: Error, as each function says.
+// arenas, of which operations in flight keep a share; a draft owns this rank's part. Blocks: no. Throws: Error, as each
+// function says.
 //
 // The engine has no operation that makes an arena: the callers make it together (hvdlite/arenas.py). Each member creates its
 // part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then they tell each other
@@ -45,7 +46,8 @@ class ArenaDraft {
     transport::SharedMemory::Address memory;
   };
 
-  // Creates this rank's part. id: used once in the whole job. index: this rank's place among the `members` members of the set.
+  // Creates this rank's part. id: no draft of another rank has it, and no earlier one of this rank's engine. index: this rank's
+  // place among the `members` members of the set.
   // Throws Error(System) if the machine lacks the memory.
   ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members, int index,
              std::int64_t id, transport::SharedMemory::Kind kind, std::size_t bytes);

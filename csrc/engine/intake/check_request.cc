@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cinttypes>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 
 #include "engine/model/text.h"
@@ -228,7 +226,8 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
                         format_ranks(*set.members) + "); give the rank's number in the whole job");
   }
   if (request.tag < (sends ? 0 : kAny)) {
-    refuse(request, "a tag is 0 or more");
+    refuse(request,
+           sends ? "give a tag of 0 or more" : "give a tag of 0 or more, or -1 for any tag");
   }
 }
 
@@ -238,12 +237,10 @@ void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // other kinds move bytes
   const bool is_complex = request.dtype == DType::kComplex64 || request.dtype == DType::kComplex128;
   const std::size_t unit = base::size_of(request.dtype) / (is_complex ? 2 : 1);
-  const auto address = reinterpret_cast<std::uintptr_t>(memory);
-  if (address % unit == 0) return;
-  char text[32];
-  std::snprintf(text, sizeof(text), "0x%" PRIxPTR, address);
-  refuse(request, "its memory on GPU " + std::to_string(request.device) + " begins at " + text +
-                      ", which is no multiple of the " + std::to_string(unit) +
+  if (reinterpret_cast<std::uintptr_t>(memory) % unit == 0) return;
+  refuse(request, "its memory on GPU " + std::to_string(request.device) + " begins at " +
+                      address_text(memory) + ", which is no multiple of the " +
+                      std::to_string(unit) +
                       " bytes of its numbers, so the GPU cannot reduce it; give a copy of it");
 }
 

@@ -1,6 +1,7 @@
 // Checks a request when it is submitted or prepared. Refuses everything that this rank can refuse without other ranks, before
 // anything is sent.
-// Thread: any. Owns: nothing. Blocks: while the driver opens a GPU and loads its kernels, at the first tensor on that GPU.
+// Thread: any. Owns: nothing. Blocks: while the driver opens a GPU (at its first tensor) or loads its kernels (at its first
+// reduction).
 // Throws: Error(InvalidArgument, Unsupported, System), which names the operation and the reason.
 #pragma once
 
@@ -15,19 +16,19 @@
 
 namespace hvdlite::engine {
 
-// The process set that the view names. Refuses a set of which this rank is no member.
+// The process set that the view names. Refuses a set that does not exist, and one of which this rank is no member.
 SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int rank);
-// Returns the checked request, sealed. Fills in the even splits of an alltoall that gives none, and sorts the ranks of a new
-// set. world: the number of ranks in the job.
+// Returns the checked request, sealed. Fills in the even splits of an alltoall that gives none and the name of a join, and
+// sorts the ranks of a new set. world: the number of ranks in the job.
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices);
-// Returns the arena that the view names, and writes the tensor's offset there into the view. A tensor without bytes lies in no
-// arena: the result is null, and the view then names none.
+// For a view that names an arena: returns the arena, and writes the tensor's offset there into the view. A tensor without bytes
+// lies in no arena: the result is null, and the view then names none.
 std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output);
-// Checks that the memory that this kind of operation needs is given. On a GPU, also checks that it lies there, and that the
-// GPU's kernels can read it.
+// Checks that the memory that this kind of operation needs is given, and no output where only the engine makes it. On a GPU,
+// also checks that the memory lies there, and that the GPU's kernels can read it.
 void check_memory(const Request& request, const void* input, const void* output,
                   device::Devices& devices, KnownAddresses& known);
 

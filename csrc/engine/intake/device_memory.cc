@@ -6,6 +6,12 @@
 
 namespace hvdlite::engine {
 
+std::string address_text(const void* address) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "0x%" PRIxPTR, reinterpret_cast<std::uintptr_t>(address));
+  return text;
+}
+
 void KnownAddresses::check(device::Devices& devices, const Request& request, const void* address) {
   if (address == nullptr) return;
   const std::uint64_t page = reinterpret_cast<std::uintptr_t>(address) >> kPageBits;
@@ -18,11 +24,9 @@ void KnownAddresses::check(device::Devices& devices, const Request& request, con
     known.store(word, std::memory_order_relaxed);
     return;
   }
-  char text[32];
-  std::snprintf(text, sizeof(text), "0x%" PRIxPTR, reinterpret_cast<std::uintptr_t>(address));
   throw base::Error(
       base::ErrorCode::kInvalidArgument,
-      describe(request) + ": its memory at " + text + " is not on GPU " +
+      describe(request) + ": its memory at " + address_text(address) + " is not on GPU " +
           std::to_string(request.device) + " but " +
           (gpu < 0 ? std::string("in host memory") : "on GPU " + std::to_string(gpu)) +
           "; give the device that the tensor is on");

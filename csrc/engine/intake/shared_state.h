@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -39,7 +38,7 @@ class EventCount {
       base::futex_wake_all(value_, base::FutexScope::kProcess);
     }
   }
-  // Sleeps while the number is `seen`, at most for `limit`; may return early for no reason.
+  // Sleeps while the number is `seen`, at most for `limit`; may return earlier.
   void wait(std::uint32_t seen, base::microseconds limit) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     base::futex_wait(value_, seen, limit, base::FutexScope::kProcess);
@@ -95,6 +94,7 @@ class WaitRegistry {
     std::weak_ptr<int> life;  // expires with the thread
     bool stays = true;        // does it count after its wait?
     CompletionPtr waits_for;
+    // From then on an interrupted wait counts as ended.
     base::Clock::time_point until = base::Clock::time_point::max();
   };
   const base::TimeSource time_;
@@ -156,9 +156,9 @@ struct SharedState {
     usage.reached(entries, stage);
   }
 
-  // Ends these operations: they have succeeded, or failed with this status. It marks their completions done, so the completions
-  // must already hold the results. An entry without a request belongs to no caller of this rank. For the holder of the progress
-  // token.
+  // Ends these operations: they have succeeded, or failed with this status. It frees their names and marks their completions
+  // done, so the completions must already hold the results. An entry without a request belongs to no caller of this rank. For
+  // the holder of the progress token.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   const base::Config config;
@@ -174,7 +174,7 @@ struct SharedState {
   WaitRegistry waits;
   Watchdog watchdog;
   StallExemption stall_exemption;
-  std::atomic<std::int64_t> watched{0};  // operations in flight whose end runs a callback
+  std::atomic<std::int64_t> watched{0};  // operations in flight whose submission has a callback
   SetDirectory sets;
   Numbering numbering;
   // Shared with the ArenaDrafts, which may outlive the engine.

@@ -39,9 +39,9 @@ class NamesInFlight {
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait so that later ones can join them: `since_first` after the first entry was pushed. If entries
-// have a callback, a framework probably waits until they have ended. Then all queued entries wait at most `since_last` after
-// the last entry with a callback.
+// How long queued entries wait so that later ones can join them: at most `since_first` after the first entry was pushed. If
+// entries have a callback, a framework probably waits until they have ended. Then all queued entries also wait at most
+// `since_last` after the last entry with a callback.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};

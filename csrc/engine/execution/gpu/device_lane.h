@@ -1,7 +1,7 @@
 // The GPU operations of one process set: their order, the link that moves their data, and the work that the GPU has not done
 // yet.
-// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: as operation.h and device_link.h say.
-// Throws: as operation.h says, with the operation's name in front; the owner then abandons the lane.
+// Thread: the holder of the progress token. Owns: the link, the operations. Blocks: as device_operation.h and device_link.h
+// say. Throws: as operation.h says, with the operation's name in front; the owner then abandons the lane.
 //
 // Operations start in their order. While NCCL's host side still works on an operation's calls, no later operation starts
 // (nccl_operation.h says why). A staged operation begins to move data in shared host memory when all earlier staged ones have
@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "engine/execution/gpu/device_link.h"

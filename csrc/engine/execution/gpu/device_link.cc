@@ -4,7 +4,6 @@
 
 namespace hvdlite::engine {
 
-using base::Clock;
 using base::Error;
 using base::LogLevel;
 

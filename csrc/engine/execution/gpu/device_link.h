@@ -8,6 +8,7 @@
 // all. The link comes up by messages under tags of its own, while other operations continue:
 //
 //   all       exchange cards: is there a GPU, which GPU and NCCL, which knobs              -> all choose the same route
+// and if that is NCCL:
 //   member 0  NCCL's unique id, or why there is none                                       -> all
 //   all       ncclCommInitRankConfig without blocking; each polls its own communicator
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all

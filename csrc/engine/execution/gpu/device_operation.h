@@ -1,6 +1,7 @@
 // The common part of operations on GPU memory: each input is ready at an event, tensors may lie on other GPUs than the set's
 // home GPU, and the end of the work is an event.
-// Thread, Blocks, Throws: as operation.h says. Owns: its buffers, until the event after which they are free.
+// Thread, Throws: as operation.h says. Owns: its buffers, until the event after which they are free. Blocks: as operation.h
+// says, and while the home GPU's kernels are loaded, if no submission to that GPU has done it.
 //
 // An operation is finished when its last work is enqueued on the GPU (it is then handed over). Its event says when the GPU has
 // done the work. Until then the lane keeps the event, and the next operations start without waiting for it.
@@ -65,8 +66,8 @@ class DeviceOperation : public Operation {
   // Memory of the home GPU for work in `stream`, and page-locked memory of the host. Both are free after the operation's event.
   void* device_memory(std::size_t bytes, device::cuda::Stream stream);
   void* pinned_memory(std::size_t bytes);
-  // The last step, called when the results are complete after all work that `stream` has now: copies outputs to other GPUs, and
-  // records the operation's event.
+  // The last step. Call it when `stream` has all the work that makes the results. Copies outputs to other GPUs, and records the
+  // operation's event.
   void hand_over(device::cuda::Stream stream);
   // Orders a stream after the inputs' events and gather()'s copies.
   void order_inputs(device::cuda::Stream stream) const;

@@ -1,6 +1,6 @@
 // Chooses the route of a process set's GPU operations: what each member reports about itself, and the choice that all members
 // make from the reports.
-// Thread: pure. Owns: nothing. Blocks: no. Throws: nothing.
+// Thread: pure. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <array>

@@ -6,9 +6,9 @@
 //   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
 //   receive   the message arrives in page-locked memory -> copy to the tensor when it is ready, record the completion's event
 //
-// A send enqueues its copy only when the tensor is ready. So no copy waits in the stream of the sends, and a message waits only
-// for tensors of earlier messages to the same rank. A receive ends when its copy is enqueued, as all operations on GPU memory
-// do.
+// A send enqueues its copy only when the tensor is ready. So no copy in the stream of the sends waits for a tensor, and a
+// message waits only for tensors of earlier messages to the same rank. A receive ends when its copy is enqueued, as all
+// operations on GPU memory do.
 #pragma once
 
 #include <deque>

@@ -60,7 +60,7 @@ void NcclOperation::start() {
       reducescatter();
       break;
     default:
-      HVD_CHECK(false);  // no other kind comes to a lane
+      HVD_CHECK(false);  // no other kind comes to a lane of GPU memory
   }
 }
 

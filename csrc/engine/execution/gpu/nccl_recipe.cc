@@ -85,7 +85,7 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   const bool average = request.op == ReduceOp::kAverage;
   const bool sums = average || request.op == ReduceOp::kSum;
   if (request.op == ReduceOp::kAdasum) return std::nullopt;
-  // NCCL has no 16-bit integers, and sums that wrap at 32 bits would differ from hvdlite's.
+  // NCCL has no 16-bit integers. Sums in wider integers would be clamped when they are unpacked; hvdlite's sums wrap.
   if (base::size_of(request.dtype) == 2 && !floats) return std::nullopt;
   Recipe recipe;
   const DType dtype = request.dtype == DType::kBool ? DType::kUInt8 : request.dtype;

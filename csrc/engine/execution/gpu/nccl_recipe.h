@@ -1,7 +1,7 @@
 // How NCCL carries out a reduction: its type and operator, and the conversions before and after.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: no.
 //
-//   tensors ── pack: cast to the wire dtype, factor ──► buffer ── ncclAllReduce ──► buffer
+//   tensors ── pack: cast to the wire dtype, factor ──► buffer ── NCCL reduces ──► buffer
 //   buffer ── unpack: factor, divisor, cast ──► tensors
 //
 // All members derive the same recipe from their agreement. If nothing has to be converted, one rank may pack while another
@@ -29,8 +29,7 @@ struct Recipe {
 };
 
 // The recipe of an allreduce or reducescatter among `ranks` members; an Average divides by `divisor`. It adds an Average of
-// integers of up to 32 bits in 64 bits, as on the host. Empty if NCCL cannot give the result of hvdlite's kernels: for 16-bit
-// integers and Adasum.
+// 8-bit and 32-bit integers in 64 bits, as on the host. Empty for 16-bit integers and Adasum, which NCCL does not have.
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums);
 

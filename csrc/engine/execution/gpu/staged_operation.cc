@@ -109,7 +109,7 @@ void StagedOperation::fetch() {
       }
       break;
     default:
-      HVD_CHECK(false);  // no other kind comes to a lane
+      HVD_CHECK(false);  // no other kind comes to a lane of GPU memory
   }
 }
 

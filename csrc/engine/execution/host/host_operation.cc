@@ -8,7 +8,6 @@
 namespace hvdlite::engine {
 
 using base::OpKind;
-using base::ReduceOp;
 
 namespace {
 

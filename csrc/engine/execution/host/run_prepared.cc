@@ -30,7 +30,7 @@ Extents extents_of(const RequestPtr& request, const ProcessSet& set) {
   return {{{{request, members}}, sizes_of_equal(*request, members)}, set.index, members};
 }
 
-// The kinds with rows: the result has other extents than the input.
+// The kinds that work on rows (Extents).
 void run_with_rows(const collectives::PreparedInputs& inputs, const ProcessSet& set,
                    const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
   const Request& request = *entry.request;
