@@ -37,7 +37,7 @@ class Knob:
         name: the Python name; the variable is ``HVDLITE_`` and this in capitals.
         kind: ``bytes``, ``int``, ``float``, ``bool``, ``str`` or ``choice``.
         default: the value if no variable sets it.
-        doc: one sentence.
+        doc: its meaning, for docs/knobs.md and the help of ``hvdlite run``.
         unit: the unit of a number; empty for counts.
         low: smallest value allowed, or None.
         choices: the values of a ``choice``.
@@ -140,7 +140,8 @@ def _algorithm(collective: str, names: str) -> Knob:
         f"{collective}_algorithm",
         "choice",
         "auto",
-        f"Forces one algorithm for every {collective}; auto chooses by the hosts of the ranks{sized}.",
+        f"Forces one algorithm for every {collective}; auto chooses by the hosts of the ranks{sized}. If a process set cannot "
+        "run the forced algorithm, its operation fails, and with it the job.",
         choices=("auto", *names.split()),
     )
 
@@ -158,7 +159,7 @@ KNOBS: tuple[Knob, ...] = (
         "cycle_time",
         "float",
         0.2,
-        "The longest extra time the engine spends gathering more tensors before it sends a batch.",
+        "While no caller waits, the longest time for which the engine gathers tensors before it announces them together.",
         unit="milliseconds",
         low=0,
         horovod="HOROVOD_CYCLE_TIME",
@@ -177,8 +178,8 @@ KNOBS: tuple[Knob, ...] = (
         "ledger_copies",
         "int",
         16,
-        "Ranks of a process set that share no memory agree without the coordinator, each with a copy of the set's ledger, if "
-        "they are no more than this (at most 32); 0: never.",
+        "If a process set has ranks that share no memory, and at most this many ranks (32 at most), each rank keeps a copy of "
+        "the set's ledger, and they agree without a coordinator; 0: never.",
         low=0,
     ),
     Knob("segment_bytes", "bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", low=1),
@@ -186,9 +187,10 @@ KNOBS: tuple[Knob, ...] = (
         "recursive_doubling_max_bytes",
         "bytes",
         512 << 10,
-        "Up to this size auto takes the algorithm with low latency (recursive doubling for 2 ranks; direct for 3 to 16 ranks, "
-        "and for reducescatter), above it the ring. Up to half of it data travel with the announcements of up to 16 ranks. Up "
-        "to an eighth of it more than 16 ranks take recursive doubling.",
+        "Where ranks only send messages, auto takes up to this size the algorithm with low latency (recursive doubling for 2 "
+        "ranks; direct for 3 to 16 ranks, and for reducescatter), and above it the ring (with HVDLITE_DETERMINISTIC direct). "
+        "Up to half of it data travel with the announcements of up to 16 ranks. Up to an eighth of it more than 16 ranks take "
+        "recursive doubling.",
         low=0,
     ),
     Knob(
@@ -236,7 +238,7 @@ KNOBS: tuple[Knob, ...] = (
         "deadlock_timeout",
         "float",
         1.0,
-        "How long all ranks may wait for each other's different tensors before they all fail; 0 never checks.",
+        "How long ranks may wait for each other's different operations before these fail; 0 never checks.",
         unit="seconds",
         low=0,
     ),
@@ -276,7 +278,8 @@ KNOBS: tuple[Knob, ...] = (
         "failure_linger",
         "float",
         1.5,
-        "The longest time for which a failing rank waits until its peers know the cause.",
+        "The longest time for which a failing rank waits until its peers know the cause; and for which shutdown() waits while "
+        "no data of operations in flight move.",
         unit="seconds",
         low=0,
     ),
@@ -292,7 +295,7 @@ KNOBS: tuple[Knob, ...] = (
         "elastic_min_ranks",
         "int",
         1,
-        "Elastic training ends with an error when fewer ranks than these are left.",
+        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes.",
         low=1,
         native=False,
     ),
@@ -351,7 +354,8 @@ KNOBS: tuple[Knob, ...] = (
         "bool",
         True,
         "Results of allreduces from 1 MiB up to where HVDLITE_STREAMING_BYTES begins lie in memory that all ranks of the host "
-        "map, so that each rank stores what it has reduced directly into the results of the others.",
+        "map, so that each rank stores what it has reduced directly into the results of the others. This needs memfds, and "
+        "HVDLITE_OUTPUT_CACHE_BYTES above 0.",
     ),
     Knob(
         "gpu_route",
@@ -498,7 +502,8 @@ KNOBS: tuple[Knob, ...] = (
         "timeline_max_bytes",
         "bytes",
         64 << 20,
-        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped.",
+        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped. The samples of the main "
+        "thread's stack take up to an eighth of it in addition.",
         low=4096,
         must_agree=False,
         native=False,
@@ -610,7 +615,7 @@ KNOBS: tuple[Knob, ...] = (
         "bucket_bytes",
         "bytes",
         25 << 20,
-        "The size of a fused gradient bucket of torch's DistributedOptimizer.",
+        "The largest size of a gradient bucket of torch's DistributedOptimizer; a larger gradient has a bucket of its own.",
         low=1,
         native=False,
     ),
@@ -618,7 +623,7 @@ KNOBS: tuple[Knob, ...] = (
         "first_bucket_bytes",
         "bytes",
         1 << 20,
-        "The size of the first gradient bucket, small so that communication starts early in backward.",
+        "The same for the first bucket, which is small so that communication starts early in backward.",
         low=1,
         native=False,
     ),
@@ -708,7 +713,7 @@ def to_markdown() -> str:
         "Rank 0 logs one warning that lists those it finds, together with any `HOROVOD_*` that Horovod does not know either.",
         "hvdlite ignores such a variable without a warning if it is 0 or empty, or asks for what hvdlite does in any case "
         f"({', '.join(f'`{name}={value}`' for name, value in AS_IT_IS.items())}).",
-        "hvdlite does not read variables for Horovod's build and those that its launcher sets: "
+        "There is no warning about variables for Horovod's build and those that its launcher sets: "
         f"{', '.join(f'`{pattern}`' for pattern in NOT_ASKING)}.",
         "",
         "| variable | why |",

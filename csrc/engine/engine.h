@@ -163,6 +163,7 @@ class Engine {
   void submit_group(const Submission& what, Launch launching);
   void launch(std::span<Entry> entries, Launch launching);
   void enqueue(std::span<Entry> entries, bool wake);
+  bool push(std::span<Entry> entries);
   bool pass_at_once(bool whole);
   // Has any operation been submitted that has not ended?
   bool has_work() const {

@@ -269,7 +269,7 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
   }
 }
 
-// Puts the entries into the queue. If it throws, none is there.
+// Puts the entries into the queue. If it throws, none is there, and all count as failed.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
   // A thread that gave a callback may never wait for the operation, and a thread of a pool may never call again. So the
@@ -282,11 +282,25 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   const bool whole = std::ranges::all_of(entries, [](const Entry& entry) {
     return !entry.request->on_gpu() && entry.request->bytes() <= kWholeBytes;
   });
-  const bool was_empty = shared_.queue.push(entries);
+  const bool was_empty = push(entries);
   shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
   if (!wake || !was_empty || (alone && pass_at_once(whole))) return;
   transport_->ring(transport_->rank());
   kick_.bump();
+}
+
+// Returns true if the queue was empty.
+bool Engine::push(std::span<Entry> entries) {
+  try {
+    return shared_.queue.push(entries);
+  } catch (...) {
+    // The flight recorder and the timeline know the entries already.
+    for (const Entry& entry : entries) {
+      shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kFailed);
+    }
+    if (shared_.tracing) shared_.timeline.reached(entries, FlightRecorder::Stage::kFailed);
+    throw;
+  }
 }
 
 // Makes a pass in the calling thread, for point-to-point entries that were just submitted while nothing else was in flight. A

@@ -43,6 +43,10 @@ BlockedReport SystemFacts::blocked() {
   if (!report.blocked) return report;
   auto awaited = seen.value_or(std::vector<CompletionPtr>());
   std::erase_if(awaited, [](const CompletionPtr& each) { return each->watcher != nullptr; });
+  // Several threads may wait for one operation.
+  std::ranges::sort(awaited);
+  const auto repeated = std::ranges::unique(awaited);
+  awaited.erase(repeated.begin(), repeated.end());
   const auto is_awaited = [&](const CompletionPtr& completion) {
     return completion->watcher != nullptr ||
            std::find(awaited.begin(), awaited.end(), completion) != awaited.end();

@@ -220,13 +220,15 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
                             unexplained_.insert(asked.record).second)) {
       continue;
     }
-    auto same = std::ranges::find(groups, missing, &StalledOperations::missing);
-    if (same == groups.end())
-      same = groups.insert(groups.end(), StalledOperations{missing, {}, 0, 0});
+    const Reason reason{missing, missing.empty() && asked.under_way};
+    auto same = std::ranges::find(groups, reason, &StalledOperations::reason);
+    if (same == groups.end()) {
+      same = groups.insert(groups.end(), StalledOperations{reason, {}, 0, 0});
+    }
     same->operations.push_back(&asked);
     same->age = std::max(same->age, still->age);
   }
-  if (!groups.empty()) groups[0].more = question.all - question.operations.size();
+  if (groups.size() == 1) groups[0].more = question.unasked();
   next_[question.last ? 1 : 0] = now + from_seconds(pause);
   return groups;
 }
@@ -242,7 +244,7 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const 
       verdict += (verdict.empty() ? "" : "; ") + tell(each, question, names);
       continue;
     }
-    auto told = std::ranges::find(episodes_, each.missing, &Episode::missing);
+    auto told = std::ranges::find(episodes_, each.reason, &Episode::reason);
     if (told == episodes_.end()) {
       std::string ending;
       if (limits_.give_up > 0) {
@@ -251,13 +253,19 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const 
       }
       actions.warnings.push_back("stall: " + tell(each, question, names) + ending);
       told = episodes_.insert(episodes_.end(),
-                              {each.missing, {}, list(each), now - from_seconds(each.age)});
+                              {each.reason, {}, list(each), now - from_seconds(each.age)});
     }
     for (const PendingOperation* asked : each.operations) told->records.insert(asked->record);
   }
+  std::string rest;
+  if (groups.size() > 1 && question.unasked() > 0) {
+    rest = "; " + std::to_string(question.unasked()) + " more operations have waited, too";
+  }
+  if (!actions.warnings.empty()) actions.warnings.back() += rest;
   if (verdict.empty()) return;
   actions.verdict = "gave up after " + in_seconds(limits_.give_up) +
-                    " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS): " + shortened(verdict, kMostText);
+                    " (HVDLITE_STALL_SHUTDOWN_TIME_SECONDS): " + shortened(verdict, kMostText) +
+                    rest;
 }
 
 std::string StallInspector::list(const StalledOperations& group) {
@@ -275,18 +283,18 @@ std::string StallInspector::tell(const StalledOperations& group, const Question&
                                  const Names& names) {
   const bool many = group.operations.size() > 1;
   std::string text = list(group) + (many ? " have" : " has") + " waited " + in_seconds(group.age);
-  if (group.missing.empty()) {
-    // The oldest operation of the group decides for all.
-    return text + (group.operations[0]->under_way
+  const std::vector<int>& missing = group.reason.missing;
+  if (missing.empty()) {
+    return text + (group.reason.under_way
                        ? ": under way on all ranks, but no data move"
                        : ", though no rank lacks " + std::string(many ? "them" : "it"));
   }
-  const std::size_t named = std::min(group.missing.size(), kRanksNamed);
+  const std::size_t named = std::min(missing.size(), kRanksNamed);
   for (std::size_t i = 0; i < named; ++i) {
-    text += (i > 0 ? ", and for " : " for ") + where_is(group.missing[i], many, question, names);
+    text += (i > 0 ? ", and for " : " for ") + where_is(missing[i], many, question, names);
   }
-  if (named < group.missing.size()) {
-    text += ", and for " + std::to_string(group.missing.size() - named) + " more ranks";
+  if (named < missing.size()) {
+    text += ", and for " + std::to_string(missing.size() - named) + " more ranks";
   }
   return text;
 }
@@ -319,8 +327,8 @@ void StallInspector::add_to(base::Hasher& hasher) const {
   for (const Time time : next_) add_time(hasher, time);
   hasher.add(episodes_.size());
   for (const Episode& episode : episodes_) {
-    add_ranks(hasher, episode.missing);
-    hasher.add(episode.records.size());
+    add_ranks(hasher, episode.reason.missing);
+    hasher.add_pair(episode.reason.under_way ? 1 : 0, static_cast<int>(episode.records.size()));
     for (const std::uint64_t record : episode.records) hasher.add(record);
     hasher.add_text(episode.text);
     add_time(hasher, episode.since);

@@ -105,18 +105,26 @@ class StallInspector {
     std::vector<PendingOperation> operations;
     std::map<int, std::optional<StallReply>> answers;  // by rank; nothing: no answer yet
     bool moving = false;  // had data moved within half of the limit before the question?
+    // The number of operations that are old enough, but are not in the question.
+    std::size_t unasked() const { return all - operations.size(); }
   };
-  // Stalled operations that wait for the same ranks.
-  struct StalledOperations {
+  // Why operations do not end: they wait for ranks; or for none, and then they are under way or not.
+  struct Reason {
     std::vector<int> missing;
+    bool under_way = false;
+    bool operator==(const Reason&) const = default;
+  };
+  // Stalled operations with the same reason.
+  struct StalledOperations {
+    Reason reason;
     std::vector<const PendingOperation*> operations;  // in the order of submission
     double age = 0;                                   // of the oldest
-    // Operations that the question did not name. Only the first group has them, as if they waited for the same ranks.
+    // Operations that the question did not name. They are taken for ones with the same reason if there is only one group.
     std::size_t more = 0;
   };
   // A stall that this rank has written to the log.
   struct Episode {
-    std::vector<int> missing;
+    Reason reason;
     std::set<std::uint64_t> records;
     std::string text;  // names its operations
     Time since;        // the submission of its oldest operation

@@ -15,6 +15,13 @@ namespace {
   throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
 }
 
+// Of a step that is made later than its message has come, perhaps when another member's message comes.
+[[noreturn]] void wrong(int member, const SetId& set, const char* what) {
+  throw base::Error(base::ErrorCode::kInternal, "member " + std::to_string(member) +
+                                                    " of process set " + std::to_string(set.id) +
+                                                    " " + what);
+}
+
 LedgerSteps::Step announcement_of(const Agreement::Unit& unit) {
   return {.kind = LedgerSteps::Kind::kAnnounce,
           .absent = unit.absent,
@@ -241,14 +248,14 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
 void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::Step& step,
                                 std::uint64_t arrival) {
   if (has_left_ || is_void(step.key, message.exceptions)) return;
-  if (!open_) wrong("announces an operation in a closed ledger");
+  if (!open_) wrong(member, set_, "announces an operation in a closed ledger");
   const auto [found, is_new] = cells_.try_emplace(step.key);
   AnnouncedUnit& cell = found->second;
   if (is_new) cell.content = step.content;
   if (!cell.diverted && cell.content != step.content) cell.diverted = true;
   if (cell.diverted) return except(Kind::kDiverted, step.key, member);
   const std::uint32_t bit = std::uint32_t{1} << member;
-  if ((cell.announced & bit) != 0) wrong("announces an operation twice");
+  if ((cell.announced & bit) != 0) wrong(member, set_, "announces an operation twice");
   cell.announced |= bit;
   if (!step.absent) ++cell.contributors;
   cell.prepared = cell.prepared && step.prepared;

@@ -28,6 +28,8 @@ void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles
   {
     const std::lock_guard lock(mutex_);
     stopping_ = false;
+    // A wait that began before the last stop may have ended after it.
+    queue_.clear();
     dropped_ = 0;
   }
   cycles_.store(cycles, std::memory_order_relaxed);

@@ -286,7 +286,7 @@ TEST(a_member_that_announces_twice_is_refused) {
   } catch (const base::Error& error) {
     why = error.what();
   }
-  EXPECT_HAS(why, "twice");
+  EXPECT_HAS(why, "member 1 of process set 0 announces an operation twice");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,8 @@ struct Rank {
       std::vector<Stalled> stalled;
       for (const auto& [record, request] : requests) {
         const double age = inspector.age(record, time);
-        if (age >= inspector.least_age() / 2) stalled.push_back({record, &request, under_way, age});
+        const bool agreed = under_way || agreed_too.contains(request.name);
+        if (age >= inspector.least_age() / 2) stalled.push_back({record, &request, agreed, age});
       }
       auto actions = inspector.look(time, stalled, roster,
                                     [](int each) { return each == 3 ? "it is stopped" : ""; });
@@ -84,7 +86,8 @@ struct Rank {
     };
   }
 
-  bool under_way = false;
+  bool under_way = false;            // all operations
+  std::set<std::string> agreed_too;  // names of operations that are under way in any case
   double now = 0;
   std::uint64_t newest = 0, activity = 1;
   std::map<std::uint64_t, Request> requests;
@@ -150,6 +153,20 @@ TEST(those_that_wait_for_other_ranks_are_another_line) {
   EXPECT(has(rank.warnings[1], "'b'") && has(rank.warnings[1], "for rank 2"));
 }
 
+TEST(what_no_question_named_is_said_to_wait_for_no_rank) {
+  Rank rank(0);
+  rank.answer = [&](int each, const Inquiry& question) {
+    StallReply answer{.number = question.number, .since_exemption = 1e18};
+    if (each == 1) answer.lacks = {0};
+    if (each == 2) answer.lacks = {1};
+    rank.inspector.hear(each, answer);
+  };
+  for (std::size_t i = 0; i < Inquiry::kMost + 6; ++i) rank.submit("t" + std::to_string(i));
+  rank.at(15);
+  EXPECT(rank.warnings.size() == 2 && !has(rank.warnings[0], "more operations"));
+  EXPECT(has(rank.warnings[1], "; 6 more operations have waited, too"));
+}
+
 TEST(its_end_is_one_line) {
   Rank rank(0);
   rank.lacking({1});
@@ -201,6 +218,18 @@ TEST(under_way_it_matters_whether_data_move) {
   rank.at(450);
   EXPECT(rank.warnings.size() == 1 && has(rank.warnings[0], "no data move"));
   EXPECT(has(rank.verdict, "no data move"));
+}
+
+TEST(what_lacks_no_rank_is_told_apart_from_what_is_under_way) {
+  Rank rank(0);
+  rank.agreed_too = {"b"};
+  rank.lacking({});
+  rank.submit("a");
+  rank.submit("b");
+  rank.at(60);
+  EXPECT(rank.warnings.size() == 2);
+  EXPECT(has(rank.warnings[0], "'a'") && has(rank.warnings[0], "though no rank lacks it"));
+  EXPECT(has(rank.warnings[1], "'b'") && has(rank.warnings[1], "no data move"));
 }
 
 TEST(in_the_end_it_gives_up) {
