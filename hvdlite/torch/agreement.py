@@ -92,8 +92,8 @@ class AgreedGradients:
 
     Attributes:
         sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place.
-        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. Only parameters
-            that accept gradients of any dtype are here, if some rank has an unreduced gradient.
+        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. It has only
+            parameters that accept gradients of any dtype, if some rank has an unreduced gradient.
         kept: do all ranks keep their gradients from step to step?
         unchecked: has some rank not compared its parameters with those of the others?
     """

@@ -1,9 +1,9 @@
 """Gradients that lie in an arena: a large gradient that is reduced in place has a place there, at the same offset on all ranks.
 
 If the gradient of a parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's
-parts. (Weights that differ, and codecs between ranks, need a copy.) If it lies elsewhere on some rank, it is reduced like any other tensor, and
-no rank needs a message about it. So between backward passes a program may assign any tensor to ``.grad``; at worst the reduction
-is slower.
+parts. (Weights that differ, and codecs between ranks, need a copy.) If it lies elsewhere on some rank, it is reduced like any
+other tensor, and no rank needs a message about it. So between backward passes a program may assign any tensor to ``.grad``; at
+worst the reduction is slower.
 
 Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor to its place, once, and makes
 ``.grad`` the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to

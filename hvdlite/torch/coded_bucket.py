@@ -100,7 +100,7 @@ class CodedBucket:
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        # The codec's generator. None at its end, and while it computes after a round: if Ctrl-C interrupts it, it cannot continue.
+        # The codec's generator. None after its end, and while it computes after a round: after Ctrl-C it cannot continue.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
         self._reduced: list[Handle] = []  # the operations of the current round
         self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
