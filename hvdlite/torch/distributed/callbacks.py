@@ -31,7 +31,7 @@ class Place:
     """
 
     def __init__(self, group: str, path: str = "") -> None:
-        self.lock = threading.Lock()  # held from `next` until the engine has accepted the collective
+        self.lock = threading.Lock()  # for the counts; held from `next` until the engine has accepted the collective
         self._group = group
         self._path = path
         self._counts: dict[str, int] = {}  # the number of collectives, by group
@@ -47,7 +47,7 @@ class Place:
     def use(self, group: str) -> None:
         """Marks the number of `next` as used. Call it with the lock.
 
-        Do not call it if the collective was refused: on the other ranks, the next collective has this number.
+        Do not call it if the engine refused the collective: the program may call it again, and needs the same number then.
         """
         self._counts[group] = self._counts.get(group, 0) + 1
 

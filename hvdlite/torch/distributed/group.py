@@ -47,7 +47,7 @@ _OPS = (
 _BITWISE = ((ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor))
 
 
-# How many groups with these ranks were made since hvdlite.init(). All members make their groups in the same order.
+# How many groups with these ranks were made since hvdlite.init(); the same on all members, which make groups in the same order.
 _generations: Counter[tuple[int, ...]] = Counter()
 
 
@@ -110,7 +110,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # --- methods that torch requires of every group -----------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The backend."""
+        """The name of the backend."""
         return "hvdlite"
 
     name = getBackendName
@@ -238,8 +238,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         for output, source in zip(outputs, inputs, strict=True):
             if source.numel() != output.numel() * self._size:
                 raise InvalidArgumentError(
-                    f"{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs of "
-                    f"{output.numel()} elements take {output.numel() * self._size}"
+                    f"torch.distributed.{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs "
+                    f"of {output.numel()} elements take {output.numel() * self._size}"
                 )
             rows.append(source.detach().reshape(self._size, output.numel()))
 
@@ -307,8 +307,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         for output, source in zip(outputs, inputs, strict=True):
             if output.numel() != source.numel() * self._size:
                 raise InvalidArgumentError(
-                    f"all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} ranks send "
-                    f"{source.numel()} each"
+                    f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} "
+                    f"ranks send {source.numel()} each"
                 )
         rooms = [
             output if takes_result(output, source, self._place * source.numel()) else None
@@ -392,19 +392,21 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         rows = list(sizes) if sizes else [len(tensor) // self._size] * self._size
         if len(rows) != self._size or sum(rows) != len(tensor):
             raise InvalidArgumentError(
-                f"all_to_all_single: the {which} has {len(tensor)} rows, but the split sizes {rows} do not divide them among "
-                f"{self._size} ranks; pass one number of rows for each rank"
+                f"torch.distributed.all_to_all_single: the {which} has {len(tensor)} rows, but the split sizes {rows} do not "
+                f"divide them among {self._size} ranks; pass one number of rows for each rank"
             )
         return rows
 
     def _exchange(self, label: str, flat: Tensor, splits: list[int], outputs: list[Tensor], opts: Any) -> HvdliteWork:
+        """Sends each rank as many elements of `flat` as `splits` says, and stores received ones in the outputs, in order."""
         expected = [part.numel() for part in outputs]
 
         def finish(result: tuple[Tensor, Tensor]) -> None:
             received, sizes = result
             if len(expected) == self._size and sizes.tolist() != expected:
                 raise InvalidArgumentError(
-                    f"{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have {expected}"
+                    f"torch.distributed.{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have "
+                    f"{expected}"
                 )
             split_into(label, received, outputs)
 

@@ -32,10 +32,10 @@ _Future = torch.futures.Future[Any]
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
-# The value that torch passes for the timeout of the group.
+# The argument of `wait` that means the timeout of the group, as in torch.
 _NO_TIMEOUT = timedelta(0)
 
-# How often a thread that waits checks whether its group was aborted.
+# After each such time a thread that waits checks whether its group was aborted.
 _LOOK_SECONDS = 0.1
 
 
