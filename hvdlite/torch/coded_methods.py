@@ -151,7 +151,7 @@ def _share(process_set: Any, last: int) -> None:
 
 
 class CodedMethods(_Optimizer):
-    """The methods that an optimizer has, before those of other wrapped optimizers, if its compression keeps state."""
+    """Methods of an optimizer whose compression keeps state. Some of them replace methods of other wrapped optimizers."""
 
     _hvdlite: Any
 
@@ -221,17 +221,17 @@ class CodedMethods(_Optimizer):
 
 
 def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
-    """A hook before every step: if ``loss_scale`` is not set, it refuses steps that a ``GradScaler`` takes.
+    """A hook before every step: if ``loss_scale`` is not set, it refuses steps that an enabled ``GradScaler`` takes.
 
     Raises:
-        UnsupportedError: a ``GradScaler`` takes this step, and ``loss_scale`` is None.
+        UnsupportedError: an enabled ``GradScaler`` takes this step, and ``loss_scale`` is None.
     """
     if optimizer._hvdlite.reducer is None or optimizer.loss_scale is not None:
         return
     steps = _steps_of_scalers()
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in steps:
+        if frame.f_code in steps and frame.f_locals["self"].is_enabled():
             raise UnsupportedError(
                 f"a GradScaler scales the loss, and compression "
                 f"{describe_compression(optimizer._hvdlite.settings.compression)} adds the errors of gradients to later ones, "

@@ -361,7 +361,7 @@ class SparseBucket:
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for both results. If Ctrl-C came before the submission, there is no work to wait for."""
+        """Waits for both results. If Ctrl-C came before the submission, there is nothing to wait for."""
         if launched.works and not launched.outcomes:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.works

@@ -38,7 +38,10 @@ class Place:
         self._callbacks = 0  # the number of callbacks of the future: see `callback`
 
     def next(self, group: str) -> str:
-        """Returns the number of the group's next collective. It stays the same until `use` is called. Call it with the lock."""
+        """Returns the number of the group's next collective. It stays the same until `use` is called. Call it with the lock.
+
+        In a callback it begins with the callback's path, and before that with the future's group, if that is another one.
+        """
         number = str(self._counts.get(group, 0) + 1)
         if not self._path:
             return number

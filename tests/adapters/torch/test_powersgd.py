@@ -188,6 +188,8 @@ def test_a_grad_scaler(hvd):
     with pytest.raises(UnsupportedError, match=r"GradScaler scales the loss.*set optimizer.loss_scale = scaler"):
         scaler.step(optimizer)
     scaler.update()
+    torch.amp.GradScaler("cpu", enabled=False).step(optimizer)  # it scales nothing
+    optimizer.zero_grad()
     optimizer.loss_scale = scaler
     assert optimizer.loss_scale is scaler
     for step in range(4):
