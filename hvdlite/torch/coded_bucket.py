@@ -80,7 +80,7 @@ def scale_of(loss_scale: Any) -> float:
 
 
 class CodedBucket:
-    """Dense gradients in host memory that a `BucketCodec` reduces. Only one launch is in flight at a time."""
+    """Dense gradients in host memory that a `BucketCodec` reduces. Rounds of only one launch are in flight at a time."""
 
     device = CPU
 
@@ -225,7 +225,7 @@ class CodedBucket:
             self._send(tensors)
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """The outcome is the reduced gradient; None if no rank had one."""
+        """The outcome is the reduced gradient, None if no rank had one, or an exception of the codec, which it raises."""
         if outcome is None:
             return None
         if isinstance(outcome, Exception):

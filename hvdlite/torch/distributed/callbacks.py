@@ -2,8 +2,8 @@
 
 torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
 order: it runs in the thread that completes the future, or, if the future is complete already, in the thread that attaches
-the callback. So each callback has a count of its own. "7t2.1" is the first collective of the second callback (``then``) of the
-future of collective 7. ``then`` returns a future with the callbacks "7t2t1", "7t2t2", ... So ranks with the same program give a
+the callback. So each callback has a count of its own. "7t2.1" is the first collective of the second callback of the future of
+collective 7. ``then`` returns a future with the callbacks "7t2t1", "7t2t2", ... So ranks with the same program give a
 collective the same number, in whatever order their threads run.
 
 torch's C++ code makes most futures, such as those that ``then`` returns, and would not make them of a class that derives from
@@ -83,25 +83,25 @@ def unnumbered(_future: Any) -> None:
 
 def install() -> None:
     """Replaces the methods of torch's futures by methods that number callbacks."""
-    torchs: Any = torch._C.Future
-    if getattr(torchs.then, "__module__", None) == __name__:
+    future_type: Any = torch._C.Future
+    if getattr(future_type.then, "__module__", None) == __name__:
         return
-    torchs_then, torchs_add = torchs.then, torchs.add_done_callback
+    torch_then, torch_add = future_type.then, future_type.add_done_callback
 
     def then(self: Any, callback: Callable[[Any], Any]) -> Any:
         place = _PLACES.get(self)
         if place is None:
-            return torchs_then(self, callback)
+            return torch_then(self, callback)
         own = place.callback()
-        future = torchs_then(self, _at(own, callback))
+        future = torch_then(self, _at(own, callback))
         _PLACES[future] = own
         return future
 
     def add_done_callback(self: Any, callback: Callable[[Any], Any]) -> None:
         place = _PLACES.get(self)
-        torchs_add(self, callback if place is None else _at(place.callback(), callback))
+        torch_add(self, callback if place is None else _at(place.callback(), callback))
 
-    torchs.then, torchs.add_done_callback = then, add_done_callback
+    future_type.then, future_type.add_done_callback = then, add_done_callback
 
 
 def _at(place: Place, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -51,10 +51,10 @@ def install(scheme: str) -> None:
         handlers["env"] = _instead_of(handlers["env"])
 
 
-def _instead_of(torchs_own: _Handler) -> _Handler:
+def _instead_of(torch_handler: _Handler) -> _Handler:
     def from_environment(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
         given = parse_qs(urlparse(url).query)
-        handler = _rendezvous if lacks_torch_variables("rank" in given, "world_size" in given) else torchs_own
+        handler = _rendezvous if lacks_torch_variables("rank" in given, "world_size" in given) else torch_handler
         return handler(url, **options)
 
     return from_environment
