@@ -159,9 +159,9 @@ class CodedMethods(_Optimizer):
     def loss_scale(self) -> Any:
         """The factor of the loss in ``backward()``: a ``GradScaler``, a number, or None for 1.
 
-        Set it before the first ``backward()``. hvdlite reduces gradients that still have this factor, and adds the error of one
-        gradient to a later one, whose factor may differ. So it must know the factors. If gradients are not reduced, as on one
-        rank, the attribute stays None.
+        Set it before the first ``backward()``, and a number again before each ``backward()`` with another factor. hvdlite
+        reduces gradients that still have this factor, and adds the error of one gradient to a later one, whose factor may
+        differ. So hvdlite must know the factors. If gradients are not reduced, as on one rank, the attribute stays None.
 
         Raises:
             InvalidArgumentError: it is set to something else, or to a number that is not above 0 or not finite.

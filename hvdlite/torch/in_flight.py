@@ -205,6 +205,7 @@ class DenseBucket:
                     tensor_name(Kind.ALLREDUCE, gradient.name + suffix),
                     form.dtype,
                     form.shape,
+                    # The engine compares the address of each gradient with this place in the arena.
                     output_ptr=0 if gradient.place is None else gradient.place.address,
                     op=self._op,
                     process_set=self._process_set,

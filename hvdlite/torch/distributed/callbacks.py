@@ -3,13 +3,13 @@
 torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
 order: it runs in the thread that completes the future, or, if the future is complete already, in the thread that attaches
 the callback. So each callback has a count of its own. "7t2.1" is the first collective of the second callback of the future of
-collective 7. ``then`` returns a future with the callbacks "7t2t1", "7t2t2", ... So ranks with the same program give a
-collective the same number, in whatever order their threads run.
+collective 7. If ``then`` attached it, the future that ``then`` returned has the callbacks "7t2t1", "7t2t2", ... So ranks with
+the same program give a collective the same number, in whatever order their threads run.
 
 torch's C++ code makes most futures, such as those that ``then`` returns, and would not make them of a class that derives from
 torch's. So this module replaces the methods of torch's class, for all futures of the process. For a future that does not come
 from a collective of hvdlite, the new methods only call torch's own. A future of ``torch.futures.collect_all`` is such a future:
-collectives of its callbacks get numbers of the place where they run.
+collectives of its callbacks are counted with the program's, or with those of the callback that the thread runs.
 """
 
 import threading
