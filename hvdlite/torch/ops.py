@@ -250,7 +250,7 @@ def sparse_allreduce_async(
         returns None. It is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
-        InvalidArgumentError: the tensor is not sparse, op is neither Average nor Sum, or this rank is not a member.
+        InvalidArgumentError: the tensor is not sparse, or op is neither Average nor Sum.
         MismatchError, HorovodInternalError: (by the returned function) the ranks differ, or a rank failed.
 
     """

@@ -40,7 +40,8 @@ class Place:
     def next(self, group: str) -> str:
         """Returns the number of the group's next collective. It stays the same until `use` is called. Call it with the lock.
 
-        In a callback it begins with the callback's path, and before that with the future's group, if that is another one.
+        The number of a callback's collective begins with the callback's path. If the callback belongs to another group, the
+        name of that group stands before the path.
         """
         number = str(self._counts.get(group, 0) + 1)
         if not self._path:
