@@ -68,7 +68,7 @@ def check_compression_and_groups(compression: Any, groups: Any) -> None:
 
 
 def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The compression's state of each parameter, in the order of the optimizer's groups; empty if it keeps none."""
+    """The compression's state of each parameter (no copies), in the order of the optimizer's groups; empty if it keeps none."""
     if not isinstance(optimizer, CodedMethods):
         return []
     params = [param for group in optimizer.param_groups for param in group["params"]]
