@@ -92,8 +92,8 @@ class AgreedGradients:
 
     Attributes:
         sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place.
-        dtypes: the dtype to which torch promotes the gradients of all ranks, by the parameter's place. Only parameters that
-            accept gradients of any dtype are here, if some rank has a gradient.
+        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. It has only
+            parameters that accept gradients of any dtype, if some rank has an unreduced gradient.
         kept: do all ranks keep their gradients from step to step?
         unchecked: has some rank not compared its parameters with those of the others?
     """
@@ -118,7 +118,7 @@ def agree(
         settings: the settings of the optimizer.
         gradients: the optimizer's parameters.
         groups: a description of the user's groups, with names instead of parameters.
-        generation: the number of this agreement in the job, counted from 1, the same on all ranks.
+        generation: the number of this agreement among those of the optimizer in the job, from 1 on, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
         unchecked: has this rank not compared its parameters with those of the others? Ranks may differ.
 

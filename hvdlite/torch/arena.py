@@ -1,8 +1,9 @@
-"""Gradients that lie in an arena: each large gradient in host memory has a place there, at the same offset on all ranks.
+"""Gradients that lie in an arena: a large gradient that is reduced in place has a place there, at the same offset on all ranks.
 
-A gradient in its place is reduced without a copy, because the ranks map each other's parts. A gradient that lies elsewhere is
-reduced like any other tensor, and no rank needs a message about it. So a user may do anything with ``.grad``; at worst the
-reduction is slower.
+If the gradient of a parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's
+parts. (Weights that differ, and codecs between ranks, need a copy.) If it lies elsewhere on some rank, it is reduced like any
+other tensor, and no rank needs a message about it. So between backward passes a program may assign any tensor to ``.grad``; at
+worst the reduction is slower.
 
 Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor to its place, once, and makes
 ``.grad`` the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to
@@ -50,7 +51,7 @@ class ArenaPlace:
         arena, address: see above; requests have both.
     """
 
-    __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_tenant", "address", "arena")
+    __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_taken", "address", "arena")
 
     def __init__(self, arena: int, memory: memoryview, address: int, gradient: ParameterGradient, streamed: bool) -> None:
         self.arena = arena
@@ -60,22 +61,23 @@ class ArenaPlace:
         self._shape = tuple(gradient.param.shape)
         self._strides = gradient.param.stride()
         self._streamed = streamed
-        self._tenant: weakref.ref[memoryview] | None = None
+        self._taken: weakref.ref[memoryview] | None = None  # what the tensors in this place keep alive
 
     def take(self) -> torch.Tensor | None:
         """A tensor in this place, with undefined values; None if a tensor lies there already."""
-        if self._tenant is not None and self._tenant() is not None:
+        if self._taken is not None and self._taken() is not None:
             return None
-        piece = self._memory[:]  # each tensor over this memory keeps this object alive, even one that a user makes from another
-        self._tenant = weakref.ref(piece)
+        piece = self._memory[:]  # the tensor keeps this memoryview alive, and so do all tensors that share its memory
+        self._taken = weakref.ref(piece)
         # Not view(), because param.grad.detach_() refuses views.
         return torch.frombuffer(piece, dtype=self._dtype).as_strided_(self._shape, self._strides)
 
     def move_in(self, param: torch.Tensor) -> None:
         """Replaces autograd's gradient by a copy in this place.
 
-        The gradient stays where it is if other code refers to it; if it is not a plain tensor with memory of its own and with
-        the dtype, shape and strides of this place; or if a tensor lies in this place already.
+        The gradient stays where it is if other code refers to it; if autograd records it (``create_graph=True``); if it is not
+        a plain tensor with memory of its own and with the dtype, shape and strides of this place; or if a tensor lies in this
+        place already.
         """
         if _is_compiling():
             return  # compiled autograd traces the hooks, but cannot trace this function
@@ -88,14 +90,14 @@ class ArenaPlace:
             return
         if grad.untyped_storage().nbytes() != grad.nbytes:
             return  # the gradient is a part of a larger tensor
-        home = self.take()
-        if home is None:
+        moved = self.take()
+        if moved is None:
             return
         if self._streamed:
             stream_copy(self.address, grad.data_ptr(), grad.nbytes)
         else:
-            home.copy_(grad)
-        param.grad = home
+            moved.copy_(grad)
+        param.grad = moved
 
 
 def _references(param: torch.Tensor) -> int:
@@ -117,7 +119,7 @@ def make_places(
 ) -> "tuple[Arena | None, str]":
     """Gives a place to each gradient in host memory of at least `SMALLEST` bytes that is reduced in place.
 
-    Collective over `process_set`.
+    Frozen parameters get none. Collective over `process_set`.
 
     Args:
         name: the unique name of the exchange.
@@ -131,7 +133,7 @@ def make_places(
         HorovodInternalError: a rank failed.
 
     """
-    chosen = [(gradient, form.nbytes) for gradient, form in gradients if _is_worth_it(gradient.param, form)]
+    chosen = [(gradient, form.nbytes) for gradient, form in gradients if _gets_place(gradient.param, form)]
     begins, total = _lay_out([nbytes for _, nbytes in chosen])
     if not total:
         return None, f"no gradient in host memory of at least {SMALLEST} bytes is reduced in place"
@@ -151,14 +153,14 @@ def make_places(
 def _should_stream(nbytes: int, process_set: ProcessSet) -> bool:
     """Should copies to the places use streaming stores?
 
-    Yes, if the parts of all ranks are together too large to stay in the caches between two steps. No, if torch may copy with
-    several threads, because only one thread makes the streaming stores.
+    Yes, if the parts of all ranks have together at least HVDLITE_STREAMING_BYTES: so much does not stay in the caches between
+    two steps. But no, if torch may copy with several threads, because only one thread makes the streaming stores.
     """
     limit = RUNTIME.config.streaming_bytes
     return 0 < limit <= nbytes * (process_set.size() or 1) and torch.get_num_threads() == 1
 
 
-def _is_worth_it(param: torch.Tensor, form: WireForm) -> bool:
+def _gets_place(param: torch.Tensor, form: WireForm) -> bool:
     return form.dtype_in_place is not None and form.device == CPU and param.requires_grad and form.nbytes >= max(SMALLEST, 1)
 
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of `DistributedOptimizer` before it changes anything, and parameters for other functions."""
+"""Checks arguments of `DistributedOptimizer` before it changes anything, and finds lazy parameters without a shape."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
 
-# All launched buckets of all optimizers, by their keys (`CodedBucket._key`).
+# The last launch of each coded bucket of all optimizers, by the bucket's key (`CodedBucket._key`), until it is over.
 _in_flight: WeakValueDictionary[tuple[str, int], InFlightBucket] = WeakValueDictionary()
 
 
@@ -73,14 +73,14 @@ def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def scale_of(loss_scale: Any) -> float:
-    """The number with which the loss is multiplied now: a ``GradScaler``'s scale, or the number itself; 1.0 for None."""
+    """The number by which the loss is multiplied now: a ``GradScaler``'s scale, or the number itself; 1.0 for None."""
     if loss_scale is None:
         return 1.0
     return float(loss_scale.get_scale() if hasattr(loss_scale, "get_scale") else loss_scale)
 
 
 class CodedBucket:
-    """Dense gradients in host memory that a `BucketCodec` reduces. Only one launch is in flight at a time."""
+    """Dense gradients in host memory that a `BucketCodec` reduces. Rounds of only one launch are in flight at a time."""
 
     device = CPU
 
@@ -100,7 +100,7 @@ class CodedBucket:
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        # The codec's generator; None while it runs, because after Ctrl-C it cannot continue, and after its end.
+        # The codec's generator. None after its end, and while it computes after a round: after Ctrl-C it cannot continue.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
         self._reduced: list[Handle] = []  # the operations of the current round
         self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
@@ -123,12 +123,16 @@ class CodedBucket:
         notice: bool,
         begin: Callable[[InFlightBucket], None],
     ) -> None:
-        """Submits the first round, and with it a count of the ranks that have each gradient. See `Bucket.launch`."""
+        """Submits the first round, and with it a count of the ranks that have each gradient. See `Bucket.launch`.
+
+        Raises:
+            InvalidArgumentError: the codec has no round, or the dtype of a gradient has changed.
+        """
         self._suffix = suffix_of_pass(turn)
         self._weight, self._notice = weight, notice
         self._round = 0
         items: list[Item] = []
-        self._coded = []
+        self._coded, self._reduced = [], []
         with torch.no_grad():
             for gradient, form in self._members:
                 grad = gradient.param.grad if gradient.dirty else None
@@ -190,7 +194,8 @@ class CodedBucket:
         self._take_rounds(launched)
 
     def _take_rounds(self, launched: InFlightBucket) -> None:
-        if launched.outcomes or not self._reduced:
+        # After Ctrl-C in `launch`, a launch without rounds is in flight, and later another one of the same bucket.
+        if launched.outcomes or not self._reduced or _in_flight.get(self._key) is not launched:
             return
         try:
             launched.outcomes = self._finish()
@@ -220,7 +225,7 @@ class CodedBucket:
             self._send(tensors)
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """The outcome is the reduced gradient; None if no rank had one."""
+        """The outcome is the reduced gradient, None if no rank had one, or an exception of the codec, which it raises."""
         if outcome is None:
             return None
         if isinstance(outcome, Exception):
@@ -228,7 +233,7 @@ class CodedBucket:
         gradient, grad, value, _ = item
         form = self._forms[gradient]
         outcome = outcome.reshape(form.shape)
-        # If so, the value was not a copy, and the codec has stored the result in the gradient itself.
+        # True if the value was the gradient itself and not a copy, and the codec has stored the result there.
         there = grad is not None and value is grad and outcome.data_ptr() == grad.data_ptr()
         return store_dense(gradient, grad, form, grad if there and grad is not None else outcome, None, strict)
 

@@ -68,7 +68,7 @@ def check_compression_and_groups(compression: Any, groups: Any) -> None:
 
 
 def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The compression's state of each parameter, in the order of the optimizer's groups; empty if it keeps none."""
+    """The compression's state of each parameter (no copies), in the order of the optimizer's groups; empty if it keeps none."""
     if not isinstance(optimizer, CodedMethods):
         return []
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -96,7 +96,7 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
     if saved is not None and saved["compression"] != text:
         raise InvalidArgumentError(
             f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the key "
-            f"{KEY!r} from it, and the compression starts without state"
+            f"{KEY!r} from the state dict, and the compression starts without state"
         )
     place = [settings.process_set.rank(), settings.process_set.size()]
     is_own = saved is not None and saved["place"] == place
@@ -121,7 +121,7 @@ _optimizers: dict[Any, weakref.WeakSet[Any]] = {}
 
 
 def share_after_joins(optimizer: "CodedMethods") -> None:
-    """From now on, whenever all ranks have joined, they get the compression's state of the rank that joined last."""
+    """Calls `_share` whenever all ranks of the optimizer's process set have joined."""
     _optimizers.setdefault(optimizer._hvdlite.settings.process_set, weakref.WeakSet()).add(optimizer)
     if _share not in RUNTIME.after_join:
         RUNTIME.after_join.append(_share)
@@ -151,7 +151,7 @@ def _share(process_set: Any, last: int) -> None:
 
 
 class CodedMethods(_Optimizer):
-    """Methods that replace those of other wrapped optimizers."""
+    """Methods of an optimizer whose compression keeps state. Some of them replace methods of other wrapped optimizers."""
 
     _hvdlite: Any
 
@@ -159,9 +159,9 @@ class CodedMethods(_Optimizer):
     def loss_scale(self) -> Any:
         """The factor of the loss in ``backward()``: a ``GradScaler``, a number, or None for 1.
 
-        Set it before the first ``backward()``. hvdlite reduces gradients that still have this factor, and adds the error of one
-        gradient to a later one, whose factor may differ. So it must know the factors. If nothing is reduced (a single rank), it
-        stays None.
+        Set it before the first ``backward()``, and a number again before each ``backward()`` with another factor. hvdlite
+        reduces gradients that still have this factor, and adds the error of one gradient to a later one, whose factor may
+        differ. So hvdlite must know the factors. If gradients are not reduced, as on one rank, the attribute stays None.
 
         Raises:
             InvalidArgumentError: it is set to something else, or to a number that is not above 0 or not finite.
@@ -181,7 +181,7 @@ class CodedMethods(_Optimizer):
             self._hvdlite.reducer.set_loss_scale(loss_scale)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The state without compression, and under ``hvdlite_compression`` this rank's state of the compression.
+        """The optimizer's state as without compression, and under ``hvdlite_compression`` this rank's state of the compression.
 
         Plain optimizers ignore that key. As in torch, the tensors are not copied. Collective if the optimizer is sharded.
         """
@@ -198,10 +198,10 @@ class CodedMethods(_Optimizer):
         """Loads the plain optimizer's state and the state of the compression.
 
         A residual is loaded only on the rank that saved it, and only if the process set has the same size. So let each rank
-        save and load a file of its own.
+        save and load a file of its own. Without the key ``hvdlite_compression`` the compression starts without state.
 
         Raises:
-            InvalidArgumentError: the saved state belongs to another compression.
+            InvalidArgumentError: the saved state belongs to another compression. The plain optimizer's state is then loaded.
         """
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.settle_family()
@@ -221,17 +221,17 @@ class CodedMethods(_Optimizer):
 
 
 def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
-    """A hook before every step. Refuses a step that a ``GradScaler`` takes if ``loss_scale`` was not set.
+    """A hook before every step: if ``loss_scale`` is not set, it refuses steps that an enabled ``GradScaler`` takes.
 
     Raises:
-        UnsupportedError: a ``GradScaler`` takes this step, and ``loss_scale`` is None.
+        UnsupportedError: an enabled ``GradScaler`` takes this step, and ``loss_scale`` is None.
     """
     if optimizer._hvdlite.reducer is None or optimizer.loss_scale is not None:
         return
     steps = _steps_of_scalers()
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in steps:
+        if frame.f_code in steps and frame.f_locals["self"].is_enabled():
             raise UnsupportedError(
                 f"a GradScaler scales the loss, and compression "
                 f"{describe_compression(optimizer._hvdlite.settings.compression)} adds the errors of gradients to later ones, "

@@ -29,9 +29,9 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over the process set.
 
-    NaNs and infinities are compared by their bits, too. The check changes no object. Tensors on GPUs, and those whose elements
-    are not in row-major order in memory (``channels_last``), are copied to contiguous host memory, one at a time; others are
-    not copied.
+    NaNs and infinities are compared by their bits, too. The check changes no object. It copies a tensor to contiguous host
+    memory, one tensor at a time, if the tensor is on a GPU, is not in row-major order in memory (``channels_last``), or is a
+    lazy conjugate or negative.
 
     Args:
         objects: the objects to compare:
@@ -58,11 +58,12 @@ def check_consistency(
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
             differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. For the
             first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it. With
-            `every` the optimizer's ``step()`` raises it, after the step; the text names the step, and the last step after which
-            all ranks were equal.
-        InvalidArgumentError, UnsupportedError: (on the rank itself; on the others InvalidArgumentError, or with `every`
-            MismatchError) an object cannot be read, such as a tensor of which each rank has a part (a sharded DTensor).
+            `every` this call compares no values: the optimizer's ``step()`` does, and raises this error after the step. Its
+            text names the step, and the last step after which all ranks were equal.
+        InvalidArgumentError, UnsupportedError: this rank cannot read an object, such as a tensor of which each rank has a part
+            (a sharded DTensor). The other ranks raise InvalidArgumentError; with `every`, in this call, MismatchError.
         InvalidArgumentError: (on this rank only) another argument is wrong, or the class of the optimizer calls no hooks.
+        NotInitializedError: `init` has not been called.
         HorovodInternalError: a rank failed.
 
     """
@@ -107,7 +108,10 @@ def _follow(checker: ConsistencyChecker, optimizer: torch.optim.Optimizer) -> No
 
 
 class _TorchLeaves:
-    """Finds the leaves of torch's objects. Parameters have the names that modules or wrapped optimizers give them."""
+    """Finds the leaves of torch's objects.
+
+    A parameter has the name that a module gives it, or else a wrapped optimizer, or else its place in the optimizer's groups.
+    """
 
     def __init__(self, objects: Iterable[Any], buffers: bool) -> None:
         self._buffers = buffers

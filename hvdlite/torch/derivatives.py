@@ -17,7 +17,7 @@ def require_values(*tensors: torch.Tensor) -> None:
     """Refuses tensors of autograd's forward mode and of ``torch.func``, before a collective begins.
 
     Raises:
-        UnsupportedError: a tensor has a tangent, a transformed function is running, or hvdlite cannot send a tensor.
+        UnsupportedError: a tensor has a tangent, a function of ``torch.func`` is running, or hvdlite cannot send a tensor.
 
     """
     if torch._C._are_functorch_transforms_active():

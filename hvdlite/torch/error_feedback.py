@@ -41,7 +41,8 @@ def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 class ErrorFeedback(BucketCodec):
     """Keeps the ``residual`` of each gradient: the error of this rank's coded gradients, as float32, divided by the loss scale.
 
-    Gradients of 16 bits are converted to float32. The engine codes what is sent; it refuses gradients of float64 with an error.
+    Gradients of 16 bits are converted to float32. The engine codes what is sent, and refuses gradients of float64
+    (UnsupportedError).
     """
 
     def __init__(self, codec: Codec) -> None:

@@ -1,8 +1,8 @@
 """Says which tensors the engine can use in place, and which CUDA streams order their memory.
 
-The reducer relies on two facts about autograd. A hook on a parameter runs in the stream in which its gradient was made, which
-is the stream of the forward pass; two gradients of one bucket may have different streams. When a pass is over, autograd orders
-the current streams of the caller of ``backward()`` after the streams of all gradients, and its final callbacks run in these.
+The reducer relies on two facts about autograd. A hook on a parameter runs in the stream in which its gradient was made, usually
+that of the forward pass; two gradients of one bucket may have different streams. When a pass is over, autograd orders the
+current streams of the caller of ``backward()`` after the streams of all gradients, and runs its final callbacks in these.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -35,7 +35,7 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
         gradient: the state of the parameter's gradient.
 
     Returns:
-        Objects with a method `remove`.
+        torch's handles of the hooks, for `fetch_ahead`. Their method `remove` removes a hook.
 
     """
     if not (param.is_floating_point() or param.is_complex()):

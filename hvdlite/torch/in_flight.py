@@ -1,8 +1,9 @@
 """Launches buckets of gradients as requests to the engine, and stores the results.
 
-A bucket is launched once in a pass: its gradients become requests that the engine accepts together. The `InFlightBucket` owns
-the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The reducer knows the
-`InFlightBucket` before anything is submitted: Ctrl-C may raise between any two lines here, and the memory must stay alive.
+A bucket is launched at most once in a pass: its gradients become requests that the engine accepts together. The
+`InFlightBucket` owns the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The
+reducer knows the `InFlightBucket` before anything is submitted: Ctrl-C may raise between any two lines here, and the memory
+must stay alive.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,6 +137,9 @@ class Bucket(Protocol):
             weight: the weight of this rank's gradients; None: all ranks have the same weight.
             notice: does this rank give notice with its weight?
             begin: a function that takes charge of the in-flight bucket.
+
+        Raises:
+            InvalidArgumentError, UnsupportedError: the gradient that the text names cannot be reduced in this way.
         """
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
@@ -201,6 +205,7 @@ class DenseBucket:
                     tensor_name(Kind.ALLREDUCE, gradient.name + suffix),
                     form.dtype,
                     form.shape,
+                    # The engine compares the address of each gradient with this place in the arena.
                     output_ptr=0 if gradient.place is None else gradient.place.address,
                     op=self._op,
                     process_set=self._process_set,
@@ -357,7 +362,7 @@ class SparseBucket:
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for both results. If Ctrl-C came before the submission, there is no work to wait for."""
+        """Waits for both results. If Ctrl-C came before the submission, there is nothing to wait for."""
         if launched.works and not launched.outcomes:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.works
@@ -365,7 +370,7 @@ class SparseBucket:
             launched.outcomes = work.results()
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """Stores the indices first, and then the values, which complete the gradient. The outcome is the engine's result."""
+        """Keeps the indices, which come first; with the values it stores the gradient. The outcome is the engine's result."""
         gradient, grad, sent, context = item
         exported: Exported = context
         rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hvdlite import ops
-from hvdlite.compression import Compression
+from hvdlite.compression import Compression, is_none
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum, resolve_op
@@ -153,8 +153,13 @@ def _reduce_part(call: _CallArguments, part: str, tensors: Sequence[torch.Tensor
 
 
 def _choice_slopes(call: _CallArguments, values: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The derivatives of Min or Max: 1 divided by the number of ranks that have the extreme value; 0 on the other ranks."""
-    chosen = [(value == result).to(value.dtype) for value, result in zip(values, results, strict=True)]
+    """The derivatives of Min or Max: 1 divided by the number of ranks that have the extreme value; 0 on the other ranks.
+
+    With a compression, the values after compression and decompression count.
+    """
+    coder = call.compression
+    sent = values if is_none(coder) else [coder.decompress(*coder.compress(value)) for value in values]
+    chosen = [(value == result).to(value.dtype) for value, result in zip(sent, results, strict=True)]
     return [mine / holders for mine, holders in zip(chosen, _reduce_part(call, "holders", chosen), strict=True)]
 
 
@@ -186,9 +191,11 @@ def allreduce(
 
     With Average and Sum, backward reduces the ranks' incoming gradients with the same op, factors and compression. With Min and
     Max the ranks with the extreme value get equal parts of the sum of the incoming gradients. With Product a rank gets that sum
-    times the other ranks' values. With a weighted mean a rank gets that sum times its share of all weights. All these are the
-    true gradient of the sum of all ranks' losses. Min, Max and Product with scale factors have no gradient. With Adasum,
-    backward is an Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
+    times the other ranks' values. With a weighted mean a rank gets that sum times its share of all weights (and the factors).
+    All these are the true gradient of the sum of all ranks' losses. With Adasum, backward is an Adasum of the incoming
+    gradients: this is Horovod's convention, and not a derivative.
+
+    Min, Max and Product with scale factors have no gradient: backward raises UnsupportedError.
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
@@ -425,7 +432,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """`hvdlite.reducescatter` with a gradient, for Average and Sum.
+    """`hvdlite.reducescatter` with a gradient.
 
     Backward gathers the ranks' incoming gradients and multiplies them by both factors; with Sum also by the number of ranks.
     This is Horovod's convention: the gradient of the sum of all ranks' losses, times the number of ranks.
@@ -435,7 +442,7 @@ def reducescatter(
     scales = (prescale_factor, postscale_factor)
     if not _needs_grad(tensor):
         return ops.reducescatter(tensor, name, compression, op, process_set, *scales)
-    op = _differentiable_op(op)
+    op = resolve_op(op, None)
     return _apply(_Reducescatter, _CallArguments(name, process_set, False, op, *scales, compression), [tensor])
 
 
@@ -456,14 +463,7 @@ def grouped_reducescatter(
     scales = (prescale_factor, postscale_factor)
     if not _needs_grad(*tensors):
         return ops.grouped_reducescatter(tensors, name, compression, op, process_set, *scales)
-    op = _differentiable_op(op)
+    op = resolve_op(op, None)
     call = _CallArguments(name, process_set, True, op, *scales, compression)
     outputs: list[Any] = _apply(_Reducescatter, call, tensors)
     return outputs
-
-
-def _differentiable_op(op: int) -> int:
-    op = resolve_op(op, None)
-    if op not in (Average, Sum):
-        raise UnsupportedError(f"reducescatter with op={OP_NAMES[op]} has no gradient; pass a detached tensor")
-    return op

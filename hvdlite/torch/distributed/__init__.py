@@ -8,8 +8,8 @@ and on NVIDIA GPUs.
 
 Rank, size and store come from hvdlite, which is initialised if needed (`hvdlite.torch.distributed.rendezvous`). If the four
 variables or an `init_method` are given, torch uses them as usual; the ranks must then be the same as hvdlite's. hvdlite runs
-the collectives and the messages from rank to rank (`hvdlite.torch.distributed.group`), with its error texts. Each group is a
-process set.
+the collectives and the messages from rank to rank (`hvdlite.torch.distributed.group`), with its error texts. A group uses the
+process set of its ranks.
 
 On a GPU, `Work.wait` does not wait for the GPU: it returns when the operation's work is enqueued, and orders the current
 stream after it. torch's NCCL backend orders the stream in the same way.

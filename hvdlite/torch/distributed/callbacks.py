@@ -2,14 +2,14 @@
 
 torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
 order: it runs in the thread that completes the future, or, if the future is complete already, in the thread that attaches
-the callback. So each callback has a count of its own. "7t2.1" is the first collective of the second callback (``then``) of the
-future of collective 7. ``then`` returns a future with the callbacks "7t2t1", "7t2t2", ... So ranks with the same program give a
-collective the same number, in whatever order their threads run.
+the callback. So each callback has a count of its own. "7t2.1" is the first collective of the second callback of the future of
+collective 7. If ``then`` attached it, the future that ``then`` returned has the callbacks "7t2t1", "7t2t2", ... So ranks with
+the same program give a collective the same number, in whatever order their threads run.
 
 torch's C++ code makes most futures, such as those that ``then`` returns, and would not make them of a class that derives from
 torch's. So this module replaces the methods of torch's class, for all futures of the process. For a future that does not come
 from a collective of hvdlite, the new methods only call torch's own. A future of ``torch.futures.collect_all`` is such a future:
-collectives of its callbacks get numbers of the place where they run.
+collectives of its callbacks are counted with the program's, or with those of the callback that the thread runs.
 """
 
 import threading
@@ -31,14 +31,18 @@ class Place:
     """
 
     def __init__(self, group: str, path: str = "") -> None:
-        self.lock = threading.Lock()  # held from `next` until the engine has accepted the collective
+        self.lock = threading.Lock()  # for the counts; held from `next` until the engine has accepted the collective
         self._group = group
         self._path = path
         self._counts: dict[str, int] = {}  # the number of collectives, by group
         self._callbacks = 0  # the number of callbacks of the future: see `callback`
 
     def next(self, group: str) -> str:
-        """Returns the number of the group's next collective. It stays the same until `use` is called. Call it with the lock."""
+        """Returns the number of the group's next collective. It stays the same until `use` is called. Call it with the lock.
+
+        The number of a callback's collective begins with the callback's path. If the callback belongs to another group, the
+        name of that group stands before the path.
+        """
         number = str(self._counts.get(group, 0) + 1)
         if not self._path:
             return number
@@ -47,7 +51,7 @@ class Place:
     def use(self, group: str) -> None:
         """Marks the number of `next` as used. Call it with the lock.
 
-        Do not call it if the collective was refused: on the other ranks, the next collective has this number.
+        Do not call it if the engine refused the collective: the program may call it again, and needs the same number then.
         """
         self._counts[group] = self._counts.get(group, 0) + 1
 
@@ -80,25 +84,25 @@ def unnumbered(_future: Any) -> None:
 
 def install() -> None:
     """Replaces the methods of torch's futures by methods that number callbacks."""
-    torchs: Any = torch._C.Future
-    if getattr(torchs.then, "__module__", None) == __name__:
+    future_type: Any = torch._C.Future
+    if getattr(future_type.then, "__module__", None) == __name__:
         return
-    torchs_then, torchs_add = torchs.then, torchs.add_done_callback
+    torch_then, torch_add = future_type.then, future_type.add_done_callback
 
     def then(self: Any, callback: Callable[[Any], Any]) -> Any:
         place = _PLACES.get(self)
         if place is None:
-            return torchs_then(self, callback)
+            return torch_then(self, callback)
         own = place.callback()
-        future = torchs_then(self, _at(own, callback))
+        future = torch_then(self, _at(own, callback))
         _PLACES[future] = own
         return future
 
     def add_done_callback(self: Any, callback: Callable[[Any], Any]) -> None:
         place = _PLACES.get(self)
-        torchs_add(self, callback if place is None else _at(place.callback(), callback))
+        torch_add(self, callback if place is None else _at(place.callback(), callback))
 
-    torchs.then, torchs.add_done_callback = then, add_done_callback
+    future_type.then, future_type.add_done_callback = then, add_done_callback
 
 
 def _at(place: Place, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -47,7 +47,7 @@ _OPS = (
 _BITWISE = ((ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor))
 
 
-# How many groups with these ranks were made since hvdlite.init(). All members make their groups in the same order.
+# How many groups with these ranks were made since hvdlite.init(); the same on all members, which make groups in the same order.
 _generations: Counter[tuple[int, ...]] = Counter()
 
 
@@ -100,7 +100,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, size)
         self._process_set = process_set
         self._size = size
-        self._place = rank
+        self._rank = rank
         self._name = name
         self._timeout = timeout
         self._key = key  # the group's name and generation
@@ -110,7 +110,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # --- methods that torch requires of every group -----------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The backend."""
+        """The name of the backend."""
         return "hvdlite"
 
     name = getBackendName
@@ -141,7 +141,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._end == "aborted"
 
     def __repr__(self) -> str:
-        return f"<HvdliteProcessGroup {self._name!r}: rank {self._place} of {self._size}, {self._process_set}>"
+        return f"<HvdliteProcessGroup {self._name!r}: rank {self._rank} of {self._size}, {self._process_set}>"
 
     # --- reductions -------------------------------------------------------------------------------------------------
 
@@ -187,10 +187,10 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Reduces to the root, in place; the other ranks' tensors stay as they are."""
         (tensor,) = tensors
         if combine := self._bitwise("reduce", opts.reduceOp, tensors):
-            pick = (lambda whole: whole) if opts.rootRank == self._place else None
+            pick = (lambda whole: whole) if opts.rootRank == self._rank else None
             return self._combine("reduce", combine, tensors, tensors, pick, opts)
         op, factor = self._reduction("reduce", opts.reduceOp)
-        reduce = ops.allreduce_async_ if opts.rootRank == self._place else ops.allreduce_async
+        reduce = ops.allreduce_async_ if opts.rootRank == self._rank else ops.allreduce_async
         return self._start(
             "reduce", lambda name: reduce(tensor, None, name, op, factor, 1.0, self._process_set), tensors, None, opts
         )
@@ -200,12 +200,12 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         (output,), (parts,) = outputs, inputs
         opts = opts or ReduceScatterOptions()
         self._check_count("reduce_scatter", parts)
-        check_same_size("reduce_scatter", parts[self._place], output)
+        check_same_size("reduce_scatter", parts[self._rank], output)
         flat = flat_of(parts)
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
         # hvdlite's reducescatter needs rows of the same size.
-        start = sum(part.numel() for part in parts[: self._place])
+        start = sum(part.numel() for part in parts[: self._rank])
 
         def own(reduced: Tensor) -> Tensor:
             return reduced.narrow(0, start, output.numel())
@@ -238,13 +238,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         for output, source in zip(outputs, inputs, strict=True):
             if source.numel() != output.numel() * self._size:
                 raise InvalidArgumentError(
-                    f"{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs of "
-                    f"{output.numel()} elements take {output.numel() * self._size}"
+                    f"torch.distributed.{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs "
+                    f"of {output.numel()} elements take {output.numel() * self._size}"
                 )
             rows.append(source.detach().reshape(self._size, output.numel()))
 
         def own(whole: Tensor) -> Tensor:
-            return whole.reshape(self._size, whole.numel() // self._size)[self._place]
+            return whole.reshape(self._size, whole.numel() // self._size)[self._rank]
 
         if combine := self._bitwise(label, opts.reduceOp, rows):
             return self._combine(label, combine, rows, outputs, own, opts)
@@ -261,7 +261,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
                 if result is not output:
-                    split_into(label, result if scattered else result[self._place], [output])
+                    split_into(label, result if scattered else result[self._rank], [output])
 
         return self._start(label, start, outputs, finish, opts)
 
@@ -307,11 +307,11 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         for output, source in zip(outputs, inputs, strict=True):
             if output.numel() != source.numel() * self._size:
                 raise InvalidArgumentError(
-                    f"all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} ranks send "
-                    f"{source.numel()} each"
+                    f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} "
+                    f"ranks send {source.numel()} each"
                 )
         rooms = [
-            output if takes_result(output, source, self._place * source.numel()) else None
+            output if takes_result(output, source, self._rank * source.numel()) else None
             for output, source in zip(outputs, inputs, strict=True)
         ]
         flat = [source.detach().reshape(-1) for source in inputs]
@@ -332,7 +332,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for parts, source in zip(outputs, inputs, strict=True):
             self._check_count(label, parts)
-            check_same_size(label, source, parts[self._place])
+            check_same_size(label, source, parts[self._rank])
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
@@ -350,16 +350,16 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         """Gives the root every rank's tensor. The tensors may differ in size."""
         (source,) = inputs
-        parts = outputs[0] if opts.rootRank == self._place else []
-        if opts.rootRank == self._place:
+        parts = outputs[0] if opts.rootRank == self._rank else []
+        if opts.rootRank == self._rank:
             self._check_count("gather", parts)
-        splits = [source.numel() if place == opts.rootRank else 0 for place in range(self._size)]
+        splits = [source.numel() if rank == opts.rootRank else 0 for rank in range(self._size)]
         return self._exchange("gather", source.detach().reshape(-1), splits, parts, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HvdliteWork:
         """Gives each rank one of the root's tensors. The tensors may differ in size."""
-        parts = inputs[0] if opts.rootRank == self._place else []
-        if opts.rootRank == self._place:
+        parts = inputs[0] if opts.rootRank == self._rank else []
+        if opts.rootRank == self._rank:
             self._check_count("scatter", parts)
         splits = [part.numel() for part in parts] or [0] * self._size
         flat = flat_of(parts) if parts else outputs[0].new_empty(0)
@@ -392,19 +392,21 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         rows = list(sizes) if sizes else [len(tensor) // self._size] * self._size
         if len(rows) != self._size or sum(rows) != len(tensor):
             raise InvalidArgumentError(
-                f"all_to_all_single: the {which} has {len(tensor)} rows, but the split sizes {rows} do not divide them among "
-                f"{self._size} ranks; pass one number of rows for each rank"
+                f"torch.distributed.all_to_all_single: the {which} has {len(tensor)} rows, but the split sizes {rows} do not "
+                f"divide them among {self._size} ranks; pass one number of rows for each rank"
             )
         return rows
 
     def _exchange(self, label: str, flat: Tensor, splits: list[int], outputs: list[Tensor], opts: Any) -> HvdliteWork:
+        """Sends each rank as many elements of `flat` as `splits` says, and stores received ones in the outputs, in order."""
         expected = [part.numel() for part in outputs]
 
         def finish(result: tuple[Tensor, Tensor]) -> None:
             received, sizes = result
             if len(expected) == self._size and sizes.tolist() != expected:
                 raise InvalidArgumentError(
-                    f"{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have {expected}"
+                    f"torch.distributed.{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have "
+                    f"{expected}"
                 )
             split_into(label, received, outputs)
 

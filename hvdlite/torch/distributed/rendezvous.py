@@ -1,13 +1,14 @@
 """Gives torch.distributed its ranks and its store: hvdlite connects the processes itself, so torch needs no variables.
 
 `init_process_group` asks a handler for a store, the rank and the size before it makes a group. hvdlite's handler
-(``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default, where torch's own handler would
-fail because the environment lacks a variable. If all four variables are set, as torchrun does, torch's own handler is used.
+(``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default of all backends, where torch's own
+handler would fail because the environment lacks a variable. If all four variables are set, as torchrun does, torch's own
+handler is used.
 
 The store must answer any rank at any time, even while no other rank makes a call, so it cannot use collectives. hvdlite's
 collectives do not need it. torch needs it for the barrier after a new group, and for groups of other backends (gloo). On one
 host the store is a file in a private folder, without a listening port; across hosts it is torch's TCPStore, on a port of rank
-0's host that the system chooses.
+0's host that the system chooses. All hosts must be able to resolve that host's name.
 """
 
 import atexit
@@ -50,10 +51,10 @@ def install(scheme: str) -> None:
         handlers["env"] = _instead_of(handlers["env"])
 
 
-def _instead_of(torchs_own: _Handler) -> _Handler:
+def _instead_of(torch_handler: _Handler) -> _Handler:
     def from_environment(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
         given = parse_qs(urlparse(url).query)
-        handler = _rendezvous if lacks_torch_variables("rank" in given, "world_size" in given) else torchs_own
+        handler = _rendezvous if lacks_torch_variables("rank" in given, "world_size" in given) else torch_handler
         return handler(url, **options)
 
     return from_environment

@@ -12,10 +12,10 @@ Tensor = torch.Tensor
 
 
 def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
-    """Checks that the part that a rank sends to itself fits its output.
+    """Checks that this rank's own output has the number of elements and the dtype of the input for it.
 
     Raises:
-        InvalidArgumentError: size or dtype differs.
+        InvalidArgumentError: one of them differs.
     """
     if source.numel() != output.numel() or source.dtype != output.dtype:
         raise InvalidArgumentError(
@@ -25,7 +25,7 @@ def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
 
 
 def flat_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The elements of all tensors in one tensor of one dimension."""
+    """The elements of all tensors in a new tensor of one dimension."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 

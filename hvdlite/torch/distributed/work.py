@@ -32,10 +32,10 @@ _Future = torch.futures.Future[Any]
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
-# The value that torch passes for the timeout of the group.
+# The argument of `wait` that means the timeout of the group, as in torch.
 _NO_TIMEOUT = timedelta(0)
 
-# How often a thread that waits checks whether its group was aborted.
+# After each such time a thread that waits checks whether its group was aborted.
 _LOOK_SECONDS = 0.1
 
 
@@ -43,13 +43,13 @@ class HvdliteWork(Work):
     """One operation in flight. Any thread may call the methods.
 
     Attributes:
-        source: the sender's rank in the group, for a receive that has ended.
+        source: the sender's rank in the group, for a receive that has ended; otherwise -1.
 
     Args:
-        what: the operation, its name and group, for error texts.
+        what: the operation and its group, for error texts.
         handle: the handle of the operation.
-        outputs: the caller's tensors for the result.
-        finish: stores the handle's result in the outputs; None if the operation writes to them directly.
+        outputs: the caller's tensors for the result; of a send, those that are sent.
+        finish: stores the handle's result in the outputs; None if nothing is left to store.
         timeout: the longest wait if the caller of `wait` gives none.
         is_aborted: a function that returns whether this rank has aborted the group.
         numbered: a function that gets the future, so that collectives of its callbacks get numbers (callbacks.py).

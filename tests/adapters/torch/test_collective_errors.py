@@ -79,7 +79,7 @@ REFUSED = {
     "reducescatter op with gradient": (
         lambda hvd: hvd.reducescatter(torch.ones(SIZE, requires_grad=True), op=hvd.Min, name="x"),
         NotImplementedError,
-        "reducescatter with op=Min has no gradient",
+        "reducescatter of 'x' in process set 0: Reducescatter currently only supports AVERAGE and SUM, not Min; use allreduce",
     ),
     "root": (
         lambda hvd: hvd.broadcast(ONE, SIZE, name="x"),

@@ -82,6 +82,9 @@ def test_allreduce_scaled_and_compressed(hvd):
         assert found.dtype is mine.grad.dtype is torch.float64
         assert not torch.equal(found, sum(everyone) / hvd.size())
         assert_close([found, mine.grad], [sum(everyone) / hvd.size(), sum(incoming) / hvd.size()], 2e-2)
+    coded = torch.tensor([0.1 + hvd.rank(), 0.7], requires_grad=True)
+    hvd.allreduce(coded, op=hvd.Min, compression=hvd.Compression.fp16).sum().backward()
+    assert_close([coded.grad], [torch.tensor([hvd.size() if hvd.rank() == 0 else 0.0, 1.0])])
     scaled = hvd.allreduce(mine, op=hvd.Max, prescale_factor=2.0)
     with pytest.raises(NotImplementedError, match="op=Max and scale factors has no gradient"):
         scaled.sum().backward()

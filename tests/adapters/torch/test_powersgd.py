@@ -1,6 +1,7 @@
 """PowerSGD and error feedback of DistributedOptimizer: values, state, loss scales, and the interface that both implement."""
 
 import copy
+from collections import deque
 
 import numpy as np
 import pytest
@@ -187,6 +188,8 @@ def test_a_grad_scaler(hvd):
     with pytest.raises(UnsupportedError, match=r"GradScaler scales the loss.*set optimizer.loss_scale = scaler"):
         scaler.step(optimizer)
     scaler.update()
+    torch.amp.GradScaler("cpu", enabled=False).step(optimizer)  # it scales nothing
+    optimizer.zero_grad()
     optimizer.loss_scale = scaler
     assert optimizer.loss_scale is scaler
     for step in range(4):
@@ -313,6 +316,36 @@ def test_two_optimizers_end_in_another_order_on_each_rank(hvd):
         for optimizer in optimizers:
             optimizer.step()
     assert_same_bits([weight.detach() for weight in weights])
+
+
+class _Interrupted(deque):
+    """A reducer's launched buckets, into which Ctrl-C comes once, between a launch and its first round."""
+
+    def append(self, launched):
+        super().append(launched)
+        if len(self) == 1:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_the_first_round(hvd):
+    """In the second step: handles of the first step's rounds are still there."""
+    params = parameters([(40, 30)])
+    optimizer = sgd(hvd, params, hvd.Compression.int8(64, "ranks", error_feedback=True))
+    train(optimizer, params, [0])
+    optimizer.zero_grad()
+    if RANK == 0:
+        optimizer._hvdlite.reducer._in_flight = _Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            backward(params, 10)
+        optimizer._hvdlite.reducer.settle()
+    else:
+        backward(params, 10)
+    assert_same_bits([params[0].grad])
+    mean = sum(values(rank, (40, 30), 10) for rank in range(SIZE)) / SIZE
+    torch.testing.assert_close(params[0].grad, mean, rtol=0.0, atol=0.1)
+    optimizer.step()
+    train(optimizer, params, [2])
+    assert_same_bits([param.detach() for param in params])
 
 
 def test_accumulation_and_weights(hvd):
