@@ -79,14 +79,16 @@ def require_slices() -> None:
     """Checks that torch's DCP supports objects that describe their part.
 
     Raises:
-        UnsupportedError: torch is older than 2.6.
+        UnsupportedError: torch is older than 2.6, or was built without torch.distributed.
     """
     try:
         knows = "__create_write_items__" in _dcp("planner_helpers")._create_write_items.__code__.co_consts
     except (ImportError, AttributeError):
         knows = False
     if not knows:
-        raise UnsupportedError(f"sharded checkpoints need torch 2.6 or newer, this is {torch.__version__}: use state_dict()")
+        raise UnsupportedError(
+            f"sharded checkpoints need torch 2.6 or newer with torch.distributed, this is {torch.__version__}: use state_dict()"
+        )
 
 
 def described(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
