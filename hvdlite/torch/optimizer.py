@@ -186,12 +186,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     bases = (*coded, *((ShardedMethods,) if shards else ()), _DistributedOptimizer)
     optimizer.__class__ = type(base.__name__, (*bases, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
-    if process_set.included():
-        wrapping.hook_steps(optimizer)
-    if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
-        wrapping.connect(optimizer, named, named_groups)
-    if shards:
-        wrapping.shard(optimizer, named)
+    try:
+        if process_set.included():
+            wrapping.hook_steps(optimizer)
+        if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
+            wrapping.connect(optimizer, named, named_groups)
+        if shards:
+            wrapping.shard(optimizer, named)
+    except InvalidArgumentError:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
+        wrapping.undo(optimizer)
+        raise
     return optimizer
 
 
@@ -241,6 +245,8 @@ class _Wrapping:
             ]
             return
         self.reducer = Reducer(self.settings, optimizer)
+        self._finalizer = weakref.finalize(optimizer, self.reducer.close)
+        self._finalizer.atexit = False
         self._undo.append(optimizer.register_step_post_hook(self.reducer.note_step).remove)
         if isinstance(groups, tuple):
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
@@ -249,14 +255,13 @@ class _Wrapping:
         if isinstance(optimizer, CodedMethods):
             self._undo.append(optimizer.register_step_pre_hook(refuse_unknown_scale).remove)
             share_after_joins(optimizer)
-        self._finalizer = weakref.finalize(optimizer, self.reducer.close)
-        self._finalizer.atexit = False
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""
-        self.sharded = ShardedState(self.settings, self.base)
-        self.sharded.add(named)
-        self._undo += connect(optimizer, self.sharded)
+        sharded = ShardedState(self.settings, self.base)
+        sharded.add(named)
+        self.sharded = sharded
+        self._undo += connect(optimizer, sharded)
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes torch call the hooks around each step, and installs one that counts the step for `hvdlite.stats`."""
