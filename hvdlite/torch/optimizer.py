@@ -115,8 +115,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map, so that they
             are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and it stays there while the
             program keeps it. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all ranks called
-            ``zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is impossible (several
-            hosts, no shared memory). False: no.
+            ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is impossible
+            (several hosts, no shared memory). False: no.
         start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update (with
             Adasum: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
             "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
@@ -142,8 +142,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         NotInitializedError: `init` has not been called.
 
     Later, ``backward()``, ``step()`` and ``synchronize()`` can raise MismatchError (the ranks' parameters differ),
-    HorovodInternalError (a rank failed), AssertionError (more passes than `backward_passes_per_step`, if that is > 1), and
-    InvalidArgumentError or UnsupportedError (the parameter or gradient that the text names cannot be reduced in this way).
+    HorovodInternalError (a rank failed), NotInitializedError (hvdlite was shut down), AssertionError (more passes than
+    `backward_passes_per_step`, if that is > 1), and InvalidArgumentError or UnsupportedError (the parameter or gradient that
+    the text names cannot be reduced in this way).
 
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -224,12 +225,12 @@ class _Wrapping:
         self.sharded: ShardedState | None = None  # None without shard=True, and on a rank outside of the process set
         self.passes_per_step = settings.passes_per_step
         self.weight: float | None = None
-        self.skipping = False
+        self.skipping = False  # does the program run inside of skip_synchronize()?
         self.synchronized = False  # has the program called synchronize() since the last step?
         self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
-        self._added = 0
+        self._added = 0  # the number of calls of `add_parameters`
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
         """Installs hooks on the parameters and around the step."""
@@ -348,6 +349,7 @@ class _Wrapping:
         return of_all_ranks
 
     def _reduced(self, loss: Any) -> Any:
+        """The loss of all ranks, if it is a tensor or a float. Other objects are returned as they are."""
         settings = self.settings
         name = f"{settings.prefix}.loss"
         if isinstance(loss, torch.Tensor):

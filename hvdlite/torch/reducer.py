@@ -131,6 +131,7 @@ class Reducer(PassDriver):
         return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
+        """Leaves a parameter to the successor, which then also reduces for this reducer's optimizer."""
         self.settle()
         self._drop_plan()
         self._handed_over.append(self._gradients.pop(id(param)).param)
@@ -180,6 +181,11 @@ class Reducer(PassDriver):
         EndOfTask(self, stamp, nested).register()
 
     def _use_engine(self) -> None:
+        """Takes the present engine. Drops the plan if it was made for another engine, or no longer fits the model.
+
+        Raises:
+            NotInitializedError: hvdlite was shut down.
+        """
         if self._engine is None or RUNTIME.engine is not self._engine:
             engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
             self._drop_plan()

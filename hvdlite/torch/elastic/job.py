@@ -243,7 +243,7 @@ class ElasticJob:
     def _tell_leave(self) -> None:
         """Before a step with a sharded optimizer: tells the other ranks in the step whether this one has to leave.
 
-        A notice with the weights of the gradients says it. All ranks see the same weights, so all learn of it in the same step.
+        It gives notice with the weights of its gradients. All ranks see the same weights, so all learn of it in the same step.
         """
         self._may_leave = not self._state.is_sharded
         if self._state.is_sharded:

@@ -192,7 +192,7 @@ def test_an_optimizer_that_is_refused_stays_plain(hvd):
     for param, options in ((gaps, {"shard": True}), (common, {"op": hvd.Sum})):
         plain = sgd([param])
         before = {name: copy.copy(value) for name, value in vars(plain).items()}
-        with pytest.raises(ValueError, match="have gaps between|differently"):
+        with pytest.raises(ValueError, match=r"have gaps between|differently"):
             hvd.DistributedOptimizer(plain, **options)
         assert type(plain) is torch.optim.SGD
         assert vars(plain).keys() == before.keys()
