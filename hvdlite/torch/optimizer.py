@@ -278,7 +278,7 @@ class _Wrapping:
         """
         self._known.check(optimizer, self.settings.prefix)
 
-    def undo(self, optimizer: "_DistributedOptimizer") -> None:
+    def undo(self, optimizer: torch.optim.Optimizer) -> None:
         """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
         if self.reducer is not None:
             self.reducer.settle_family()
@@ -288,8 +288,8 @@ class _Wrapping:
             optimizer.state = self.sharded.gather_state(optimizer)
         for undo in self._undo:
             undo()
-        optimizer.__class__ = self.base  # type: ignore[assignment]
-        del optimizer._hvdlite
+        optimizer.__class__ = self.base
+        del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
         """Adds parameters whose gradients are then reduced, too."""
