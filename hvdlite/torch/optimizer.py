@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,19 +74,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     - Several backward passes before a step add up; each is averaged by itself. Values that you write into ``.grad`` after a
       reduction stay as they are. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, ``.grad`` has only
       this rank's gradients.
-    - If a parameter is unused on some ranks, these ranks contribute zeros; if it is unused on all, its ``.grad`` stays None.
+    - If a parameter is unused on some ranks, these ranks contribute zeros; if it is unused on all, ``.grad`` stays as it is.
     - If no backward has run before ``step()``, ``step()`` reduces gradients that you computed in another way.
     - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in that dtype.
     - If the ranks' batches differ in size, set ``optimizer.weight = len(batch)`` before ``backward()`` on all ranks. The
       weighted mean equals the mean of one process with the whole batch.
     - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
-    - With op=Adasum ``backward()`` reduces nothing: ``step()`` uses this rank's gradients, and then combines the changes of all
-      ranks.
+    - With op=Adasum ``backward()`` reduces nothing: ``step()`` uses this rank's gradients (and the loss that a closure returns
+      on this rank), and then combines the changes of all ranks.
     - The plain optimizer can load a ``state_dict()`` of the wrapped one, and the other way round.
 
     Reductions of gradients are collective over `process_set`: the ranks must have the same parameters, by name, shape and
-    dtype, in the same order (the first reduction checks this), and must run the same number of backward passes and steps. All
-    ranks must wrap their optimizers in the same order.
+    dtype, in the same order, and freeze the same ones (the first reduction checks this). They must run the same number of
+    backward passes and steps, and wrap their optimizers in the same order.
 
     Args:
         optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
@@ -115,16 +115,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map, so that they
             are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and it stays there while the
             program keeps it. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all ranks called
-            ``zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is impossible (several
-            hosts, no shared memory). False: no.
-        start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update, because
-            they were not broadcast. "error": a MismatchError; "warn": a line in the log; "broadcast": a line in the log, and
-            all ranks get the values of the first rank; "off": they are not compared. None: the knob HVDLITE_START_CHECK
-            decides.
+            ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is impossible
+            (several hosts, no shared memory). False: no.
+        start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update (with
+            Adasum: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
+            "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
+            the knob HVDLITE_START_CHECK decides.
         shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the
             parameters get the same bits as without sharding. With torch's optimizers whose step is elementwise (SGD, the Adam
             family, RMSprop, Adagrad and so on) a rank updates slices of parameters; with all others, such as Muon and
-            Adafactor, whole parameters. ``step()`` and ``state_dict()`` are then collective. ``state_dict()`` returns the whole
+            Adafactor, whole parameters. Do not shard an optimizer whose step combines several parameters, for example in a
+            norm over all of them. ``step()`` and ``state_dict()`` are then collective. ``state_dict()`` returns the whole
             state on every rank; ``load_state_dict()`` takes a whole state, from any number of ranks. See docs/sharding.md.
 
     Returns:
@@ -137,11 +138,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         InvalidArgumentError: an argument is wrong.
         UnsupportedError: op is Adasum, and the number of ranks is not a power of two; this optimizer cannot be sharded; or this
             compression does not work with Adasum, or with several ranks on a host.
+        HorovodInternalError: (in a second call) a rank failed.
         NotInitializedError: `init` has not been called.
 
     Later, ``backward()``, ``step()`` and ``synchronize()`` can raise MismatchError (the ranks' parameters differ),
-    HorovodInternalError (a rank failed), AssertionError (more passes than `backward_passes_per_step`, if that is > 1), and
-    InvalidArgumentError or UnsupportedError (the gradient that the text names cannot be reduced in this way).
+    HorovodInternalError (a rank failed), NotInitializedError (hvdlite was shut down), AssertionError (more passes than
+    `backward_passes_per_step`, if that is > 1), and InvalidArgumentError or UnsupportedError (the parameter or gradient that
+    the text names cannot be reduced in this way).
 
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -184,12 +187,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     bases = (*coded, *((ShardedMethods,) if shards else ()), _DistributedOptimizer)
     optimizer.__class__ = type(base.__name__, (*bases, base), members)
     optimizer._hvdlite = wrapping  # type: ignore[attr-defined]
-    if process_set.included():
-        wrapping.hook_steps(optimizer)
-    if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
-        wrapping.connect(optimizer, named, named_groups)
-    if shards:
-        wrapping.shard(optimizer, named)
+    try:
+        if process_set.included():
+            wrapping.hook_steps(optimizer)
+        if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
+            wrapping.connect(optimizer, named, named_groups)
+        if shards:
+            wrapping.shard(optimizer, named)
+    except InvalidArgumentError:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
+        wrapping.undo(optimizer)
+        raise
     return optimizer
 
 
@@ -215,15 +222,15 @@ class _Wrapping:
         # average_aggregated_gradients.
         self.reducer: Reducer | None = None
         self.adasum: AdasumStep | None = None
-        self.sharded: ShardedState | None = None  # None unless the optimizer has shard=True
+        self.sharded: ShardedState | None = None  # None without shard=True, and on a rank outside of the process set
         self.passes_per_step = settings.passes_per_step
         self.weight: float | None = None
-        self.skipping = False
+        self.skipping = False  # does the program run inside of skip_synchronize()?
         self.synchronized = False  # has the program called synchronize() since the last step?
         self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
-        self._added = 0
+        self._added = 0  # the number of calls of `add_parameters`
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
         """Installs hooks on the parameters and around the step."""
@@ -239,6 +246,8 @@ class _Wrapping:
             ]
             return
         self.reducer = Reducer(self.settings, optimizer)
+        self._finalizer = weakref.finalize(optimizer, self.reducer.close)
+        self._finalizer.atexit = False
         self._undo.append(optimizer.register_step_post_hook(self.reducer.note_step).remove)
         if isinstance(groups, tuple):
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
@@ -247,14 +256,13 @@ class _Wrapping:
         if isinstance(optimizer, CodedMethods):
             self._undo.append(optimizer.register_step_pre_hook(refuse_unknown_scale).remove)
             share_after_joins(optimizer)
-        self._finalizer = weakref.finalize(optimizer, self.reducer.close)
-        self._finalizer.atexit = False
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""
-        self.sharded = ShardedState(self.settings, self.base)
-        self.sharded.add(named)
-        self._undo += connect(optimizer, self.sharded)
+        sharded = ShardedState(self.settings, self.base)
+        sharded.add(named)
+        self.sharded = sharded
+        self._undo += connect(optimizer, sharded)
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes torch call the hooks around each step, and installs one that counts the step for `hvdlite.stats`."""
@@ -270,7 +278,7 @@ class _Wrapping:
         """
         self._known.check(optimizer, self.settings.prefix)
 
-    def undo(self, optimizer: "_DistributedOptimizer") -> None:
+    def undo(self, optimizer: torch.optim.Optimizer) -> None:
         """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
         if self.reducer is not None:
             self.reducer.settle_family()
@@ -280,8 +288,8 @@ class _Wrapping:
             optimizer.state = self.sharded.gather_state(optimizer)
         for undo in self._undo:
             undo()
-        optimizer.__class__ = self.base  # type: ignore[assignment]
-        del optimizer._hvdlite
+        optimizer.__class__ = self.base
+        del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
         """Adds parameters whose gradients are then reduced, too."""
@@ -341,6 +349,7 @@ class _Wrapping:
         return of_all_ranks
 
     def _reduced(self, loss: Any) -> Any:
+        """The loss of all ranks, if it is a tensor or a float. Other objects are returned as they are."""
         settings = self.settings
         name = f"{settings.prefix}.loss"
         if isinstance(loss, torch.Tensor):
@@ -359,7 +368,7 @@ class _DistributedOptimizer(_Optimizer):
     _hvdlite: _Wrapping
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # A class may derive from this one, as in Lightning 1.9, but it cannot have objects.
+        # A class may derive from this one, as in Lightning 1.9, but no object of such a class can be made.
         if not issubclass(cls, torch.optim.Optimizer):
             raise UnsupportedError(
                 f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, which hvdlite has for isinstance() only: "
@@ -385,7 +394,8 @@ class _DistributedOptimizer(_Optimizer):
         Raises:
             InvalidArgumentError: it is set to something other than None or a finite number of 0 or more, or op is not Average.
 
-        ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse.
+        ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse and
+        `sparse_as_dense` is False.
         """
         return self._hvdlite.weight
 
@@ -414,11 +424,14 @@ class _DistributedOptimizer(_Optimizer):
             self._hvdlite.reducer.set_passes_per_step(passes)
 
     def synchronize(self) -> None:
-        """Reduces all unreduced gradients. It is needed only to see, before ``step()``, reduced gradients after `no_sync` or
-        fewer than `backward_passes_per_step` passes; otherwise ``backward()`` has reduced them.
+        """Reduces all unreduced gradients. Does nothing with op=Adasum.
+
+        ``backward()`` reduces gradients, and ``step()`` those that are still unreduced. So call this method only to see reduced
+        gradients before ``step()`` in these cases: after `no_sync`, after fewer than `backward_passes_per_step` passes, and if
+        no ``backward()`` has computed the gradients.
 
         Raises:
-            MismatchError, HorovodInternalError: as ``backward()``.
+            HvdliteError: any error of ``backward()``; see `DistributedOptimizer`.
 
         """
         if self._hvdlite.reducer is not None:
@@ -428,7 +441,7 @@ class _DistributedOptimizer(_Optimizer):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Outside of it,
-        ``step()`` does not reduce a gradient twice either.
+        ``step()`` does not reduce a gradient twice either. A step with a closure reduces in any case.
 
         Raises:
             AssertionError: op is Adasum.
@@ -449,14 +462,8 @@ class _DistributedOptimizer(_Optimizer):
         it, or ``step()``, reduces the sum. All ranks must use it for the same passes.
         """
         reducer = self._hvdlite.reducer
-        if reducer is None:
+        with nullcontext() if reducer is None else reducer.suspend():
             yield
-            return
-        reducer.suspended += 1
-        try:
-            yield
-        finally:
-            reducer.suspended -= 1
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Resets the gradients, as the optimizer's own ``zero_grad`` does (``set_to_none`` included)."""

@@ -44,10 +44,10 @@ _COMPRESSED = (torch.float32, torch.float64)
 class WireForm:
     """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
-    A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are
-    copied to dense memory on the same device. Compressed gradients are reduced where the compression has made them, and complex
-    ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs, which needs no copy. The
-    engine also applies codecs. Gradients on other devices travel through host memory.
+    A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are sent
+    from dense memory on the same device, usually a copy. Compressed gradients are reduced where the compression has made them,
+    and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs, which needs no
+    copy. The engine also applies codecs. Gradients on other devices travel through host memory.
 
     Attributes:
         codec: the codec's fields of the request (`Codec.fields`), empty without a codec.
@@ -80,7 +80,7 @@ class WireForm:
     )
 
     def __init__(self, param: torch.Tensor, dtype: torch.dtype, compression: Any) -> None:
-        """Raises InvalidArgumentError if the engine has no type for gradients of this dtype."""
+        """Raises InvalidArgumentError if the engine has no type for the dtype that is sent."""
         self._param = param
         self._dtype = dtype
         self.device = gpu_of(param)
@@ -111,10 +111,11 @@ class WireForm:
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Dense memory to reduce for a gradient that is not reduced in place, and the context for `decode`.
 
-        The memory is a copy, what the compression has made, or a view of a complex gradient as pairs of reals.
+        The memory is a copy, the gradient itself, what the compression has made, or a view of a complex gradient as pairs of
+        reals.
 
         Raises:
-            InvalidArgumentError: the compression has made another dtype or shape than of zeros.
+            InvalidArgumentError: the dtype or shape of the compressed gradient differs from that of compressed zeros.
         """
         if grad.layout is not _STRIDED:
             grad = grad.to_dense()
@@ -170,7 +171,7 @@ class ParameterGradient(GradientState):
     Attributes:
         bucket: the number of its bucket in the plan; -1 without a bucket.
         dirty: does ``param.grad`` hold a gradient of this rank that was not sent yet?
-        filled: has ``param.grad`` been reduced since it was last reset?
+        filled: has ``param.grad`` been reduced since it was last reset? Gradients that the user has written do not count.
         reduced_part: the finished gradient, kept here while backward adds an increment and until that is reduced.
         stamp: the number of the last pass in which backward made this gradient.
         sparse_dim: the number of sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
@@ -178,14 +179,14 @@ class ParameterGradient(GradientState):
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not moved to its place yet?
         coding: the state of a compression (`hvdlite.compression.BucketCodec`).
         dtype: the dtype of the gradient on all ranks, once there is a plan.
-        implementation: the address of torch's object behind the parameter when this was made; the hooks are on that object.
+        implementation: the address of torch's object behind the parameter when the hooks were installed on that object.
 
     The native class `GradientState` has all members but name, coding, dtype and implementation; native hooks read them. It has
     these methods:
 
     - `forget`: the user has reset the gradient, so ``param.grad`` is None or all zeros. If the gradient was dirty, its zeros
       stay dirty and are reduced: other ranks may have no gradient, and all ranks must end alike, with zeros or None.
-    - `is_zero`: is ``param.grad`` unchanged since the reset?
+    - `is_zero`: is ``param.grad`` surely unchanged since the reset? No if it was dirty then: the engine may write to it.
     - `move_in`: moves a fresh gradient to its place, once.
     - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
     """
@@ -296,7 +297,10 @@ def store_dense(
         form: the gradient's form on the wire.
         wire: the reduced memory.
         context: the context for `WireForm.decode`.
-        strict: as for `Bucket.store`.
+        strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
+
+    Raises:
+        InvalidArgumentError: as for `is_there`.
     """
     gradient.filled = True
     if grad is None:

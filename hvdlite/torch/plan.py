@@ -40,8 +40,8 @@ def make_buckets(
         codec: the codec with state that reduces the gradients; None if the compression keeps no state.
 
     Raises:
-        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse; or it keeps state, but a gradient
-            is not in host memory.
+        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or it keeps state,
+            but a gradient is not in host memory.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
         InvalidArgumentError, UnsupportedError, HorovodInternalError: (with `Compression.auto`) as for
             `hvdlite.auto_compression.settle`.

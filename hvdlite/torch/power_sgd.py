@@ -2,15 +2,16 @@
 
 M is this rank's gradient plus the error of this rank's earlier gradients, as a matrix of n rows and m columns:
 
-1. P = M Q, and P is reduced over the ranks. Q comes from the step before, with orthonormal columns; at first it is random. It
-   is the same on all ranks.
-2. The columns of P are made orthonormal. Then Q = M^T P, and M - P Q^T is this rank's error. Q is reduced over the ranks.
+1. P = M Q, and P is reduced over the ranks. Q comes from the step before, with orthonormal columns; at first Q is random. Q is
+   the same on all ranks.
+2. The columns of P are made orthonormal. Then Q = M^T P. With this rank's own Q, M - P Q^T is this rank's error. After that Q
+   is reduced over the ranks.
 3. The reduced gradient is P Q^T.
 
 The ranks' parameters stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on
-all ranks. All values that follow from these alone (the orthonormal P and Q, and P Q^T) are computed with elementwise additions,
-products, divisions and square roots. Each is an operation of torch of its own, in an order that depends on the shapes only, and
-IEEE 754 defines its bits. Products with M concern one rank only, and may be rounded in any way.
+all ranks. All values that follow from these alone (the orthonormal P and Q, and P Q^T) are computed with elementwise sums,
+differences, products, quotients and square roots. Each is an operation of torch of its own, in an order that depends on the
+shapes only, and IEEE 754 defines its bits. Products with M concern one rank only, and may be rounded in any way.
 """
 
 from collections import defaultdict
@@ -153,7 +154,7 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
 
 
 class PowerSGDCodec(BucketCodec):
-    """The state of a gradient has ``step``, the number of its reductions; if approximated, also ``q`` and ``residual``.
+    """The state of a gradient has ``step``, the number of its finite reductions; if approximated, also ``q`` and ``residual``.
 
     ``q`` [m, rank] has orthonormal columns, so that P is neither too large nor too small for its dtype.
     ``residual`` [n, m] is this rank's own, divided by the loss scale.

@@ -1,4 +1,4 @@
-"""Reduces the gradients of one optimizer's parameters while backward() runs. When it returns, they are reduced.
+"""Reduces the gradients of one optimizer's parameters while backward() runs. When backward() returns, they are reduced.
 
 Native code, `PassDriver`, handles a pass (one backward with the backwards nested in it):
 
@@ -17,7 +17,8 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducer", "owner_of"]
 
-_TURNS = 4  # the passes of a step take this many names in turn, so ranks with different numbers of passes get an error
+# The reductions of a step take this many names in turn. So ranks with different numbers of reductions get an error, unless
+# both numbers are multiples of this one.
+_TURNS = 4
 
 _owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter; the reducer keeps the parameter alive
 
@@ -88,7 +91,7 @@ class Reducer(PassDriver):
         self._holding: list[ParameterGradient] = []  # those with a reduced part in the current task
         self._engine: Engine | None = None
         self._in_flight: deque[InFlightBucket] = deque()  # the launched buckets
-        self._compared: Handle | None = None  # the start check's sum
+        self._compared: Handle | None = None  # the sum of the start check, while it is in flight
 
     # --- parameters -------------------------------------------------------------------------------------------------------
 
@@ -128,6 +131,7 @@ class Reducer(PassDriver):
         return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
+        """Leaves a parameter to the successor, which then also reduces for this reducer's optimizer."""
         self.settle()
         self._drop_plan()
         self._handed_over.append(self._gradients.pop(id(param)).param)
@@ -177,6 +181,11 @@ class Reducer(PassDriver):
         EndOfTask(self, stamp, nested).register()
 
     def _use_engine(self) -> None:
+        """Takes the present engine. Drops the plan if it was made for another engine, or no longer fits the model.
+
+        Raises:
+            NotInitializedError: hvdlite was shut down.
+        """
         if self._engine is None or RUNTIME.engine is not self._engine:
             engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
             self._drop_plan()
@@ -322,7 +331,8 @@ class Reducer(PassDriver):
     def complete(self) -> None:
         """Makes sure that all gradients are reduced. Collective, unless the passes since the last step have reduced them all.
 
-        If no pass has reduced a gradient since its reset, the user's own code has written it, and it is reduced as it is.
+        If nothing was reduced since the last step or reset, the user's own code has written the unreduced gradients, and they
+        are reduced as they are.
         """
         for reducer in self._family():
             reducer._complete()
@@ -347,6 +357,18 @@ class Reducer(PassDriver):
         self.reduce(strict=True)
         for gradient in written:
             gradient.filled = False  # what is in .grad at the next step counts as the user's again
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """A with statement in which no reducer of the optimizer reduces a pass."""
+        family = self._family()
+        for reducer in family:
+            reducer.suspended += 1
+        try:
+            yield
+        finally:
+            for reducer in family:
+                reducer.suspended -= 1
 
     def weigh(self, weight: float | None) -> None:
         """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""

@@ -79,14 +79,16 @@ def require_slices() -> None:
     """Checks that torch's DCP supports objects that describe their part.
 
     Raises:
-        UnsupportedError: torch is older than 2.6.
+        UnsupportedError: torch is older than 2.6, or was built without torch.distributed.
     """
     try:
         knows = "__create_write_items__" in _dcp("planner_helpers")._create_write_items.__code__.co_consts
     except (ImportError, AttributeError):
         knows = False
     if not knows:
-        raise UnsupportedError(f"sharded checkpoints need torch 2.6 or newer, this is {torch.__version__}: use state_dict()")
+        raise UnsupportedError(
+            f"sharded checkpoints need torch 2.6 or newer with torch.distributed, this is {torch.__version__}: use state_dict()"
+        )
 
 
 def described(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,6 +148,8 @@ def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
 def entries_of(reader: Any, under: str) -> dict[str, Any]:
     """What DCP's metadata says about an optimizer's state in a checkpoint, by the parameter's name, a dot and the key.
 
+    The result is empty if the optimizer had no state, for example before its first step.
+
     Args:
         reader: the reader of the checkpoint.
         under: the key of the optimizer's state in the dictionary that was saved.
@@ -153,12 +157,12 @@ def entries_of(reader: Any, under: str) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: the checkpoint has no such optimizer.
     """
-    prefix = f"{under}{_SEPARATOR}state{_SEPARATOR}" if under else f"state{_SEPARATOR}"
+    outer = f"{under}{_SEPARATOR}" if under else ""
     known = reader.read_metadata().state_dict_metadata
-    found = {fqn.removeprefix(prefix): entry for fqn, entry in known.items() if fqn.startswith(prefix)}
-    if not found:
+    if f"{outer}orders" not in known:
         raise InvalidArgumentError(
             f"the checkpoint has no sharded state of an optimizer under {under!r}: pass under=..., the key of the dictionary "
             "under which optimizer.sharded_state_dict() was saved"
         )
-    return found
+    prefix = f"{outer}state{_SEPARATOR}"
+    return {fqn.removeprefix(prefix): entry for fqn, entry in known.items() if fqn.startswith(prefix)}

@@ -65,30 +65,35 @@ class ShardedMethods(_Optimizer):
 
         Raises:
             InvalidArgumentError: a state was loaded on some ranks only; or the job has other ranks than before.
+            HorovodInternalError: a rank failed.
 
         """
         with self._hvdlite.sharded.whole_state(self):
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a whole state, saved with any number of ranks. The next step or `state_dict` keeps only this rank's part."""
+        """Loads a whole state, saved with any number of ranks. The next step or `state_dict` keeps only this rank's part.
+
+        Load the same state on all ranks; or load it on one, and then call `broadcast_optimizer_state` on all.
+        """
         super().load_state_dict(state_dict)
         self._hvdlite.sharded.unsliced = True
 
     def sharded_state_dict(self, reader: Any = None, under: str = "optimizer") -> dict[str, Any]:
-        """This rank's part of the state, for ``torch.distributed.checkpoint``, which all ranks call. Local.
+        """This rank's part of the state, for a ``save`` or ``load`` of ``torch.distributed.checkpoint``. Sends nothing.
 
         Args:
             reader: None to save. To load, a reader of the checkpoint, such as ``FileSystemReader(folder)``: the result is then
                 memory for this rank's part, for a checkpoint from any number of ranks.
-            under: the key of the optimizer's state in the dictionary that was saved; "" if the state is that dictionary.
+            under: with a reader, the key of the optimizer's state in the dictionary that was saved; "" if the state is that
+                dictionary.
 
         Returns:
-            A dictionary for ``save`` or ``load``, and then for `load_sharded_state_dict`.
+            A dictionary to save; or one that ``load`` fills, for `load_sharded_state_dict`.
 
         Raises:
             InvalidArgumentError: the checkpoint has no such optimizer; or the job has other ranks than before.
-            UnsupportedError: torch is older than 2.6.
+            UnsupportedError: torch is older than 2.6, or has no ``torch.distributed``.
 
         """
         require_slices()
@@ -102,7 +107,7 @@ class ShardedMethods(_Optimizer):
         return {"state": state, "param_groups": groups, "orders": self._hvdlite.sharded.orders()}
 
     def load_sharded_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the result of `sharded_state_dict`, which ``torch.distributed.checkpoint.load`` has filled. Local.
+        """Loads the result of `sharded_state_dict`, which ``torch.distributed.checkpoint.load`` has filled. Sends nothing.
 
         Raises:
             InvalidArgumentError: the parameters' names or layouts in memory, or the number of groups, are not the saved ones;

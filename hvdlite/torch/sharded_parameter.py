@@ -39,7 +39,7 @@ def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
     return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 
 
-def _turned(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _permuted(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A view whose dimensions have the order of those of `like` in memory."""
     return tensor.detach().permute(order_of(like))
 
@@ -51,7 +51,7 @@ def order_of(tensor: torch.Tensor) -> list[int]:
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in the order of memory, as a view. They must lie there without gaps and overlaps."""
-    return _turned(tensor, tensor).view(-1)
+    return _permuted(tensor, tensor).view(-1)
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class Sharded:
 
         The result is a copy if the tensor has them in another order.
         """
-        return _turned(tensor, self.param).reshape(-1)
+        return _permuted(tensor, self.param).reshape(-1)
 
     def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
         """A tensor of the parameter's shape and layout that has these elements, in this order, in memory."""

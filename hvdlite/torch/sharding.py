@@ -100,8 +100,8 @@ class ShardedState:
         self._assign()
         self._active: list[Sharded] = []  # those with a gradient in this step
         self._swapped: list[tuple[Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
-        self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # with all their parameters
-        self._transfers: tuple[list[Sharded], list[_Transfer]] = ([], [])  # of these active parameters
+        self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # parameter groups, with all their parameters
+        self._transfers: tuple[list[Sharded], list[_Transfer]] = ([], [])  # the last step's active parameters, and transfers
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes charge of more parameters; those from before keep their owners.
@@ -136,6 +136,8 @@ class ShardedState:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Swaps parameters for this rank's parts. It is the last hook before the step, because others look at whole gradients.
+
+        It evaluates a closure before that, once: the step gets a closure that only returns the loss.
 
         Raises:
             UnsupportedError: a gradient is sparse.
@@ -273,7 +275,10 @@ class ShardedState:
             optimizer: the optimizer.
             device: the device of the parts that are gathered; None: that of the parameter.
             loaded: has every rank that enters this statement loaded a whole state, and taken no step since? Then that state is
-                used, and nothing is sent.
+                used where it is, and nothing is sent.
+
+        Raises:
+            InvalidArgumentError, HorovodInternalError: as for `gather_state`.
         """
         if self._is_whole:
             yield
@@ -302,6 +307,7 @@ class ShardedState:
         Raises:
             InvalidArgumentError: (on all ranks) only some owners of a parameter have state for it; or the process set has other
                 ranks than before.
+            HorovodInternalError: a rank failed.
         """
         if RUNTIME.spare is not None:
             return optimizer.state
@@ -334,7 +340,7 @@ class ShardedState:
         return repr([(sharded.name, order_of(sharded.param)) for sharded in self._sharded])
 
     def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
-        """The parameters of which this rank owns something, and their state as far as there is one."""
+        """The parameters of which this rank owns something, and their state, or None if there is none. Raises as `localize`."""
         self.restore()
         self.localize(optimizer)
         for sharded in self._sharded:

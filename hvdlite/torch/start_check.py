@@ -29,7 +29,6 @@ class TrainedByTorch:
         "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
         "num_replicas=hvd.size(), rank=hvd.rank())"
     )
-
     evidence = "gradient"
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
@@ -68,7 +67,7 @@ class TrainedByTorch:
 
 
 def make_check(optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> StartCheck:
-    """The check of one optimizer. `parameters` returns those that it trains at the time of the call."""
+    """The check of one optimizer. `parameters` returns the parameters that the optimizer trains at the time of the call."""
     return StartCheck(
         settings.start_check,
         f"DistributedOptimizer ({settings.prefix})",
@@ -79,7 +78,7 @@ def make_check(optimizer: torch.optim.Optimizer, settings: ReducerSettings, para
 
 
 def leaves_of_gradients(params: Iterable[torch.Tensor]) -> Iterator[Leaf]:
-    """The gradients of parameters, except those that are all zeros."""
+    """The gradients of parameters (of a sparse one its values and its indices), except those that are all zeros."""
     for param in params:
         grad = param.grad
         if grad is None:

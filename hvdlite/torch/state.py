@@ -93,7 +93,7 @@ def broadcast_optimizer_state(
         optimizer: an optimizer, wrapped or not, with the same parameter groups on all ranks.
         root_rank: the root's rank in the whole job, the same on all ranks.
         model: not used; Horovod has this argument.
-        process_set: the ranks that take part; the root is one of them.
+        process_set: the ranks that take part; the root is one of them. If the optimizer is sharded: its process set.
 
     Raises:
         InvalidArgumentError: this is not a torch.optim.Optimizer; its parameter groups, or its compression with state, differ

@@ -34,10 +34,11 @@ class SyncBatchNorm(_BatchNorm):
 
     Collective over `process_set` in training, and in evaluation if there are no running statistics: one allgather forward (two
     on a GPU) and one allreduce backward (none if the input needs no gradient) for each call, in the same order on all ranks.
-    The batches may differ in size and may be empty on some ranks. The input's gradient is that of the sum of all ranks' losses;
-    gradients of weight and bias are this rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated
-    again (``create_graph=True`` on all ranks, for example for a gradient penalty). Then the backward pass takes two more
-    allreduces, and the second backward pass has allreduces, too.
+    The input must need a gradient on all ranks or on none. The batches may differ in size and may be empty on some ranks.
+
+    The input's gradient is that of the sum of all ranks' losses; gradients of weight and bias are this rank's part, for
+    `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True`` on all ranks, for example for
+    a gradient penalty). Then the backward pass takes two more allreduces, and the second backward pass has allreduces, too.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format. A rank
     adds up its values in float32, or in float64 if the input is float64. On an NVIDIA GPU all but the counts stays there.
@@ -77,7 +78,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set) -> torch.nn.Module:
-        """Replaces every BatchNorm layer inside a module. The new layers take over its parameters and buffers.
+        """Replaces every BatchNorm layer inside a module. The new layers take over the parameters and buffers of the old ones.
 
         Args:
             module: changed in place; a layer used in several places stays one.

@@ -1,4 +1,7 @@
-"""A rank is lost while the objects of an elastic state are saved or synchronised: none of them keeps what is new."""
+"""The handlers of the objects of an elastic state: a rank is lost while they save or synchronise; and where copies lie."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +41,21 @@ def test_a_loss_while_objects_save_leaves_all_of_them_as_they_were_saved():
         state.restore()
         assert [cell.number for cell in cells] == [1, 1]
         lost.clear()
+
+
+def test_copies_of_a_sharded_state_lie_in_host_memory_even_if_it_was_loaded(monkeypatch):
+    """Tensors without memory stand for those on a GPU."""
+    torch = pytest.importorskip("torch")
+    fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
+    state = pytest.importorskip("hvdlite.torch.elastic.state")
+    sharded = SimpleNamespace(whole_state=lambda *_: nullcontext())
+    monkeypatch.setattr(state, "sharded_state_of", lambda _: sharded)
+    with fake_tensor.FakeTensorMode():
+        param = torch.nn.Parameter(torch.empty(3, device="cuda"))
+        optimizer = torch.optim.SGD([param], lr=0.1)
+        optimizer.state[param] = {"sums": [torch.empty(3, device="cuda")], "step": torch.empty(()), "name": "x"}
+        copied = state.OptimizerStateHandler(optimizer).copied(loaded=True)
+    (kept,) = copied["state"].values()
+    assert kept["name"] == "x"
+    assert [each.device.type for each in (*kept["sums"], kept["step"])] == ["cpu", "cpu"]
+    assert kept["step"] is not optimizer.state[param]["step"]

@@ -16,7 +16,7 @@ _HOSTS = 2  # the number of hosts that have the file; if one of them is lost, th
 
 
 class CheckpointFile:
-    """The checkpoint of one job. If hosts share its folder, both writers write the same file, with equal content.
+    """The checkpoint of one job. If hosts share its folder, both writers replace the same file.
 
     Args:
         path: the path on each host; "": there is no file.
@@ -35,8 +35,8 @@ class CheckpointFile:
             load: a function that gives the objects of the job their states. It gets the states by name.
 
         Returns:
-            The same on all ranks: the number of steps that the file has, or 0 if there is none; the rank that has that state;
-            and what is wrong with a file or a folder, or "".
+            The same on all ranks: the number of steps that the file has, or 0 if there is none; the rank that has that state (0
+            if there is no file); and what is wrong with a file or a folder, or "".
         """
         content, problem = self._read() if local_rank() == 0 else (None, "")
         position = -1 if content is None else int(content["position"])

@@ -48,9 +48,9 @@ class ElasticJob:
     A rank is lost when a signal has ended its process. The others then agree on the living ranks, and continue in a new job.
     If at least one of them has applied the step, the step counts, and the others copy the state of that rank. If none has,
     model, optimizer, scheduler, random numbers and all other state return to the values before the step, and `batches` gives
-    the same batch again, divided among the remaining ranks. Each rank keeps its own random numbers. A rank that gets SIGTERM
-    ends its step and leaves. All of this needs Open MPI 5 or newer, started with ``hvdlite run --elastic`` or ``mpirun
-    --with-ft ulfm``; otherwise a lost rank ends the program with PeerLostError.
+    the same batch again, divided among the remaining ranks. Each rank keeps its own random numbers. A rank that gets
+    SIGTERM, and has no handler for it, leaves after this step or the next one. All of this needs Open MPI 5 or newer, started
+    with ``hvdlite run --elastic`` or ``mpirun --with-ft ulfm``; otherwise a lost rank ends the program with PeerLostError.
 
     If the optimizer is sharded (``shard=True``), a lost rank's part of its state is lost. So every `commit_every` steps each
     rank gets a copy of the whole state, in host memory. After a loss all ranks return to the last copy (the last *commit*):
@@ -60,12 +60,12 @@ class ElasticJob:
     were before it. The residuals of a lost rank are lost. Ranks that copy the state from another one begin without residuals.
 
     Spares (``hvdlite run --spares``) make the same objects. After a step they replace lost ranks, and get a copy of the state.
-
     The constructor is collective over all ranks. All get rank 0's state, or that of the checkpoint if there is one.
 
     Args:
         model: a module.
-        optimizer: a `hvdlite.torch.DistributedOptimizer` of its parameters.
+        optimizer: a `hvdlite.torch.DistributedOptimizer` of its parameters, over all ranks, with op=Average, and with
+            ``sparse_as_dense=True`` if gradients are sparse.
         batch_size: the number of samples in a step, on all ranks together.
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
         scaler: a GradScaler, or None. With a scaler, a step may leave ``optimizer.step()`` out.
@@ -84,6 +84,7 @@ class ElasticJob:
     Raises:
         InvalidArgumentError: an argument is wrong; or a checkpoint cannot be loaded, or was made with another seed or batch
             size; or its folder does not exist on some host.
+        MismatchError, HorovodInternalError: the ranks have different models or optimizers, or a rank failed.
         NotInitializedError: `init` has not been called.
     """
 
@@ -242,7 +243,7 @@ class ElasticJob:
     def _tell_leave(self) -> None:
         """Before a step with a sharded optimizer: tells the other ranks in the step whether this one has to leave.
 
-        A notice with the weights of the gradients says it. All ranks see the same weights, so all learn of it in the same step.
+        It gives notice with the weights of its gradients. All ranks see the same weights, so all learn of it in the same step.
         """
         self._may_leave = not self._state.is_sharded
         if self._state.is_sharded:

@@ -77,7 +77,7 @@ class JobState:
         return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
-        """A copy of the whole state. The states of model and optimizer are copied to host memory.
+        """A copy of the whole state. The states of the model and of a sharded optimizer are copied to host memory.
 
         If the optimizer is sharded, the call is collective over all ranks, unless its state was `loaded`
         (`OptimizerStateHandler.copied`).
@@ -124,7 +124,7 @@ class JobState:
             self._all[name].load(state)
 
     def load_all(self, states: Mapping[str, Any]) -> None:
-        """Gives all objects a state.
+        """Gives all objects a state. Ignores other states.
 
         Raises:
             KeyError: the state of one of them is missing.
@@ -136,8 +136,11 @@ class JobState:
     def receive(self, source: int) -> None:
         """Gives all ranks the present state of the source. Collective over all ranks.
 
-        Each rank keeps its own random numbers. If the source is lost meanwhile, the received state is incomplete. Then a rank
+        Each rank keeps its own random numbers. If a rank is lost meanwhile, the received state may be incomplete. Then a rank
         restores its own state. With a sharded optimizer it does not: the caller restores the last commit.
+
+        Raises:
+            PeerLostError: a rank was lost.
         """
         states = {} if self.is_sharded or rank() == source else {name: each.copied() for name, each in self._all.items()}
         try:

@@ -27,8 +27,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         epoch: the epoch that `set_epoch` has set.
         processed_num: the number of processed samples, on all ranks.
         processed_indices: the samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
-        remaining_indices: the samples to divide, in the order of the dataset.
-        indices: this rank's share, in the order of the last iteration that has begun.
+        remaining_indices: the samples that were unprocessed at the last division, in the order of the dataset.
+        indices: this rank's share, in the order of the last iteration that has begun; empty after a division.
         rank: this process's rank when samples were last divided.
         num_replicas: the number of ranks when samples were last divided.
         num_samples: the number of samples in a rank's share.

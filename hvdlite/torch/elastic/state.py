@@ -113,10 +113,10 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """For modules: parameters and buffers."""
+    """For modules: the parameters and buffers in their ``state_dict()``."""
 
     def receive(self, root_rank: int) -> None:
-        """Gives all ranks the root's parameters and buffers."""
+        """Gives all ranks the tensors of the root's ``state_dict()``. Collective over all ranks."""
         broadcast_parameters(self.value.state_dict(), root_rank)
 
 
@@ -127,20 +127,31 @@ class OptimizerStateHandler(StateDictHandler):
         """A copy of the whole state.
 
         If the optimizer is sharded, the call is collective over all ranks, unless the state was `loaded`: see
-        `hvdlite.torch.sharding.ShardedState.whole_state`.
+        `hvdlite.torch.sharding.ShardedState.whole_state`. The copy of a sharded state is in host memory.
         """
         sharded = sharded_state_of(self.value)
         if sharded is None:
             return super().copied()
         with sharded.whole_state(self.value, torch.device("cpu"), loaded):
             if loaded:
-                return super().copied()
+                return _copied_to_host(self.value.state_dict())
             state = self.value.state_dict()  # its tensors have been gathered into memory of their own
             return {**state, "param_groups": copy.deepcopy(state["param_groups"])}
 
     def receive(self, root_rank: int) -> None:
-        """Gives all ranks the options and the state of the root's optimizer."""
+        """Gives all ranks the options and the state of the root's optimizer. Collective over all ranks."""
         broadcast_optimizer_state(self.value, root_rank)
+
+
+def _copied_to_host(tree: Any) -> Any:
+    """A deep copy of a ``state_dict()``, with its tensors in host memory."""
+    if isinstance(tree, torch.Tensor):
+        return tree.to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: _copied_to_host(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_copied_to_host(value) for value in tree)
+    return copy.deepcopy(tree)
 
 
 class SamplerStateHandler(StateDictHandler):

@@ -127,6 +127,16 @@ def test_parameters_without_a_state_have_none_afterwards(hvd, folder):
     assert optimizer.state_dict()["state"].keys() == expected["state"].keys()
 
 
+def test_an_optimizer_without_a_step_is_saved_and_loaded(hvd, folder):
+    _, optimizer = trained(hvd, adam)
+    twin = network()
+    save(hvd.DistributedOptimizer(adam(twin.parameters()), twin.named_parameters(), shard=True), folder)
+    state = {"optimizer": optimizer.sharded_state_dict(checkpoint.FileSystemReader(folder))}
+    checkpoint.load(state, checkpoint_id=folder)
+    optimizer.load_sharded_state_dict(state["optimizer"])
+    assert optimizer.state_dict()["state"] == {}
+
+
 def test_what_does_not_fit_is_refused(hvd, folder):
     _, optimizer = trained(hvd, adam)
     save(optimizer, folder)

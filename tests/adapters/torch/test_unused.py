@@ -295,6 +295,21 @@ def test_a_gradient_in_common_that_is_written_by_hand_is_reduced(hvd, resets, se
     assert_same_bits(list(model.parameters()))
 
 
+@pytest.mark.parametrize("suspends", [0, 1])
+def test_no_sync_keeps_gradients_in_common_unreduced(hvd, suspends):
+    model, twin = network(), network()
+    optimizers = [hvd.DistributedOptimizer(sgd([*part.parameters()])) for part in (model, model[2:])]
+    part = part_of(whole_batch(0, hvd.size()), hvd.rank())
+    with optimizers[suspends].no_sync():
+        mse(model, *part).backward()
+    mse(twin, *part).backward()
+    assert_close(grads_of(model[2:]), grads_of(twin[2:]))
+    optimizers[0].synchronize()
+    twin.zero_grad()
+    mse(twin, *whole_batch(0, hvd.size())).backward()
+    assert_close(grads_of(model), grads_of(twin))
+
+
 def test_parameters_in_common_need_one_op(hvd):
     model = network()
     kept = hvd.DistributedOptimizer(sgd(model.parameters()))

@@ -185,6 +185,24 @@ def test_parameter_groups_may_be_added(hvd):
     pair.check_weights()
 
 
+def test_an_optimizer_that_is_refused_stays_plain(hvd):
+    gaps = torch.nn.Parameter(torch.zeros(4, 8)[:, ::2])
+    common = torch.nn.Parameter(torch.zeros(3))
+    kept = hvd.DistributedOptimizer(sgd([common]))
+    for param, options in ((gaps, {"shard": True}), (common, {"op": hvd.Sum})):
+        plain = sgd([param])
+        before = {name: copy.copy(value) for name, value in vars(plain).items()}
+        with pytest.raises(ValueError, match=r"have gaps between|differently"):
+            hvd.DistributedOptimizer(plain, **options)
+        assert type(plain) is torch.optim.SGD
+        assert vars(plain).keys() == before.keys()
+        assert plain._optimizer_step_pre_hooks == before["_optimizer_step_pre_hooks"]
+        assert plain._optimizer_step_post_hooks == before["_optimizer_step_post_hooks"]
+    common.grad = torch.full_like(common, hvd.rank() + 1.0)
+    kept.step()
+    assert_close([common.grad], [torch.full_like(common, (hvd.size() + 1) / 2)])
+
+
 def test_nothing_keeps_model_and_optimizer_alive(hvd):
     model = network()
     optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters())
