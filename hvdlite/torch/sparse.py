@@ -43,8 +43,9 @@ def rows_of(
 
 
 def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, divisor: int) -> torch.Tensor:
-    """The sum of all ranks' rows, divided by `divisor`: a sparse (coordinate) tensor of the dtype of `values`, without duplicate
-    indices. Quotients of integers are truncated toward zero.
+    """The sum of all ranks' rows, divided by `divisor`: a sparse (coordinate) tensor without duplicate indices.
+
+    It has the dtype of `values`. Quotients of integers are truncated toward zero.
 
     Args:
         indices: int64, one line for each row of `values`. A line of -1 stands for a gradient without rows.

@@ -57,6 +57,22 @@ def test_a_deadlock_ends_and_tells_who_waits_for_what(case):
         in_threads(ranks, lambda rank: rank.allreduce("after", np.ones(2)))
 
 
+def test_a_deadlock_is_found_while_two_threads_wait_for_one_operation():
+    def body(rank: Rank):
+        handle = rank.start(ALLREDUCE, f"only{rank.rank}", np.ones(2), np.ones(2))
+        messages: list[str] = []
+        thread = threading.Thread(target=lambda: messages.append(wait_fails(rank, handle, OperationTimeoutError)))
+        thread.start()
+        messages.append(wait_fails(rank, handle, OperationTimeoutError))
+        thread.join()
+        return messages
+
+    for messages in run_ranks(2, body):
+        assert len(messages) == 2
+        assert "deadlock" in messages[0]
+        assert messages[0] == messages[1]
+
+
 def test_waiting_for_a_slow_rank_is_no_deadlock():
     def body(rank: Rank):
         if rank.rank == 1:

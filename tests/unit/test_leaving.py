@@ -13,6 +13,7 @@ from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 from hvdlite.errors import AbortedError
 
 TURNS = 15
+LOG_ENTRIES = 16384  # of a ledger in shared memory (ledger.h)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,14 @@ def test_what_is_under_way_ends_alike(config, hosts, leaver):
             ends = in_threads(ranks, body, 120)
         others = {result for rank, result in enumerate(ends) if rank != leaver}
         assert len(others) == 1, ends
+
+
+def test_an_agreement_keeps_nothing_for_a_rank_that_has_left():
+    """Each refusal is an entry of the log. A rank that reads no more does not keep the log full."""
+    with engines(2) as ranks:
+        in_threads(ranks, lambda rank: rank.allreduce("x", np.ones(1, np.float32)))
+        ranks[1].engine.shutdown()
+        array = np.ones(1, np.float32)
+        for _ in range(LOG_ENTRIES + 100):
+            with pytest.raises(AbortedError, match="rank 1 has left"):
+                ranks[0].allreduce("y", array)

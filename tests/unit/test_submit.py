@@ -112,10 +112,26 @@ def test_two_operations_of_one_name_in_a_submission_are_refused():
     """Waiting would not help, so the error does not advise it. The submission leaves nothing behind."""
     with engines(1) as ranks:
         array = np.ones(1, np.float32)
-        with pytest.raises(InvalidArgumentError, match="'x' .*this submission has two operations of this name"):
+        with pytest.raises(InvalidArgumentError, match=r"'x' .*this submission has two operations of this name"):
             ranks[0].engine.submit([allreduce(name, array) for name in ("w", "x", "x")])
         for name in ("w", "x"):
             run_request(ranks[0].engine, allreduce(name, array))
+
+
+def test_a_refused_submission_is_recorded_as_failed():
+    def body(rank):
+        arrays = [np.ones(1, np.float32) for _ in range(2)]
+        if rank.rank == 0:
+            first = rank.engine.submit([allreduce("x", arrays[0])], wake=False)
+            with pytest.raises(InvalidArgumentError, match=r"'x' .*still in flight"):
+                rank.engine.submit([allreduce("y", arrays[1]), allreduce("x", arrays[1])], wake=False)
+            outcomes_of(rank.engine, [first])
+            record = rank.engine.flight_record()
+            assert "not yet announced" not in record, record
+        else:
+            run_request(rank.engine, allreduce("x", arrays[0]))
+
+    run_ranks(2, body)
 
 
 def test_numbers_of_works_are_used_once():

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.limits import eventually
+from support.limits import eventually, waits_in_engine
 from support.requests import F64, address
 from support.thread_ranks import ALLREDUCE, SUM, engines, in_threads, outcomes_of
 
@@ -231,6 +231,23 @@ def test_messages_leave_no_events_for_a_later_timeline(tmp_path):
     trace = files.read(where)
     assert trace.dropped == 0
     assert [operation.name for operation in trace.operations.values()] == ["first"]
+
+
+def test_a_wait_that_outlasts_a_timeline_is_not_in_the_next_one(tmp_path):
+    (where,) = paths(tmp_path, 1)
+    arrays = [np.ones(1, np.float32) for _ in range(2)]
+    with engines(2) as ranks:
+        engine = ranks[0].engine
+        engine.start_timeline(str(tmp_path / "earlier.json"), ROOM)
+        waiting = threading.Thread(target=lambda: ranks[0].allreduce("x", arrays[0]))
+        waiting.start()
+        assert eventually(lambda: waits_in_engine(waiting.native_id))
+        engine.stop_timeline()
+        ranks[1].allreduce("x", arrays[1])
+        waiting.join()
+        engine.start_timeline(str(where), ROOM)
+        engine.stop_timeline()
+    assert "WAIT" not in [event["name"] for event in json.loads(where.read_text())]
 
 
 def test_a_file_that_cannot_be_made_is_named_and_nothing_changes(tmp_path):

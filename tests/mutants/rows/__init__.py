@@ -2,6 +2,7 @@
 
 from mutants.mutant import Mutant
 from mutants.rows import (
+    agreement,
     bindings,
     collectives,
     core,
@@ -18,6 +19,7 @@ from mutants.rows import (
 )
 
 ROOMS: dict[str, tuple[Mutant, ...]] = {
+    "agreement": agreement.ROWS,
     "engine": engine.ROWS,
     "collectives": collectives.ROWS,
     "kernels": kernels.ROWS,
