@@ -220,6 +220,10 @@ SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tun
   return plan;
 }
 
+bool adds_in_order(int hosts, const Tuning& tuning) {
+  return hosts <= kFewHosts || tuning.deterministic;
+}
+
 std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,
                                          const Tuning& tuning) {
   // Two hosts: one step instead of two. That sends as many bytes, unless results are narrower than partials; but it adds
@@ -229,7 +233,7 @@ std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, b
     return partial_bytes <= limit ? "recursive_doubling" : "direct";
   }
   // Two steps for any number of hosts, and as many bytes as a ring; but a message to each host.
-  if (hosts <= kFewHosts || tuning.deterministic) return "direct";
+  if (adds_in_order(hosts, tuning)) return "direct";
   return partial_bytes <= tuning.segment_bytes ? "recursive_doubling" : "ring";
 }
 

@@ -14,6 +14,9 @@ namespace hvdlite::collectives {
 // Rounds and slices of a buffer: few owners for small ones, several rounds for large ones.
 SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tuning& tuning);
 
+// Are the sums of the hosts added in the order of the hosts, wherever an element lies?
+bool adds_in_order(int hosts, const Tuning& tuning);
+
 // The allreduce algorithm between the owners of a slice on this many hosts, for partials of this many bytes.
 std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,
                                          const Tuning& tuning);

@@ -38,7 +38,8 @@
 // In place: a rank's input is copied before any result is made. No other rank writes to the output, except to gather parts.
 //
 // All ranks get the same bits, because an element is reduced from the same inputs in the order of the ranks, wherever it lies. So
-// the reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct.
+// the reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct. If ranks share hosts, an
+// allreduce adds up each host's inputs first, and then the hosts' sums: the bits of allreduce_hierarchical.
 //
 // Source: it is common practice to write a small message next to its flag in shared memory; Open MPI's shared-memory
 // collectives do so. That ranks write it before they have agreed is hvdlite's own idea. The allreduce of parts is that of
@@ -53,6 +54,7 @@
 #include "collectives/algorithms.h"
 #include "collectives/chunking.h"
 #include "collectives/shared_channel.h"
+#include "collectives/tile_reducer.h"
 
 namespace hvdlite::collectives {
 
@@ -101,9 +103,35 @@ const std::byte* PreparedInputs::part(int member, std::size_t offset, std::size_
   return payload.data();
 }
 
-void allreduce_prepared(const PreparedInputs& inputs, const AllreducePart& part,
-                        const Reduction& reduction, kernels::Isa isa) {
-  fold(inputs, 0, part.count, part.output, reduction, isa);
+void allreduce_prepared(const PreparedInputs& inputs, const HostMap* hosts,
+                        const AllreducePart& part, const Reduction& reduction, kernels::Isa isa) {
+  if (hosts == nullptr) return fold(inputs, 0, part.count, part.output, reduction, isa);
+  const TileReducer reducer(reduction, isa);
+  const std::size_t input_bytes = part.count * base::size_of(reduction.dtype);
+  std::vector<std::byte> sum(part.count * reducer.partial_bytes()), total;
+  const kernels::ReduceKernels& kernels =
+      kernels::reduce_kernels(reduction.dtype, reduction.op, isa);
+  for (int host = 0; host < hosts->hosts(); ++host) {
+    std::vector<const void*> places;
+    std::vector<std::vector<std::byte>> scaled;
+    for (const int member : hosts->members_on(host)) {
+      const std::byte* place = inputs.part(member, 0, input_bytes);
+      if (reducer.scaled()) {
+        std::byte* const copy =
+            scaled.emplace_back(part.count * reducer.contribution_bytes()).data();
+        reducer.contribute(copy, place, part.count);
+        place = copy;
+      }
+      places.push_back(place);
+    }
+    reducer.fold_partial(sum.data(), places.data(), static_cast<int>(places.size()), part.count);
+    if (host == 0) {
+      total = sum;
+    } else {
+      kernels.combine(total.data(), total.data(), sum.data(), part.count);
+    }
+  }
+  kernels.store(part.output, total.data(), part.count, reduction.postscale, reduction.divisor);
 }
 
 std::vector<std::size_t> allreduce_parts(std::size_t count, int members,

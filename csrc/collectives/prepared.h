@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "collectives/collective.h"
+#include "collectives/host_map.h"
 
 namespace hvdlite::collectives {
 
@@ -42,8 +43,10 @@ std::vector<std::size_t> allreduce_parts(std::size_t count, int members, std::si
 
 // The collectives, for the member `rank` of a prepared operation. They take the arguments of start_... (select.h) but ignore the
 // member's own input, which is one of the prepared ones.
-void allreduce_prepared(const PreparedInputs& inputs, const AllreducePart& part,
-                        const Reduction& reduction, kernels::Isa isa);
+// hosts: null unless the members are on several hosts and those of each host share memory. Then the result has the bits of
+// allreduce_hierarchical, if adds_in_order() holds.
+void allreduce_prepared(const PreparedInputs& inputs, const HostMap* hosts,
+                        const AllreducePart& part, const Reduction& reduction, kernels::Isa isa);
 // An allreduce of which each member got only its part (allreduce_parts) of the others' inputs. Reduces that part at once; the
 // collective then gathers the parts of all members. It ignores part.input, and no longer uses `inputs`.
 std::unique_ptr<Collective> allreduce_of_parts(Comm comm, const PreparedInputs& inputs,

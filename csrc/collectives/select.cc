@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "collectives/allreduce_hierarchical.h"
 #include "collectives/chunking.h"
 
 namespace hvdlite::collectives {
@@ -169,7 +170,7 @@ bool may_prepare(base::OpKind kind, const Reduction& reduction, bool shares_memo
 CommShape shape_of(const Comm& comm) {
   CommShape shape{.ranks = comm.size(),
                   .shared = shares_memory(comm),
-                  .shared_on_hosts = shares_memory_on_hosts(comm)};
+                  .hosts = shares_memory_on_hosts(comm) ? comm.hosts()->hosts() : 0};
   if (shape.shared) shape.inline_bytes = comm.shared()->tile_bytes() / kInlineShare;
   return shape;
 }
@@ -180,10 +181,6 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
                            const CommShape& shape, const Selection& selection) {
   if (!may_prepare(kind, reduction, shape.shared, selection)) return Preparation::kNone;
   if (shape.shared) return bytes <= shape.prepared_bytes ? Preparation::kWhole : Preparation::kNone;
-  // The hierarchical algorithm first adds up the values of each host, so the last bits of its sums differ.
-  if (selection.deterministic && shape.shared_on_hosts && base::reduces(kind)) {
-    return Preparation::kNone;
-  }
   const std::size_t to_others = static_cast<std::size_t>(shape.ranks - 1) * bytes;
   const bool is_small = to_others <= kSmallPayloads;
   const bool travels = may_travel(bytes, selection);
@@ -192,12 +189,15 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
     case base::OpKind::kReducescatter:
       return travels ? Preparation::kParts : Preparation::kNone;
     case base::OpKind::kAllgather:
-      return is_small || (!shape.shared_on_hosts && may_travel(to_others, selection))
+      return is_small || (shape.hosts == 0 && may_travel(to_others, selection))
                  ? Preparation::kWhole
                  : Preparation::kNone;
     case base::OpKind::kAllreduce:
+      // Whether an operation is prepared depends on timing, so its bits must not. See allreduce_prepared.
+      if (shape.hosts > 0 && !adds_in_order(shape.hosts, selection.tuning))
+        return Preparation::kNone;
       if (is_small) return Preparation::kWhole;
-      if (shape.shared_on_hosts || !travels) return Preparation::kNone;
+      if (shape.hosts > 0 || !travels) return Preparation::kNone;
       return shape.ranks == 2 ? Preparation::kWhole : Preparation::kParts;
     case base::OpKind::kBroadcast:
       return is_small || (shape.ranks == 2 && travels) ? Preparation::kWhole : Preparation::kNone;
@@ -214,7 +214,7 @@ std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Sele
   if (shape.shared) {
     return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);
   }
-  if (shape.shared_on_hosts) return forced_or(selection.allreduce, kHierarchical);
+  if (shape.hosts > 0) return forced_or(selection.allreduce, kHierarchical);
   std::string_view automatic = selection.deterministic ? "direct" : "ring";
   const std::size_t most = selection.recursive_doubling_max_bytes;
   if (bytes <= most) {

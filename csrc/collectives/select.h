@@ -43,8 +43,8 @@ std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection)
 // The facts for a choice: equal on all ranks of a Comm.
 struct CommShape {
   int ranks = 1;
-  bool shared = false;             // all of them share memory
-  bool shared_on_hosts = false;    // they are on several hosts, and those of each host share memory
+  bool shared = false;  // all of them share memory
+  int hosts = 0;  // their hosts, if there are several, and those of each host share memory; else 0
   std::size_t inline_bytes = 0;    // up to here an allreduce in the memory that all share is inline
   std::size_t prepared_bytes = 0;  // preparation_of: the largest input prepared in that memory
 };

@@ -143,7 +143,7 @@ Preparation Execution::preparation_of(const SharingSet& set, std::span<const Ent
   const collectives::CommShape shape{
       .ranks = set.size(),
       .shared = shares,
-      .shared_on_hosts = set.shared.hosts != nullptr,
+      .hosts = set.shared.hosts ? set.shared.hosts->hosts() : 0,
       .prepared_bytes = shares ? set.shared.channel->prepared_bytes() : 0};
   return collectives::preparation_of(request.kind, bytes, reduction_of(request, 1), shape,
                                      selection_);

@@ -112,8 +112,16 @@ ROWS = (
         "riding-postscale",
         "an allreduce whose payload rides with its announcement is not scaled afterwards",
         "csrc/collectives/prepared.cc",
-        "reduction.postscale, reduction.divisor",
-        "1.0, reduction.divisor",
+        "            reduction.postscale, reduction.divisor",
+        "            1.0, reduction.divisor",
+        guards.PREPARED,
+    ),
+    Mutant(
+        "prepared-ignores-hosts",
+        "a prepared allreduce adds in the order of the ranks although the hierarchical one adds up each host first",
+        "csrc/collectives/prepared.cc",
+        "if (hosts == nullptr) return fold(",
+        "return fold(",
         guards.PREPARED,
     ),
     Mutant(

@@ -95,7 +95,7 @@ void HostOperation::start_prepared_allreduce() {
     part.output = buffer_->data();
   }
   if (payloads_.front().size() == bytes()) {
-    collectives::allreduce_prepared(inputs, part, reduction, tuning.isa);
+    collectives::allreduce_prepared(inputs, comm_.hosts(), part, reduction, tuning.isa);
   } else {
     collective_ = collectives::allreduce_of_parts(comm_, inputs, part, reduction, tuning);
   }

@@ -1,7 +1,6 @@
 #include "engine/execution/host/run_prepared.h"
 
 #include "engine/execution/extents.h"
-#include "engine/execution/operation.h"
 
 namespace hvdlite::engine {
 
@@ -9,11 +8,12 @@ using base::OpKind;
 
 namespace {
 
-void run_allreduce(const collectives::PreparedInputs& inputs, const Entry& entry,
-                   kernels::Isa isa) {
+void run_allreduce(const collectives::PreparedInputs& inputs, const SharingSet& set,
+                   const Entry& entry, kernels::Isa isa) {
   const Request& request = *entry.request;
   collectives::allreduce_prepared(
-      inputs, {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
+      inputs, set.shared.hosts.get(),
+      {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
       reduction_of(request, inputs.members()), isa);
 }
 
@@ -66,12 +66,12 @@ std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet&
   return extents.bytes(request->kind == OpKind::kAlltoall ? extents.sent : extents.rows);
 }
 
-void run_prepared(const collectives::PreparedInputs& inputs, const ProcessSet& set,
+void run_prepared(const collectives::PreparedInputs& inputs, const SharingSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
   HVD_CHECK(inputs.members() == set.size());
   switch (entry.request->kind) {
     case OpKind::kAllreduce:
-      return run_allreduce(inputs, entry, isa);
+      return run_allreduce(inputs, set, entry, isa);
     case OpKind::kBroadcast:
       return run_broadcast(inputs, set, entry);
     default:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/prepared.h"
+#include "engine/execution/operation.h"
 #include "engine/model/entry.h"
 #include "engine/model/output_cache.h"
 
@@ -18,7 +19,7 @@ std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet&
 
 // Makes the result of this rank's entry from the inputs of all members. Takes memory for it from `outputs` if the caller has
 // given none.
-void run_prepared(const collectives::PreparedInputs& inputs, const ProcessSet& set,
+void run_prepared(const collectives::PreparedInputs& inputs, const SharingSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa);
 
 }  // namespace hvdlite::engine
