@@ -48,7 +48,7 @@ def measure_link(process_set: ProcessSet) -> HostLink:
     def probe(elements: int, coded: bool) -> float:
         return slowest(own_seconds(elements, coded, set_id), set_id)
 
-    return find_link(hosts, probe)
+    return find_link(hosts, size, probe)
 
 
 def slowest(seconds: float, set_id: int) -> float:

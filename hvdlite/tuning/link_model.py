@@ -57,6 +57,7 @@ class HostLink:
         coding: the seconds that a rank needs to code and decode an element with int8. The model uses them for bf16 and int4,
             too.
         factoring: the seconds that a rank needs for PowerSGD's matrix products, for each element.
+        ranks: the number of ranks; 0: one on each host.
     """
 
     hosts: int
@@ -64,6 +65,18 @@ class HostLink:
     rate: float
     coding: float = 0.0
     factoring: float = 0.0
+    ranks: int = 0
+
+    def sent_bytes(self, itemsize: float) -> float:
+        """The mean bytes that are sent for an element of this size, in an allreduce without a codec.
+
+        Sums of 16-bit elements are sent as float32 until they are complete. Two ranks send no such sums. If ranks share hosts,
+        all sums of a host's ranks are; otherwise the ring is assumed, whose first message has elements.
+        """
+        ranks = self.ranks or self.hosts
+        if itemsize > 2 or ranks == 2:
+            return itemsize
+        return 3.0 if ranks > self.hosts else (3 * ranks - 4) / (ranks - 1)
 
     def sending(self, nbytes: float) -> float:
         """The seconds in which each host sends its part of an allreduce of this size in bytes."""
@@ -149,6 +162,8 @@ def step_seconds(link: HostLink, method: ExchangeMethod, gradients: Gradients, c
     if link.hosts < 2 or not total:
         return compute
     itemsize = gradients.itemsize if method.element_bytes is None else min(method.element_bytes, gradients.itemsize)
+    if method.element_bytes is None or method is BF16:
+        itemsize = link.sent_bytes(itemsize)
     busy = link.coding * method.codes + link.factoring * (method is POWERSGD)
     free, made = 0.0, 0
     for size in (total,) if method.one_bucket else gradients.buckets:
@@ -182,7 +197,7 @@ def _pays(seconds: float, without: float) -> bool:
 # --- measurement --------------------------------------------------------------------------------------------------------
 
 
-def find_link(hosts: int, probe: Callable[[int, bool], float]) -> HostLink:
+def find_link(hosts: int, ranks: int, probe: Callable[[int, bool], float]) -> HostLink:
     """Measures a link by allreduces: their time is a latency, and a time for each element.
 
     Messages grow until one takes 0.25 s, or has 4 MiB. So all of them together take less than four seconds on a link of 1
@@ -190,11 +205,12 @@ def find_link(hosts: int, probe: Callable[[int, bool], float]) -> HostLink:
 
     Args:
         hosts: the number of hosts.
+        ranks: the number of ranks.
         probe: a function that runs one allreduce, and returns its seconds on the slowest rank. Its arguments are the number of
             float32 elements, and whether the codec int8 is used. All ranks get the same seconds, so all find the same link.
     """
     if hosts < 2:
-        return HostLink(hosts, 0.0, float("inf"))
+        return HostLink(hosts, 0.0, float("inf"), ranks=ranks)
     elements = _FEWEST
     probe(elements, False)  # makes the connections
     while (longest := probe(elements, False)) < _LONG and elements < _MOST:
@@ -211,7 +227,7 @@ def find_link(hosts: int, probe: Callable[[int, bool], float]) -> HostLink:
     probe(small, True)
     assert INT8.element_bytes is not None
     coding = (least(elements, True) - latency) / elements - each * INT8.element_bytes / 4
-    return HostLink(hosts, latency, 2 * (hosts - 1) / hosts * 4 / each, max(coding, 0.0))
+    return HostLink(hosts, latency, 2 * (hosts - 1) / hosts * 4 / each, max(coding, 0.0), ranks=ranks)
 
 
 def format_seconds(seconds: float) -> str:

@@ -39,6 +39,17 @@ def test_without_computation_a_step_takes_the_time_of_its_bytes_and_the_latency(
     assert step_seconds(SLOW, POWERSGD, RESNET, 0.0) < step_seconds(SLOW, INT4, RESNET, 0.0)
 
 
+def test_sums_of_16_bit_elements_are_sent_as_float32():
+    """Between two ranks no sum is sent before it is complete."""
+    for hosts, ranks, sent in ((2, 2, 2.0), (2, 4, 3.0), (4, 8, 3.0), (3, 3, 2.5), (8, 8, 20 / 7)):
+        link = HostLink(hosts, 0.0, 1e6, ranks=ranks)
+        whole, part = (
+            step_seconds(link, method, Gradients((1000,), itemsize), 0.0) for method, itemsize in ((NONE, 4), (BF16, 4))
+        )
+        assert part / whole == pytest.approx(sent / 4)
+        assert step_seconds(link, NONE, Gradients((1000,), 2), 0.0) == part
+
+
 def test_computation_hides_all_buckets_but_the_last():
     gradients = Gradients((1000, 1000, 1000))
     link = HostLink(2, 0.0, 4000.0)  # a second for each bucket
@@ -115,8 +126,8 @@ class Wire:
 @pytest.mark.parametrize("latency", [1e-5, 0.02])
 def test_a_link_is_found_in_a_bounded_time(rate, latency):
     wire = Wire(latency, 1 / rate, 3e-9)
-    link = find_link(2, wire)
-    assert link.hosts == 2
+    link = find_link(2, 4, wire)
+    assert (link.hosts, link.ranks) == (2, 4)
     assert link.latency == pytest.approx(latency, rel=1e-3)
     assert link.rate == pytest.approx(rate, rel=1e-3)
     assert link.coding == pytest.approx(3e-9, rel=0.1, abs=1e-10)
@@ -126,7 +137,7 @@ def test_a_link_is_found_in_a_bounded_time(rate, latency):
 
 def test_noise_cannot_make_a_figure_negative():
     times = iter([0.001, 0.3, 0.5, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
-    link = find_link(3, lambda elements, coded: next(times))  # longer messages took less time
+    link = find_link(3, 3, lambda elements, coded: next(times))  # longer messages took less time
     assert link.latency >= 0
     assert link.rate > 0
     assert link.coding >= 0
@@ -137,7 +148,7 @@ def test_one_host_is_not_measured():
     def refuse(elements, coded):
         raise AssertionError("measured")
 
-    assert find_link(1, refuse).hosts == 1
+    assert find_link(1, 2, refuse).hosts == 1
 
 
 def test_the_table_and_the_advice_have_the_measured_times():
