@@ -28,7 +28,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, process_set_amo
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.distributed.callbacks import Place, current_place, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_same_size, flat_of, split_into, takes_result, writing
+from hvdlite.torch.distributed.tensors import check_same_dtype, check_same_size, flat_of, split_into, takes_result, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -236,6 +236,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _reduce_rows(self, label: str, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         rows = []
         for output, source in zip(outputs, inputs, strict=True):
+            check_same_dtype(label, source, output)
             if source.numel() != output.numel() * self._size:
                 raise InvalidArgumentError(
                     f"torch.distributed.{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs "
@@ -305,6 +306,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _allgather_rows(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for output, source in zip(outputs, inputs, strict=True):
+            check_same_dtype("all_gather_into_tensor", source, output)
             if output.numel() != source.numel() * self._size:
                 raise InvalidArgumentError(
                     f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} "

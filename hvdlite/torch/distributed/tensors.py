@@ -6,7 +6,7 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["check_same_size", "flat_of", "split_into", "takes_result", "writing"]
+__all__ = ["check_same_dtype", "check_same_size", "flat_of", "split_into", "takes_result", "writing"]
 
 Tensor = torch.Tensor
 
@@ -21,6 +21,18 @@ def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
         raise InvalidArgumentError(
             f"torch.distributed.{label}: this rank's own output, {output.dtype} with {output.numel()} elements, does not fit "
             f"its input, {source.dtype} with {source.numel()}"
+        )
+
+
+def check_same_dtype(label: str, source: Tensor, output: Tensor) -> None:
+    """Checks that an output has the dtype of its input, because copying the result into it would convert the result.
+
+    Raises:
+        InvalidArgumentError: they differ.
+    """
+    if source.dtype != output.dtype:
+        raise InvalidArgumentError(
+            f"torch.distributed.{label}: the output is {output.dtype}, but the input is {source.dtype}; give both one dtype"
         )
 
 

@@ -175,6 +175,16 @@ def test_a_slice_of_the_input_takes_the_reduced_part():
     check([data[-1]], [expected])
 
 
+def test_an_output_of_another_dtype_is_refused():
+    wide = torch.zeros(2 * len(EVERYONE), dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=r"all_gather_into_tensor: the output is torch.float64, but the input is torch.float32"
+    ):
+        dist.all_gather_into_tensor(wide, torch.ones(2))
+    with pytest.raises(ValueError, match=r"reduce_scatter_tensor: the output is torch.float64, but the input is torch.float32"):
+        dist.reduce_scatter_tensor(wide[:2], torch.ones(2 * len(EVERYONE)))
+
+
 def test_sizes_that_differ_where_one_tensor_takes_all():
     with pytest.raises(ValueError, match=r"all_gather_into_tensor: the ranks sent \d+ elements, but the outputs have"):
         dist.all_gather_into_tensor(torch.zeros(SIZE * 2**RANK), torch.ones(2**RANK))  # no output has the size of all inputs
