@@ -69,13 +69,17 @@ class MismatchError(HorovodInternalError):
 
 
 class PeerLostError(HorovodInternalError):
-    """A rank died or raised an exception. The text names the first known cause. The job cannot continue."""
+    """A rank died, raised an exception or gave up, or its host is silent. The text names the first known cause. A job that is not
+    elastic cannot continue.
+    """
 
     code = ErrorCode.PEER_LOST
 
 
 class OperationTimeoutError(HorovodInternalError):
-    """Ranks wait for each other, and none can go on (a deadlock). The text lists which rank waits for what."""
+    """A wait is over its time limit, or ranks wait for each other, and none can go on (a deadlock). The text lists which rank
+    waits for what.
+    """
 
     code = ErrorCode.TIMEOUT
 
@@ -101,7 +105,7 @@ class InternalError(HorovodInternalError):
 
 
 class InvalidArgumentError(HvdliteError, ValueError):
-    """An argument or a knob is wrong. hvdlite has sent nothing, and the engine stays usable."""
+    """An argument or a knob is wrong. The engine stays usable. Nothing was sent, unless the function says otherwise."""
 
     code = ErrorCode.INVALID_ARGUMENT
 

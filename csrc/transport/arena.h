@@ -35,7 +35,7 @@ class Arena {
   Arena(std::int64_t id, base::SetId set, std::vector<std::shared_ptr<SharedMemory>> parts,
         int index);
 
-  // The same number on all members; greater than 0, and never used again.
+  // The same number on all members; greater than 0, and never used again by this engine.
   std::int64_t id() const { return id_; }
   base::SetId set() const { return set_; }
   // Do these bytes lie in this rank's part?

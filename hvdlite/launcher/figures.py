@@ -31,7 +31,7 @@ class RankFigures:
         computing, waiting, communicating: the shares of the time in which the program was not blocked, was blocked while no
             data moved, and was blocked while data moved. None if the program takes results by callbacks, where hvdlite sees no
             blocked thread, or if several threads were blocked at once for longer than the time.
-        blocked_on: for each other rank, the share of the time in which this rank waited for that rank to ask for an operation;
+        blocked_on: for each rank, the share of the time in which this rank waited for that rank to ask for an operation;
             at most 1. A wait counts when it ends, even if it began before the first answer.
         bytes_per_second: `bus_bytes` divided by the time in which data moved; None if no data moved.
         memory_bytes: the memory of the process in RAM.

@@ -1,6 +1,6 @@
 // What Negotiation wants its rank to do, and what it asks its rank. The implementation carries out each call before it returns,
 // so that actions happen in the order of decisions.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: as the implementation says.
+// Thread: the holder of the progress token. Owns: nothing. Blocks, Throws: as the implementation says.
 #pragma once
 
 #include <cstddef>

@@ -370,7 +370,7 @@ typedef struct hvdlite_counters {
   int64_t agreed_in_memory; /* operations agreed on in the ledger, without the coordinator */
   int64_t data_bytes_sent;
   int64_t arena_ops;    /* fused operations on tensors that lay in an arena on all members */
-  int64_t riding_ops;   /* operations whose payloads came with the announcements */
+  int64_t riding_ops;   /* prepared operations: payloads came with the announcements, or lay in shared memory before */
   int64_t open_results; /* allreduces whose result other ranks stored directly into the output */
   int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
   int64_t staged_ops;   /* fused operations, sends and receives of GPU memory through host memory */

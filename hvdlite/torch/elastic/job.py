@@ -183,8 +183,8 @@ class ElasticJob:
         """
         if self._call is not None:
             raise InvalidArgumentError("batches() of an elastic.Job is running already")
-        self._steps_of_epoch = -(-len(dataset) // self.batch_size)
-        self._last_step = epochs * self._steps_of_epoch
+        self._steps_of_epoch = max(1, -(-len(dataset) // self.batch_size))
+        self._last_step = epochs * self._steps_of_epoch if len(dataset) else 0
         try:
             self._has_committed = False
             call = self._call = recovery.Call()
