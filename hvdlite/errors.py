@@ -69,8 +69,8 @@ class MismatchError(HorovodInternalError):
 
 
 class PeerLostError(HorovodInternalError):
-    """A rank died, raised an exception or gave up, or its host is silent. The text names the first known cause. A job that is not
-    elastic cannot continue.
+    """A rank died, raised an exception or gave up, or its host is silent. The text names the first known cause. Only an elastic
+    job can continue.
     """
 
     code = ErrorCode.PEER_LOST

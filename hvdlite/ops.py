@@ -17,8 +17,8 @@ engine stays usable. If a rank dies or raises an exception, the others raise `Ho
 The functions whose names end in ``_async`` return a `Handle` at once. Do not write to a tensor until its handle is
 synchronised. The functions whose names end in an underscore write the result into their argument.
 
-Native code (csrc/bindings/python/plain_calls.cc) makes the requests of allreduces, broadcasts, allgathers, reducescatters, sends
-and receives of tensors whose memory it can use directly; `hvdlite.submission` makes all others.
+Native code (csrc/bindings/python/plain_calls.cc) makes the requests of allreduces, broadcasts, allgathers, reducescatters,
+sends and receives of tensors whose memory it can use directly; `hvdlite.submission` makes all others.
 
 Over 400 lines, because every function has Horovod's full signature; `hvdlite.submission` has the code that they share.
 """
