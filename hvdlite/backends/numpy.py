@@ -1,5 +1,6 @@
 """The backend for NumPy arrays, for objects with DLPack or the array interface in host memory, and for scalars and lists."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -45,6 +46,7 @@ class NumpyBackend:
             raise InvalidArgumentError(
                 "None is no tensor: pass a tensor on every rank, or send any object with broadcast_object or allgather_object"
             )
+        _refuse_traced(value)
         _refuse_device_memory(value)
         if hasattr(value, "__dlpack__"):
             try:
@@ -139,6 +141,22 @@ class NumpyBackend:
     def cast(self, tensor: Array, dtype_name: str) -> Array:
         """A converted copy."""
         return tensor.astype(numpy_dtype(code_of_name(dtype_name)))
+
+
+def _refuse_traced(value: Any) -> None:
+    """Refuses a value without elements: one of a program that JAX or TensorFlow is tracing."""
+    jax, tensorflow = sys.modules.get("jax"), sys.modules.get("tensorflow")
+    if isinstance(value, getattr(getattr(jax, "core", None), "Tracer", ())):
+        raise UnsupportedError(
+            "this array has no elements yet, because JAX is tracing the function: call hvdlite outside of jax.jit and "
+            "jax.grad, or use hvdlite.jax.grouped_allreduce or grouped_broadcast, which become a part of the compiled program"
+        )
+    is_symbolic = getattr(tensorflow, "is_symbolic_tensor", None)
+    if is_symbolic is not None and is_symbolic(value):
+        raise UnsupportedError(
+            "this tensor has no elements yet, because TensorFlow is building a graph: use the functions of "
+            "hvdlite.tensorflow, which become operations of the graph, or call hvdlite outside of tf.function"
+        )
 
 
 def _refuse_device_memory(value: Any) -> None:

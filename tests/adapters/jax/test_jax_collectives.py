@@ -238,3 +238,9 @@ def test_arrays_outside_of_programs_that_numpy_has_no_dtype_for(hvd):
     moved = hvd.broadcast(jnp.full((3,), RANK + 1, jnp.float8_e4m3fn), SIZE - 1, name="float8")
     assert moved.dtype == jnp.float8_e4m3fn
     assert moved.tolist() == [SIZE] * 3
+
+
+def test_a_traced_array_is_refused_outside_of_this_door(hvd):
+    for function in (hvd.allreduce, hvd.allgather):
+        with pytest.raises(NotImplementedError, match=r"JAX is tracing the function: call hvdlite outside of jax\.jit"):
+            jax.jit(function)(jnp.ones(3))

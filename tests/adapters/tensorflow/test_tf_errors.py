@@ -9,6 +9,7 @@ tf = pytest.importorskip("tensorflow")
 from tensors import modes  # noqa: E402
 from tf_reference import WORLD  # noqa: E402
 
+import hvdlite  # noqa: E402
 from hvdlite import errors  # noqa: E402
 from hvdlite.tensorflow.errors import make_tensorflows  # noqa: E402
 
@@ -123,3 +124,11 @@ def test_names_that_are_refused_say_what_to_use(hvd):
         with pytest.raises(AttributeError, match=f"hvdlite.tensorflow does not offer {name}: .*{remedy}") as caught:
             getattr(hvd, name)
         assert isinstance(caught.value, errors.UnsupportedError)
+
+
+def test_a_tensor_of_a_graph_is_refused_outside_of_this_door(hvd):
+    for function in (hvdlite.allreduce, hvdlite.allgather):
+        with pytest.raises(
+            NotImplementedError, match=r"TensorFlow is building a graph: use the functions of hvdlite\.tensorflow"
+        ):
+            tf.function(function, autograph=False)(tf.ones(3))
