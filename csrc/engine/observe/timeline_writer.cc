@@ -74,9 +74,9 @@ std::string arguments_of(const Request& request) {
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
 // The name of the span between two stages. Some stages may be missing: announcements in a ledger are not recorded
-// (Effects::announced_at_port), and a small operation may start or be done at the moment at which the ranks agree. A send or
-// receive whose payload travels whole in its Offer, or stays on this rank, is announced and then done. So it has no span of its
-// kind.
+// (Effects::announced_at_port), and a small operation may start or be done at the moment at which the ranks agree. If the
+// payload of a message travels whole in its Offer, or stays on this rank, neither its send nor its receive starts: the send is
+// announced and then done, and the receive is agreed and then done. So they have no span of their kind.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
