@@ -38,10 +38,10 @@ class Cycle {
   // When anything last happened.
   base::Clock::time_point moved_at() const { return moved_at_; }
 
-  // say_goodbye: fails entries that are not agreed, and says goodbye; false: call it again. drained: true when agreed
-  // operations, matched sends and receives, and the GPUs' work are done, all messages have left, and the coordinators that were
-  // asked have answered the goodbye (if there was one). If another rank cannot be reached any more, this rank fails, as in a
-  // pass.
+  // say_goodbye: fails entries that are not agreed, except those that a coordinator may still decide, and says goodbye; false:
+  // call it again. drained: true when agreed operations, matched sends and receives, and the GPUs' work are done, all messages
+  // have left, and the coordinators that were asked have answered the goodbye (if there was one). If another rank cannot be
+  // reached any more, this rank fails, as in a pass.
   bool say_goodbye();
   bool drained();
   // raise_failure: makes this rank fail with this cause, ends all its operations, and tells every other rank why.

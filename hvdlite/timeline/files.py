@@ -25,6 +25,9 @@ STACK = "STACK"
 
 _OF_TWO_RANKS = ("SEND", "RECV")
 
+# The name of the span from the agreement to the start. It is the last span of an operation that ends without a start.
+_AGREED = "WAIT_FOR_OTHER_TENSOR_DATA"
+
 _WINDOW = 32  # operations that `matches` pairs together
 
 # The largest errors of the difference of two ranks' times, in microseconds: on one host, where times are rounded, and on two
@@ -185,8 +188,10 @@ def _follow(trace: Trace) -> None:
         if name.startswith("NEGOTIATE_"):
             operation.agreed = end
         elif "bytes" in event["args"] and "failed" not in event["args"]:
-            operation.kind, operation.data = name, (begin, end)
-            operation.name = operation.name.removeprefix(f"{name.lower()}.")  # the name of the row has Horovod's prefix
+            # The name of the row has Horovod's prefix, which is the kind.
+            operation.kind = operation.name.partition(".")[0].upper() if name == _AGREED else name
+            operation.name = operation.name.removeprefix(f"{operation.kind.lower()}.")
+            operation.data = begin, end
             operation.num_bytes = event["args"]["bytes"]
             operation.fused_op = event["args"].get("fused_op", 0)
             trace.operations[number] = operation

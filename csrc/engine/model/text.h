@@ -16,6 +16,10 @@ inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod h
 inline constexpr const char* kBeingRemoved =
     "this rank is removing the process set; call remove_process_set after everything else on it";
 
+// Why an operation fails if its process set was removed after the submission.
+inline constexpr const char* kRemovedSet =
+    "the process set has been removed; add it again, and use the new process set";
+
 // Possible reasons why a host sends no heartbeat.
 inline constexpr const char* kSilentHost =
     "the host is down, its link is cut, or its first rank is stopped";

@@ -38,7 +38,7 @@ void LocalUnits::add_to(base::Hasher& hasher) const {
   }
   add_table(hasher, announced_, add_entries);
   std::uint64_t uneven = 0;
-  for (const std::uint64_t name : uneven_) uneven += name;  // in any order
+  for (const std::uint64_t name : uneven_) uneven += name;  // a sum is the same in any order
   hasher.add(uneven);
 }
 

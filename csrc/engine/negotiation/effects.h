@@ -1,5 +1,5 @@
 // What Negotiation wants its rank to do, and what it asks its rank. The implementation carries out each call before it returns,
-// so that actions happen in the order of decisions.
+// so that actions happen in the order of decisions. Only execute() and execute_prepared() may leave the operation in flight.
 // Thread: the holder of the progress token. Owns: nothing. Blocks, Throws: as the implementation says.
 #pragma once
 
@@ -36,8 +36,9 @@ class Effects {
   // Called just before a unit that is one FusedOp is announced at the set's port. If the members share memory, nothing else
   // that this rank has announced there waits for agreement. Prepares the operation, to save time after the agreement, and
   // returns this rank's input as far as other members need it; or nothing, if the operation cannot be prepared. If the port
-  // refuses the announcement, the unit is prepared again later. When the operation is agreed at the port, execute_prepared()
-  // follows if all members have prepared it, and otherwise execute().
+  // refuses the announcement, prepare() is called again for the next attempt, or the unit is then announced as not prepared.
+  // When the operation is agreed at the port, execute_prepared() follows if all members have prepared it, and otherwise
+  // execute().
   virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
   // Takes the unit's entries, or ends them before it returns. payloads: by the member's index, this member's part of what
   // prepare() returned on that member; empty if the members share memory and prepare() has put the inputs there.
@@ -60,8 +61,8 @@ class Effects {
 
   // --- for records and counters ---
   virtual void reached(std::span<const Entry> entries, Stage stage) = 0;
-  // The entries were announced at the set's port. The flight recorder does not record this step, because that would cost time
-  // in every operation.
+  // The entries were announced at the set's port. Neither the flight recorder nor the timeline records this, because that would
+  // cost time in every operation. Only a rank that fails records it, for its log.
   virtual void announced_at_port(std::span<const Entry> entries) = 0;
   // Called just before announcements at a port. What takes time belongs here and not in announced_at_port(), because members
   // may wait for what this rank does after the announcements.

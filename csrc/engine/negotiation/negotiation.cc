@@ -48,7 +48,7 @@ void Negotiation::admit(Entry& entry) {
 
 Status Negotiation::refusal(const SetNegotiation* set, const Request& request) const {
   if (set == nullptr) {
-    return {ErrorCode::kInvalidArgument, describe(request) + ": the process set has been removed"};
+    return {ErrorCode::kInvalidArgument, describe(request) + ": " + kRemovedSet};
   }
   if (said_goodbye_) return {ErrorCode::kAborted, describe(request) + ": " + kShutDownHere};
   return set->refusal(request);

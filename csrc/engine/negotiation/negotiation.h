@@ -1,5 +1,5 @@
 // One rank's part in the agreement on what all ranks do and in which order: for all its process sets, and for changes of them.
-// Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: never.
+// Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: only in the effects.
 // Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
 //
 // A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members
@@ -63,11 +63,13 @@ class Negotiation {
   void catch_up();
   // Rank `rank` takes part in no later operation. Operations that need it fail with `why`.
   void left(int rank, const base::Status& why);
-  // Called before this rank leaves: nothing that it has announced at a port may become complete any more. False: call it again.
+  // Called before this rank leaves. When it returns true, nothing that this rank has announced at a port becomes complete any
+  // more. False: call it again.
   bool close();
-  // This rank leaves. Returns the coordinators that may still decide operations that this rank asked for.
+  // This rank leaves. Returns the coordinators that may still decide operations that this rank asked for. All other entries
+  // that are not agreed end with `why`.
   std::set<int> leave(const base::Status& why);
-  // This rank has left, and executes nothing more. The others need not keep their agreements for it.
+  // This rank has left, and executes nothing more. So the ports keep no log entry for it.
   void stop_reading();
   // This rank has left. `coordinator` will not decide the operations that this rank still waits for: they end with `why`.
   void fail_undecided(int coordinator, const base::Status& why);
@@ -93,7 +95,8 @@ class Negotiation {
   }
   // Removals that this rank holds back until its operations on the set have ended.
   const std::vector<Entry>& held_removals() const { return held_removals_; }
-  // Differs for states that may continue differently. Includes a port's state if this rank has its own copy.
+  // Differs for states that may continue differently. Includes a port's state if this rank has its own copy. Leaves out the
+  // members and the regions of the sets: whoever compares jobs with different changes of sets must add these.
   std::uint64_t digest() const;
 
  private:

@@ -3,7 +3,8 @@
 // operation (set_port.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member only
 // knows the set.
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
-// Coordinator. Blocks: no. Throws: Error(Internal) on messages that no correct member sends, and what the effects throw.
+// Coordinator. Blocks: only in the effects. Throws: Error(Internal) on messages that no correct member sends, and what the
+// effects throw.
 #pragma once
 
 #include <deque>

@@ -74,7 +74,9 @@ std::string arguments_of(const Request& request) {
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
 // The name of the span between two stages. Some stages may be missing: announcements in a ledger are not recorded
-// (Effects::announced_at_port), and a small operation may start or be done at the moment at which the ranks agree.
+// (Effects::announced_at_port), and a small operation may start or be done at the moment at which the ranks agree. If the
+// payload of a message travels whole in its Offer, or stays on this rank, neither its send nor its receive starts: the send is
+// announced and then done, and the receive is agreed and then done. So they have no span of their kind.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
@@ -113,7 +115,7 @@ void TimelineWriter::open_file(const std::string& path) {
   if (file_ < 0) {
     throw base::Error(base::ErrorCode::kInvalidArgument,
                       "the timeline cannot be written to '" + path + "': " + std::strerror(errno) +
-                          "; give a file in a folder that exists");
+                          "; give a file that this process may write, in a folder that exists");
   }
   written_ = 0;
 }
@@ -242,7 +244,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
     }
     case TimelineEvent::Kind::kReached: {
       const auto found = open_.find(event.number);
-      if (found == open_.end()) return;  // submitted before the timeline began
+      if (found == open_.end()) return;  // its submission was not traced, or the event was dropped
       reach(found->second, event);
       if (event.stage >= Stage::kDone) open_.erase(found);
       return;

@@ -2,8 +2,8 @@
 // Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made. If a
 // later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays valid.
 //
-// In the words of that format, a rank is a process and a tensor is one of its threads, with the spans of docs/timeline.md one
-// after the other, and a caller that waits is one, too. The code calls them tracks.
+// In the words of that format, a rank is a process. Each tensor is a thread of that process, and has the spans of
+// docs/timeline.md. Each caller that waits is a thread, too. The code calls these threads tracks.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,7 @@ void PointToPoint::admit(Entry entry) {
   } else if (ended_) {
     fail(entry, *ended_);
   } else if (!sets_.contains(entry.request->set)) {
-    fail(entry, {ErrorCode::kInvalidArgument, "the process set has been removed"});
+    fail(entry, {ErrorCode::kInvalidArgument, kRemovedSet});
   } else if (entry.request->kind == base::OpKind::kSend) {
     send(std::move(entry));
   } else {

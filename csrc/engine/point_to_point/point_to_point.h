@@ -1,8 +1,8 @@
 // Matches this rank's sends and receives with those of other ranks. The rules are MPI's: a message is matched by process set,
 // rank and tag, in the order of posting.
 // Thread: one at a time. Owns: this rank's sends and receives until they end or their payload begins to move, and messages that
-// have arrived before their receive was posted. Blocks: never. Throws: Error(Internal) on messages that no correct rank sends,
-// std::bad_alloc, and what the effects throw.
+// have arrived before their receive was posted. Blocks: only in the effects. Throws: Error(Internal) on messages that no
+// correct rank sends, std::bad_alloc, and what the effects throw.
 //
 // A pure machine: entries and messages go in; what must be done comes out through Effects, in order. The machine negotiates
 // nothing, and no collective waits for it, except the removal of a process set. Its digest tells states apart. Cycle drives it,

@@ -50,7 +50,8 @@ class DeviceLane {
     for (const QueuedOperation& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
     for (const auto& operation : running_) std::ranges::for_each(operation->entries(), visit);
   }
-  // Fails all unfinished operations. This also ends kernels that wait for a lost peer.
+  // Fails all unfinished operations. This also ends kernels that wait for a lost peer. Afterwards the owner retains the lane,
+  // whose operations keep the memory that a transfer may still use, and calls no other function.
   void abandon(const base::Status& why);
   // Called at the end of the set or of the engine, without a failure: the lane enqueues nothing more.
   void finish() { link_.finish(); }

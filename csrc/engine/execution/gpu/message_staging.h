@@ -1,14 +1,14 @@
 // The way of a message between two ranks through host memory, if its tensor lies on a GPU: the copies between the tensor and
 // page-locked memory.
-// Thread: the holder of the progress token. Owns: two streams for each GPU, and the events of copies to tensors that the GPU
-// has not done. Blocks: as operation.h says. Throws: what the GPU's driver throws.
+// Thread: the holder of the progress token. Owns: two streams for each GPU, and the events of unfinished copies to tensors.
+// Blocks: as operation.h says. Throws: what the GPU's driver throws.
 //
 //   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
 //   receive   the message arrives in page-locked memory -> copy to the tensor when it is ready, record the completion's event
 //
 // A send enqueues its copy only when the tensor is ready. So no copy in the stream of the sends waits for a tensor, and a
-// message waits only for tensors of earlier messages to the same rank. A receive ends when its copy is enqueued, as all
-// operations on GPU memory do.
+// message waits only for tensors of earlier messages to the same rank. A receive ends when its copy is enqueued, as
+// collectives on GPU memory do. A send ends when the message has been sent.
 #pragma once
 
 #include <deque>
@@ -20,7 +20,8 @@
 
 namespace hvdlite::engine {
 
-// The page-locked memory of one message. Empty: the tensor is in host memory.
+// The page-locked memory of one message. Empty: the tensor is in host memory or has no bytes, or fetch() or room_for() has not
+// been called yet.
 struct StagedMemory {
   device::Buffer host;
   device::EventPtr arrived = {};  // of a send: after it the copy to page-locked memory is complete
@@ -39,7 +40,7 @@ class MessageStaging {
   StagedMemory room_for(const Entry& entry);
   // For a receive: enqueues the copy from page-locked memory to the tensor, and gives the completion its event.
   void bring(const Entry& entry, StagedMemory* memory);
-  // Forgets the copies to tensors that the GPU has done. Returns true if there were any.
+  // Forgets the finished copies to tensors. Returns true if there were any.
   bool look_after();
   // Has the GPU done all copies to tensors?
   bool settled() const { return returned_.empty(); }
