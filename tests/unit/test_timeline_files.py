@@ -177,6 +177,19 @@ def test_the_files_stay_within_their_bound(tmp_path):
     assert 0 < len(newer.operations) < len(numbers)
 
 
+def test_the_last_file_stays_if_the_next_one_cannot_be_written(tmp_path):
+    (where,) = paths(tmp_path, 1)
+    (tmp_path / "t.json.new").symlink_to("/dev/full")  # it can be opened, but each write fails
+    with engines(1) as (rank,):
+        rank.engine.start_timeline(str(where), 64 << 10)
+        for _ in range(1500):
+            rank.allreduce("x", np.ones(3, np.float32))
+        rank.engine.stop_timeline()
+    assert not where.is_symlink()
+    json.loads(where.read_text())
+    assert files.read(where).operations
+
+
 def test_a_second_start_begins_another_file(tmp_path):
     with engines(1) as (rank,):
         for name in ("one", "two"):

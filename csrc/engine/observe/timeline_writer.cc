@@ -184,6 +184,10 @@ void TimelineWriter::rotate() {
   }
   header();
   flush();
+  if (file_ < 0) {  // the disk is full: the trace ends, and the last file stays
+    std::remove(next.c_str());
+    return;
+  }
   if (renameat2(AT_FDCWD, next.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0) {
     std::rename(next.c_str(), old.c_str());
   } else {  // the file system cannot exchange two files
