@@ -59,7 +59,7 @@ JOBS = {
         if hvd.rank() == 1:
             evaluate_everything()
         report(lambda: hvd.grouped_allreduce([np.ones(3)] * 200, name="gradients"))
-        until_written("went on", 0, "stderr")
+        until_written("stall: ended after", 0, "stderr")
         """,
         {"HVDLITE_STALL_CHECK_TIME_SECONDS": "1", "HVDLITE_LOG_LEVEL": "info"},
     ),
