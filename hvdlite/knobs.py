@@ -303,8 +303,8 @@ KNOBS: tuple[Knob, ...] = (
         "elastic_reset_limit",
         "int",
         0,
-        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: without "
-        "a limit.",
+        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: "
+        "without a limit.",
         low=0,
         native=False,
     ),
