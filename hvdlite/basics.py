@@ -305,8 +305,9 @@ def stall_limit(seconds: float) -> AbstractContextManager[None]:
     """A with statement during which the other ranks wait for this one without a warning, for example while one rank evaluates.
 
     For up to `seconds`, the other ranks neither log a stall warning about this rank nor fail because they wait for it. Both
-    limits (the knobs ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of the statement.
-    Statements may be nested: the latest end counts. Call it on the slow rank; it sends nothing.
+    limits (the knobs ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of the statement, or
+    of the `seconds` if these end first. Statements may be nested: the latest end counts. Call it on the slow rank; it sends
+    nothing.
 
     Args:
         seconds: the longest exemption, in seconds from now; above 0.

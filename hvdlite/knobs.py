@@ -258,7 +258,7 @@ KNOBS: tuple[Knob, ...] = (
         "float",
         1800.0,
         "How long a rank waits for an operation before all ranks give up with an error; 0 waits for ever. stall_limit() makes "
-        "them wait longer for one rank.",
+        "them wait longer for one rank. init(), and elastic training after a loss, wait as long for other processes.",
         unit="seconds",
         low=0,
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
@@ -303,7 +303,8 @@ KNOBS: tuple[Knob, ...] = (
         "elastic_reset_limit",
         "int",
         0,
-        "How many times elastic training continues with other ranks, after losses and with spares; 0: without a limit.",
+        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: "
+        "without a limit.",
         low=0,
         native=False,
     ),

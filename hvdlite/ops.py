@@ -509,8 +509,8 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
 
     While a rank waits here, the other ranks continue their operations on this process set without it. To an allreduce or a
     reducescatter this rank contributes the identity of the op (0 for a sum), and to an allgather or an alltoall no rows. Only
-    a broadcast still needs its root. This rank does not get the updates of that time: broadcast the weights afterwards, from
-    the rank that joined last.
+    a broadcast still needs its root. This rank does not get the updates of that time: afterwards broadcast the weights, and the
+    optimizer's state if training continues, from the rank that joined last.
 
     Args:
         device: accepted for compatibility with Horovod (the GPU for a joined rank's zeros); it changes nothing.

@@ -58,7 +58,7 @@ class Runtime:
         self._kept: list[Engine] = []  # engines of failed jobs
         self.pool: ProcessPool | None = None  # only in an elastic job
         self.spare: Spare | None = None  # only while this process is a spare
-        self.recoveries = 0  # how often the job has gone on with other ranks
+        self.recoveries = 0  # how often the job has gone on with other ranks; the same on all ranks
         # How often spares have become ranks. After the first time, no rank makes the checks at the start of training: ranks and
         # former spares start at different times, and elastic training gives all of them the same state.
         self.joins = 0

@@ -63,10 +63,12 @@ class _RecoveryReport(NamedTuple):
 
     Attributes:
         passed: the number of elastic functions that all ranks have ended.
+        recoveries: `Runtime.recoveries`, which a former spare takes from the ranks.
         point: the number of the process's newest point (`hvdlite.elastic.steps`); None: it was a spare and has no state yet.
     """
 
     passed: int
+    recoveries: int
     point: int | None
 
 
@@ -222,14 +224,15 @@ def _enter_next(loss: PeerLostError | None, point: int | None, reports: list[Any
     while True:
         if reports is None:
             ranks = pool.ranks.size
-            reports = pool.regroup(Role.RANK, (_passed, point), _shrink)
+            reports = pool.regroup(Role.RANK, (_passed, RUNTIME.recoveries, point), _shrink)
             if loss is not None and not pool.lost:
                 raise loss  # no process has ended, so the next job would have the same processes; perhaps a host is silent
             if loss is not None and pool.ranks.rank == 0:
                 logging.getLogger("hvdlite").warning("%d of %d ranks go on after this: %s", ranks - pool.lost, ranks, loss)
         basics.shutdown()
         RUNTIME.forget_failed_jobs()
-        RUNTIME.recoveries += 1
+        everyone = [_RecoveryReport(*report) if report else _RecoveryReport(0, 0, None) for report in reports]
+        RUNTIME.recoveries = max(each.recoveries for each in everyone) + 1
         try:
             basics.init(pool.ranks, "dynamic" if dynamic else None)
         except PeerLostError as error:
@@ -242,5 +245,5 @@ def _enter_next(loss: PeerLostError | None, point: int | None, reports: list[Any
                 traceback.clear_frames(loss.__traceback__)  # their handles refer to the error and to the engine
             RUNTIME.free_failed_engines()
             RUNTIME.joins += None in reports
-            return [_RecoveryReport(*report) if report else _RecoveryReport(0, None) for report in reports]
+            return everyone
         reports = None

@@ -27,8 +27,8 @@ def check_consistency(
     """Checks that all ranks hold the same values, bit by bit. Collective over the process set. It cannot be called in a traced
     function.
 
-    NaN and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to the host, one at a
-    time.
+    NaN and infinities are compared by their bits, too. Nothing is changed. All values are copied to host memory, all
+    together.
 
     Args:
         objects: the objects to compare. Each is one of these:

@@ -24,8 +24,8 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`. Call it eagerly.
 
-    NaN and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to the host, one at a
-    time; others are not copied.
+    NaN and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to host memory, all
+    together; others are not copied.
 
     Args:
         objects: the objects to compare: models and layers of Keras and modules of TensorFlow (their weights, frozen ones too),

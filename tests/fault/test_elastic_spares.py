@@ -145,6 +145,33 @@ def test_too_few_ranks_wait_only_so_long_for_a_spare(tmp_path):
     assert text in result.stdout[0], result.report()
 
 
+CHANGES = """
+    @elastic.run
+    def train(state):
+        while state.step < 5:
+            if (WORLD, state.step) in ((1, 1), (2, 3)):
+                end(signal.SIGKILL)
+            hvd.allreduce(np.ones(2), name="step")
+            state.step += 1
+            state.commit()
+
+    try:
+        train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
+    except hvd.UnsupportedError as error:
+        print(error, flush=True)
+"""
+
+
+def test_a_former_spare_knows_how_often_the_ranks_have_changed():
+    # A loss, a spare that becomes a rank, and a second loss, which all ranks refuse. There must be three ranks at any time, so
+    # that it is certain when the spare becomes a rank.
+    names = ("SPARES", "MIN_RANKS", "RESET_LIMIT")
+    env = dict(zip((f"HVDLITE_ELASTIC_{name}" for name in names), ("1", "3", "2"), strict=True))
+    result = run_job(BEGINNING + CHANGES, 4, mpirun_args=ULFM, env=env)
+    for rank in (0, 3):
+        assert "the job has changed its ranks 2 times" in result.stdout[rank], result.report()
+
+
 ALL_ARE_LOST = """
     @elastic.run
     def train(state):
