@@ -26,7 +26,7 @@ from hvdlite.handles import Handle
 from hvdlite.point_to_point import irecv, isend
 from hvdlite.process_sets import ProcessSet, global_process_set, process_set_among
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.distributed.callbacks import Place, current_place, origin, unnumbered
+from hvdlite.torch.distributed.callbacks import CallCounter, current_counter, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
 from hvdlite.torch.distributed.tensors import check_own_output, check_same_dtype, flat_of, split_into, takes_result, writing
 from hvdlite.torch.distributed.work import HvdliteWork
@@ -106,7 +106,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._name = name
         self._timeout = timeout
         self._key = key  # the group's name and generation
-        self._program = Place(key)
+        self._program = CallCounter(key)
         self._end = ""  # how this rank has ended the group, in words
 
     # --- methods that torch requires of every group -----------------------------------------------------------------
@@ -467,11 +467,11 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> HvdliteWork:
         """Submits an operation under the next name."""
         self._require_open(what := self._describe(label))
-        place = current_place() or self._program
-        with place.lock:
-            number = place.next(self._key)
+        counter = current_counter() or self._program
+        with counter.lock:
+            number = counter.next(self._key)
             handle = submit(f"torch.{self._key}.{number}.{label}")
-            place.use(self._key)
+            counter.use(self._key)
         timeout = getattr(opts, "timeout", None)
         # A timeout of -1 ms in torch's options means that the caller has given none.
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
