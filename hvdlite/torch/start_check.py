@@ -19,19 +19,25 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class TrainedByTorch:
-    """The parameters that one optimizer trains, and their state. It keeps only a weak reference to the optimizer."""
+    """The parameters that one optimizer trains, and the optimizer's state for them (`hvdlite.start_check.Trained`).
 
-    remedy = (
-        "Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
-        "hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
-    )
-    sharding = (
+    This object keeps only a weak reference to the optimizer.
+    """
+
+    data_remedy = (
         "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
         "num_replicas=hvd.size(), rank=hvd.rank())"
     )
     evidence = "gradient"
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
+        root = "root_rank=0"
+        if settings.process_set.process_set_id and settings.process_set.ranks:
+            root = f"root_rank={settings.process_set.ranks[0]}, process_set=process_set"
+        self.remedy = (
+            f"Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), {root}) and "
+            f"hvd.broadcast_optimizer_state(optimizer, {root})"
+        )
         self.moment = "before the first update" if settings.op == Adasum else "after the first update"
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings
