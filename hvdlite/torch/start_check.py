@@ -10,8 +10,8 @@ from hvdlite.leaves import Leaf
 from hvdlite.requests import Adasum
 from hvdlite.start_check import StartCheck
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.leaves import leaf_of
+from hvdlite.torch.state import broadcast_calls, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
 
@@ -31,13 +31,7 @@ class TrainedByTorch:
     evidence = "gradient"
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
-        root = "root_rank=0"
-        if settings.process_set.process_set_id and settings.process_set.ranks:
-            root = f"root_rank={settings.process_set.ranks[0]}, process_set=process_set"
-        self.remedy = (
-            f"Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), {root}) and "
-            f"hvd.broadcast_optimizer_state(optimizer, {root})"
-        )
+        self.remedy = f"Before the first step, broadcast what one rank has: {broadcast_calls(settings.process_set)}"
         self.moment = "before the first update" if settings.op == Adasum else "after the first update"
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings
