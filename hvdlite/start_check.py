@@ -57,13 +57,13 @@ class Trained(Protocol):
 
     Attributes:
         remedy: the line of code that gives all ranks the same start, for error texts.
-        sharding: a sentence that says how to give ranks different data.
+        data_remedy: a sentence that says how to give ranks different data.
         evidence: the name of the values that `StartCheck.see` compares, for texts.
         moment: the time of the comparison, in words.
     """
 
     remedy: str
-    sharding: str
+    data_remedy: str
     evidence: str
     moment: str
 
@@ -116,7 +116,10 @@ class StartCheck:
         return self._all_alike and self._rounds < _WATCHED
 
     def see(self, gradients: Iterable[Leaf]) -> None:
-        """Adds the digests of gradients of this rank, in any order, before their reduction. Ignores gradients of zeros only."""
+        """Adds the digests of gradients of this rank, in any order, before their reduction.
+
+        The door leaves out gradients that are all zeros, which ranks with different data may have as well.
+        """
         for leaf in gradients:
             self._gradients = (self._gradients + leaf.digest(slice(_SAMPLE))) % (1 << 64)
 
@@ -175,7 +178,7 @@ class StartCheck:
         if self._all_alike and self._rounds == _WATCHED and self._exchange.place == 0:
             self._warn(
                 f"every rank computed the same {self._trained.evidence} in each of the first {_WATCHED} steps: do they all "
-                f"read the same data? {self._trained.sharding}"
+                f"read the same data? {self._trained.data_remedy}"
             )
 
     def _compare(self, found: Rows, present: list[int]) -> None:

@@ -37,7 +37,7 @@ class _TrainedByKeras:
     )
     evidence = "results"
     moment = "after the first update"
-    sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] for arrays"
+    data_remedy = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] for arrays"
 
     def __init__(
         self, optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool], process_set: ProcessSet

@@ -123,7 +123,7 @@ def after_comparison(
 class _TrainedInTensorFlow:
     """The variables whose gradients are reduced (`hvdlite.start_check.Trained`)."""
 
-    sharding = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
+    data_remedy = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
 
     def __init__(self, reducer: ReducerWording, variables: Sequence[Any], process_set: ProcessSet) -> None:
         self.remedy = reducer.remedy

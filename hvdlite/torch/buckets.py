@@ -1,8 +1,10 @@
-"""Cuts tensors into buckets: gradients that are reduced together, and small parts of parameters that are sent together.
+"""Cuts a list of tensors into buckets: of gradients that are reduced together, or of small parts of parameters that are sent
+together. Each tensor stays whole.
 
-The cut depends only on the tensors' sizes and kinds and on the limits, so all ranks cut alike. A bucket of gradients is a group
-for the engine: its members are negotiated and fused together, always in the same order. So the fused layout, and the order of
-every addition, never depends on which gradient was ready first.
+The cut depends only on the limits, and on the order, the sizes and the kinds of the tensors. These are the same on all ranks,
+so all ranks make the same buckets. A bucket of gradients is a group for the engine (unless a codec with state reduces it): its
+members are negotiated and fused together, always in the same order. So the fused layout, and the order of every addition, never
+depends on which gradient was ready first.
 """
 
 from collections.abc import Hashable, Sequence
@@ -11,13 +13,13 @@ __all__ = ["cut_buckets"]
 
 
 def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, first_limit: int) -> list[list[int]]:
-    """Cuts a sequence of tensors into buckets of one kind each.
+    """Cuts a list of tensors into buckets of one kind each.
 
     Args:
         kinds: the properties that the members of a bucket must share, such as dtype and device, for each tensor.
         sizes: the size of each tensor in bytes.
         limit: the largest size of a bucket in bytes; a larger tensor has a bucket of its own.
-        first_limit: the limit for the bucket of the first tensor, if it is the smaller one. A small first bucket is complete
+        first_limit: the limit for the bucket of the first tensor, if smaller than `limit`. A small first bucket is complete
             early, so communication starts early.
 
     Returns:

@@ -14,14 +14,10 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum
 from hvdlite.torch.arguments import require_initialized
 from hvdlite.torch.leaves import leaf_of
+from hvdlite.torch.state import broadcast_calls, root_of
 from hvdlite.torch.steps import is_inner_step
 
 __all__ = ["check_consistency"]
-
-_REMEDY = (
-    "hvd.broadcast_parameters(model.state_dict(), root_rank=0) and hvd.broadcast_optimizer_state(optimizer, root_rank=0) give "
-    "all ranks the values of rank 0"
-)
 
 
 def check_consistency(
@@ -81,7 +77,8 @@ def check_consistency(
         present = [each() if isinstance(each, weakref.ref) else each for each in given]
         return leaves_of_arguments(present, _TorchLeaves(present, buffers))
 
-    checker = check_objects(kept, every, RankComparison(leaves, process_set, _REMEDY))
+    remedy = f"{broadcast_calls(process_set)} give all ranks the values of rank {root_of(process_set)}"
+    checker = check_objects(kept, every, RankComparison(leaves, process_set, remedy))
     if checker is not None and followed is not None:
         _follow(checker, optimizers[0])
     return checker

@@ -14,10 +14,11 @@ __all__ = ["only_once", "require_no_tangents", "require_values"]
 
 
 def require_values(*tensors: torch.Tensor) -> None:
-    """Refuses tensors of autograd's forward mode and of ``torch.func``, before a collective begins.
+    """Refuses tensors without values to send, before a collective begins.
 
     Raises:
-        UnsupportedError: a tensor has a tangent, a function of ``torch.func`` is running, or hvdlite cannot send a tensor.
+        UnsupportedError: a tensor has a tangent of autograd's forward mode; a transformation of ``torch.func`` (such as vmap or
+            grad) is running; or hvdlite cannot send tensors of this layout or from this device.
 
     """
     if torch._C._are_functorch_transforms_active():
@@ -29,7 +30,7 @@ def require_values(*tensors: torch.Tensor) -> None:
 def require_no_tangents(gradients: Iterable[tuple[str, torch.Tensor | None]]) -> None:
     """Refuses gradients that have a tangent of autograd's forward mode, because hvdlite does not reduce tangents.
 
-    Call it only within forward mode. `gradients` are pairs of a parameter's name and gradient.
+    `gradients` are pairs of a parameter's name and gradient. Outside of forward mode no gradient has a tangent.
 
     Raises:
         UnsupportedError: a gradient has a tangent.
@@ -55,14 +56,14 @@ class _RefuseDerivative(torch.autograd.Function):
 
 
 def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torch.Tensor | None, ...]:
-    """Makes a second derivative of these gradients raise an error. Call it as the last step of a backward.
+    """Returns gradients that raise an error if they are differentiated again. Call it as the last step of a backward.
 
     Args:
         gradients: the results of the backward. What autograd has recorded of them is dropped.
-        text: the text of the UnsupportedError that a second derivative raises.
+        text: the text of the UnsupportedError.
 
     Returns:
-        Tensors with the same values and memory.
+        Tensors with the same values and memory. If autograd records nothing now: the same gradients.
 
     """
     if not torch.is_grad_enabled():

@@ -122,11 +122,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
             the knob HVDLITE_START_CHECK decides.
         shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the
-            parameters get the same bits as without sharding. With torch's optimizers whose step is elementwise (SGD, the Adam
-            family, RMSprop, Adagrad and so on) a rank updates slices of parameters; with all others, such as Muon and
-            Adafactor, whole parameters. Do not shard an optimizer whose step combines several parameters, for example in a
-            norm over all of them. ``step()`` and ``state_dict()`` are then collective. ``state_dict()`` returns the whole
-            state on every rank; ``load_state_dict()`` takes a whole state, from any number of ranks. See docs/sharding.md.
+            parameters get the same bits as without sharding (docs/sharding.md names one exception). With torch's optimizers
+            whose step is elementwise (SGD, the Adam family, RMSprop, Adagrad and so on) a rank updates slices of parameters;
+            with all others, such as Muon and Adafactor, whole parameters. Do not shard an optimizer whose step combines several
+            parameters, for example in a norm over all of them. ``step()`` and ``state_dict()`` are then collective.
+            ``state_dict()`` returns the whole state on every rank; ``load_state_dict()`` takes a whole state, from any number
+            of ranks.
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,

@@ -11,7 +11,8 @@ from hvdlite.ownership import owners_of
 __all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "order_of"]
 
 # Parameters are cut at multiples of this number of elements. torch's kernels compute whole vectors first, and then the rest of
-# a tensor, which they may round in another way. With these cuts each element is rounded as in the whole parameter.
+# a tensor, which they may round in another way. With these cuts each element is rounded as in the whole parameter, if torch
+# computes the tensor in one thread. Of several threads each has a rest, which shows in some steps of 16-bit parameters.
 _ALIGNMENT = 64
 
 # The rank at place p of the process set owns the elements from bounds[p] to bounds[p + 1] (exclusive), in the order of memory.
@@ -40,17 +41,17 @@ def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
 
 
 def _permuted(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view whose dimensions have the order of those of `like` in memory."""
+    """A view of `tensor` with its dimensions in the order that `like` has in memory (`order_of`)."""
     return tensor.detach().permute(order_of(like))
 
 
 def order_of(tensor: torch.Tensor) -> list[int]:
-    """The tensor's dimensions in the order of memory, the slowest first."""
+    """The tensor's dimensions in the order of memory: the one with the largest stride is the first."""
     return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in the order of memory, as a view. They must lie there without gaps and overlaps."""
+    """The elements in the order of memory, as a view. They must lie in memory without gaps and overlaps."""
     return _permuted(tensor, tensor).view(-1)
 
 

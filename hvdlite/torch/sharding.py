@@ -27,7 +27,8 @@ from hvdlite.torch.steps import change_closure, is_inner_step
 
 __all__ = ["ShardedState", "check_shard", "sharded_state_of"]
 
-# These optimizers update each element by itself, so the update of a slice has the same bits as that of the whole parameter.
+# These optimizers update each element by itself, so the update of a slice has the same bits as that of the whole parameter
+# (sharded_parameter.py names one exception).
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
 _REFUSED = {
     "LBFGS": "its step combines all parameters into one direction",

@@ -10,8 +10,8 @@ from hvdlite.leaves import Leaf
 from hvdlite.requests import Adasum
 from hvdlite.start_check import StartCheck
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from hvdlite.torch.leaves import leaf_of
+from hvdlite.torch.state import broadcast_calls, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
 
@@ -19,19 +19,19 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class TrainedByTorch:
-    """The parameters that one optimizer trains, and their state. It keeps only a weak reference to the optimizer."""
+    """The parameters that one optimizer trains, and the optimizer's state for them (`hvdlite.start_check.Trained`).
 
-    remedy = (
-        "Before the first step, broadcast what one rank has: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
-        "hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
-    )
-    sharding = (
+    This object keeps only a weak reference to the optimizer.
+    """
+
+    data_remedy = (
         "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
         "num_replicas=hvd.size(), rank=hvd.rank())"
     )
     evidence = "gradient"
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
+        self.remedy = f"Before the first step, broadcast what one rank has: {broadcast_calls(settings.process_set)}"
         self.moment = "before the first update" if settings.op == Adasum else "after the first update"
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings

@@ -16,7 +16,14 @@ from hvdlite.torch.coded_methods import KEY, load_coding
 from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
 from hvdlite.torch.sharding import sharded_state_of
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = [
+    "allgather_object",
+    "broadcast_calls",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "root_of",
+]
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -38,6 +45,19 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
     """
     _broadcast_tensors(_named_tensors(params), root_rank, process_set)
+
+
+def root_of(process_set: ProcessSet) -> int:
+    """The rank in the whole job that error texts propose as a root: the first of the process set."""
+    return process_set.ranks[0] if process_set.ranks else 0
+
+
+def broadcast_calls(process_set: ProcessSet) -> str:
+    """For error texts: the calls that give all ranks of a process set the model and the optimizer's state of its first rank."""
+    arguments = f"root_rank={root_of(process_set)}" + (", process_set=process_set" if process_set.process_set_id else "")
+    return (
+        f"hvd.broadcast_parameters(model.state_dict(), {arguments}) and hvd.broadcast_optimizer_state(optimizer, {arguments})"
+    )
 
 
 def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:

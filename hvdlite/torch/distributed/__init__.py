@@ -1,18 +1,20 @@
-"""hvdlite as a backend of torch.distributed: for DDP and everything else that uses its collectives, with tensors in host memory
-and on NVIDIA GPUs.
+"""hvdlite as a backend of torch.distributed, for DDP, FSDP and other programs that call torch.distributed's functions. Tensors
+are in host memory or on NVIDIA GPUs.
 
     import hvdlite.torch.distributed
 
-    torch.distributed.init_process_group("hvdlite")  # under mpirun; no RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT needed
+    torch.distributed.init_process_group("hvdlite")  # under hvdlite run, mpirun or torchrun
     model = torch.nn.parallel.DistributedDataParallel(model)
 
-Rank, size and store come from hvdlite, which is initialised if needed (`hvdlite.torch.distributed.rendezvous`). If the four
-variables or an `init_method` are given, torch uses them as usual; the ranks must then be the same as hvdlite's. hvdlite runs
-the collectives and the messages from rank to rank (`hvdlite.torch.distributed.group`), with its error texts. A group uses the
-process set of its ranks.
+The call initialises hvdlite if needed. Rank, size and store then come from hvdlite (`hvdlite.torch.distributed.rendezvous`).
+torch takes them from the environment if RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are all set, as under torchrun, and from
+`init_method` if that is a URL such as ``tcp://``. Rank and size must then be hvdlite's. hvdlite runs the collectives and the
+messages from rank to rank (`hvdlite.torch.distributed.group`), and raises its own errors. A group uses the process set of its
+ranks.
 
-On a GPU, `Work.wait` does not wait for the GPU: it returns when the operation's work is enqueued, and orders the current
-stream after it. torch's NCCL backend orders the stream in the same way.
+`Work.wait` of a collective on GPU tensors orders the current stream after the collective, as with torch's NCCL backend. If the
+tensors travel by NCCL, it does not wait for the GPU. If they go through host memory, it waits until they have been reduced
+there. A message always goes through host memory, and its send waits until the tensor has been received.
 """
 
 import torch.distributed as dist

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["Place", "current_place", "install", "origin", "unnumbered"]
+__all__ = ["CallCounter", "current_counter", "install", "origin", "unnumbered"]
 
 
-class Place:
-    """A counter: of the collectives of a program or of a callback, and of the callbacks of a future.
+class CallCounter:
+    """Counts the collectives that a program or a callback starts, and the callbacks of a future.
 
     Args:
         group: the group whose program it is, or whose collective the future belongs to.
@@ -55,25 +55,25 @@ class Place:
         """
         self._counts[group] = self._counts.get(group, 0) + 1
 
-    def callback(self) -> "Place":
-        """The place of a new callback of the collective's future, or of the future that ``then`` returned for this callback."""
+    def callback(self) -> "CallCounter":
+        """The counter of a new callback: of the collective's future, or of the future that ``then`` returned for a callback."""
         with self.lock:
             self._callbacks += 1
-            return Place(self._group, f"{self._path}t{self._callbacks}")
+            return CallCounter(self._group, f"{self._path}t{self._callbacks}")
 
 
 _RUNNING = threading.local()
-_PLACES: "weakref.WeakKeyDictionary[Any, Place]" = weakref.WeakKeyDictionary()  # of futures
+_COUNTERS: "weakref.WeakKeyDictionary[Any, CallCounter]" = weakref.WeakKeyDictionary()  # of futures
 
 
-def current_place() -> Place | None:
-    """The place of the callback that this thread runs; None outside of callbacks."""
-    return getattr(_RUNNING, "place", None)
+def current_counter() -> CallCounter | None:
+    """The counter of the callback that this thread runs; None outside of callbacks."""
+    return getattr(_RUNNING, "counter", None)
 
 
 def origin(future: Any, group: str, path: str) -> None:
     """Notes that `future` belongs to the group's collective with the number `path`."""
-    _PLACES[future] = Place(group, path)
+    _COUNTERS[future] = CallCounter(group, path)
 
 
 def unnumbered(_future: Any) -> None:
@@ -90,27 +90,27 @@ def install() -> None:
     torch_then, torch_add = future_type.then, future_type.add_done_callback
 
     def then(self: Any, callback: Callable[[Any], Any]) -> Any:
-        place = _PLACES.get(self)
-        if place is None:
+        counter = _COUNTERS.get(self)
+        if counter is None:
             return torch_then(self, callback)
-        own = place.callback()
-        future = torch_then(self, _at(own, callback))
-        _PLACES[future] = own
+        own = counter.callback()
+        future = torch_then(self, _counting(own, callback))
+        _COUNTERS[future] = own
         return future
 
     def add_done_callback(self: Any, callback: Callable[[Any], Any]) -> None:
-        place = _PLACES.get(self)
-        torch_add(self, callback if place is None else _at(place.callback(), callback))
+        counter = _COUNTERS.get(self)
+        torch_add(self, callback if counter is None else _counting(counter.callback(), callback))
 
     future_type.then, future_type.add_done_callback = then, add_done_callback
 
 
-def _at(place: Place, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _counting(counter: CallCounter, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def run(future: Any) -> Any:
-        before, _RUNNING.place = current_place(), place
+        before, _RUNNING.counter = current_counter(), counter
         try:
             return callback(future)
         finally:
-            _RUNNING.place = before
+            _RUNNING.counter = before
 
     return run

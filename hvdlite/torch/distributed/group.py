@@ -1,4 +1,4 @@
-"""torch.distributed's collectives, by those of hvdlite.
+"""The functions of torch.distributed, which call the collectives and messages of hvdlite.
 
 torch's collectives have no names: all ranks of a group call them in the same order. So each group numbers them, and the name of
 a tensor contains the number and torch's name for the operation. If ranks call different operations, their names differ, and
@@ -26,9 +26,9 @@ from hvdlite.handles import Handle
 from hvdlite.point_to_point import irecv, isend
 from hvdlite.process_sets import ProcessSet, global_process_set, process_set_among
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.distributed.callbacks import Place, current_place, origin, unnumbered
+from hvdlite.torch.distributed.callbacks import CallCounter, current_counter, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_same_dtype, check_same_size, flat_of, split_into, takes_result, writing
+from hvdlite.torch.distributed.tensors import check_own_output, check_same_dtype, flat_of, split_into, takes_result, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -47,7 +47,8 @@ _OPS = (
 _BITWISE = ((ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor))
 
 
-# How many groups with these ranks were made since hvdlite.init(); the same on all members, which make groups in the same order.
+# For the ranks of a group: how many groups of exactly these ranks were made since hvdlite.init(). Members have the same number,
+# because they make their groups in the same order.
 _generations: Counter[tuple[int, ...]] = Counter()
 
 
@@ -92,8 +93,9 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of ranks. The functions of `torch.distributed` call its methods, which have similar names.
 
     Tensors are in host memory or on NVIDIA GPUs, contiguous or not. The methods for collectives and messages start an operation
-    and return its `HvdliteWork`, whose `wait` raises the operation's error. Wrong arguments raise `InvalidArgumentError` (a
-    ValueError) or `UnsupportedError` (a NotImplementedError) at the call.
+    and return its `HvdliteWork`, whose `wait` raises the operation's error. Arguments that are wrong on this rank alone raise
+    `InvalidArgumentError` (a ValueError) or `UnsupportedError` (a NotImplementedError) at the call. If outputs do not fit what
+    the other ranks have sent, `wait` raises the InvalidArgumentError.
     """
 
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
@@ -104,7 +106,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._name = name
         self._timeout = timeout
         self._key = key  # the group's name and generation
-        self._program = Place(key)
+        self._program = CallCounter(key)
         self._end = ""  # how this rank has ended the group, in words
 
     # --- methods that torch requires of every group -----------------------------------------------------------------
@@ -196,11 +198,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HvdliteWork:
-        """Reduces a list with one tensor for each rank. The tensors may differ in size. Each rank gets its own."""
+        """Reduces a list with one tensor for each rank. The tensors may differ in size. Each rank gets the reduced
+        tensor at its own place in the list.
+        """
         (output,), (parts,) = outputs, inputs
         opts = opts or ReduceScatterOptions()
         self._check_count("reduce_scatter", parts)
-        check_same_size("reduce_scatter", parts[self._rank], output)
+        check_own_output("reduce_scatter", parts[self._rank], output)
         flat = flat_of(parts)
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
@@ -222,7 +226,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
-        """Reduces a tensor, and gives each rank one of equal parts."""
+        """Reduces a tensor, and cuts the result into equal parts: each rank gets the part at its own place."""
         return self._reduce_rows("reduce_scatter_tensor", [output], [input], opts or ReduceScatterOptions())
 
     _reduce_scatter_base = reduce_scatter_single
@@ -250,12 +254,12 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if combine := self._bitwise(label, opts.reduceOp, rows):
             return self._combine(label, combine, rows, outputs, own, opts)
         op, factor = self._reduction(label, opts.reduceOp)
-        scattered = op in (ops.Sum, ops.Average)
-        rooms = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
+        scattered = op in (ops.Sum, ops.Average)  # hvdlite's reducescatter has no other operators
+        targets = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
 
         def start(name: str) -> Handle:
             if scattered:
-                handle: Handle = submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, False, rooms)
+                handle: Handle = submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, False, targets)
                 return handle
             return ops.grouped_allreduce_async(rows, None, name, op, factor, 1.0, self._process_set)
 
@@ -312,7 +316,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} "
                     f"ranks send {source.numel()} each"
                 )
-        rooms = [
+        targets = [
             output if takes_result(output, source, self._rank * source.numel()) else None
             for output, source in zip(outputs, inputs, strict=True)
         ]
@@ -325,7 +329,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._start(
             "all_gather_into_tensor",
-            lambda name: submission.gather_group(flat, name, self._process_set, False, rooms),
+            lambda name: submission.gather_group(flat, name, self._process_set, False, targets),
             outputs,
             finish,
             opts,
@@ -334,7 +338,9 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for parts, source in zip(outputs, inputs, strict=True):
             self._check_count(label, parts)
-            check_same_size(label, source, parts[self._rank])
+            check_own_output(label, source, parts[self._rank])
+            for output in parts:
+                check_same_dtype(label, source, output)
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
@@ -461,11 +467,11 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> HvdliteWork:
         """Submits an operation under the next name."""
         self._require_open(what := self._describe(label))
-        place = current_place() or self._program
-        with place.lock:
-            number = place.next(self._key)
+        counter = current_counter() or self._program
+        with counter.lock:
+            number = counter.next(self._key)
             handle = submit(f"torch.{self._key}.{number}.{label}")
-            place.use(self._key)
+            counter.use(self._key)
         timeout = getattr(opts, "timeout", None)
         # A timeout of -1 ms in torch's options means that the caller has given none.
         chosen = timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else self._timeout
@@ -473,7 +479,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return HvdliteWork(what, handle, outputs, finish, chosen, self._is_aborted, numbered)
 
     def _in_job(self, rank: int) -> int:
-        """The rank in the whole job of a rank of this group."""
+        """The number in the whole job of the rank that has this number in the group."""
         return (self._process_set.ranks or [])[rank]
 
     def _describe(self, label: str, whom: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Converts torch.distributed's lists of tensors to the one tensor that hvdlite sends, and back."""
+"""Checks torch.distributed's lists of tensors, and converts them to the one tensor that hvdlite sends, and back."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["check_same_dtype", "check_same_size", "flat_of", "split_into", "takes_result", "writing"]
+__all__ = ["check_own_output", "check_same_dtype", "flat_of", "split_into", "takes_result", "writing"]
 
 Tensor = torch.Tensor
 
 
-def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
-    """Checks that this rank's own output has the number of elements and the dtype of the input for it.
+def check_own_output(label: str, source: Tensor, output: Tensor) -> None:
+    """Checks that the output for this rank's own values has the number of elements and the dtype of the input with them.
 
     Raises:
         InvalidArgumentError: one of them differs.
@@ -20,7 +20,7 @@ def check_same_size(label: str, source: Tensor, output: Tensor) -> None:
     if source.numel() != output.numel() or source.dtype != output.dtype:
         raise InvalidArgumentError(
             f"torch.distributed.{label}: this rank's own output, {output.dtype} with {output.numel()} elements, does not fit "
-            f"its input, {source.dtype} with {source.numel()}"
+            f"its input, {source.dtype} with {source.numel()}; give both one dtype and one number of elements"
         )
 
 
@@ -42,7 +42,10 @@ def flat_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
-    """The mode in which any thread may write to these tensors: those that inference mode made need inference mode."""
+    """The mode in which any thread may write to these tensors.
+
+    torch allows writes to a tensor that was made in inference mode only in inference mode.
+    """
     return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
 
 
@@ -56,9 +59,9 @@ def takes_result(output: Tensor, source: Tensor, offset: int | None) -> bool:
     """
     if not output.is_contiguous() or output.dtype != source.dtype or not output.is_cpu:
         return False
-    begin, room = source.data_ptr(), output.data_ptr()
-    apart = begin + source.nbytes <= room or room + output.nbytes <= begin
-    return apart or (offset is not None and begin == room + offset * output.element_size())
+    read, written = source.data_ptr(), output.data_ptr()
+    apart = read + source.nbytes <= written or written + output.nbytes <= read
+    return apart or (offset is not None and read == written + offset * output.element_size())
 
 
 def split_into(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:

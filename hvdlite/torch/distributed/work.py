@@ -32,7 +32,7 @@ _Future = torch.futures.Future[Any]
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
-# The argument of `wait` that means the timeout of the group, as in torch.
+# The argument of `wait` that means the timeout of the operation's options or of the group, as in torch.
 _NO_TIMEOUT = timedelta(0)
 
 # After each such time a thread that waits checks whether its group was aborted.
@@ -142,7 +142,7 @@ class HvdliteWork(Work):
     def _timed_out(self, seconds: float) -> OperationTimeoutError:
         return OperationTimeoutError(
             f"{self._what} has not ended within the timeout of {seconds:g} s: a rank of the group is late or has not called "
-            "it; see what that rank does, or give init_process_group or new_group a longer timeout"
+            "it; see what that rank does, or give this wait, init_process_group or new_group a longer timeout"
         )
 
     def is_completed(self) -> bool:
@@ -212,8 +212,8 @@ class HvdliteWork(Work):
         self._begin(begun)
 
     def _begin(self, begun: _Future) -> None:
-        """Completes the future whose callback is `_outcome`. If its value has GPU tensors, torch orders the streams of its
-        callbacks after the current streams.
+        """Completes `begun`, whose callback is `_outcome`. If a completed future holds GPU tensors, torch orders the streams of
+        the future's callbacks after the current streams.
         """
         for point in self._marks:
             point.order_current_stream()

@@ -69,7 +69,7 @@ class ElasticJob:
         batch_size: the number of samples in a step, on all ranks together.
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
         scaler: a GradScaler, or None. With a scaler, a step may leave ``optimizer.step()`` out.
-        seed: the seed of the order of samples, and of the random numbers while a sample is loaded; the same on all ranks.
+        seed: seeds the order of samples and, for each sample, Python's, NumPy's and torch's CPU generator; equal on all ranks.
         checkpoint: the path of a file, in a folder that exists on every host. The first ranks of two hosts write it, so hosts
             need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
             ranks. "": no file.

@@ -1,4 +1,4 @@
-"""Samples whose random numbers do not depend on the rank that loads them."""
+"""A dataset that seeds the generators of random numbers for each sample, so that all ranks would load the same sample."""
 
 import random
 import zlib
@@ -16,10 +16,12 @@ __all__ = ["SeededSamples"]
 
 
 class SeededSamples(torch.utils.data.Dataset[Any]):
-    """Samples whose random numbers depend on the seed, the epoch and the index, and not on the rank that loads them.
+    """Loads the samples of another dataset. Its random numbers depend on the seed, the epoch and the index of the sample.
 
-    This holds for the random numbers of torch on the CPU, of Python's `random` and of NumPy. After a sample or a batch is
-    loaded, their generators have the same state as before. The generators of GPUs are neither seeded nor restored.
+    They do not depend on the rank that loads the sample. This holds for the global generators of torch on the CPU, of Python's
+    `random` and of NumPy (``np.random.rand`` and the like). After a sample or a batch is loaded, these have the same state as
+    before. Other generators are neither seeded nor restored: those of GPUs, and those that the dataset has made itself, such as
+    ``np.random.default_rng()``.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:

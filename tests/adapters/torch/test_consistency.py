@@ -154,6 +154,7 @@ def test_the_process_set_is_the_optimizers(hvd):
     if members.included():
         text = differing(lambda: train(hvd, model, optimizer, 1))
         assert f"in process set {members.process_set_id}, after step 4" in text
+        assert "hvd.broadcast_parameters(model.state_dict(), root_rank=0, process_set=process_set)" in text
     else:
         train(hvd, model, optimizer, 1)
     checker.close()

@@ -116,7 +116,6 @@ def test_all_gather():
     check(uneven, [torch.full((rank + 1,), float(rank)) for rank in EVERYONE])
 
 
-@pytest.mark.filterwarnings("ignore:.*all_gather_coalesced")
 def test_tensors_of_inference_mode_and_a_future():
     """The future's thread puts the results where they belong; it is not in that mode."""
     with torch.inference_mode():
@@ -128,6 +127,7 @@ def test_tensors_of_inference_mode_and_a_future():
     check([*outputs, turned], [*values(), values().sum(0).t()])
 
 
+@pytest.mark.filterwarnings("ignore:.*all_gather_coalesced")
 def test_all_gather_coalesced():
     """A list for each rank, of what it sends: three tensors, which are not as many as the ranks."""
 
@@ -147,6 +147,9 @@ def test_all_gather_coalesced():
         dist.all_gather_coalesced([*outputs, outputs[0]], mine)
     with pytest.raises(ValueError, match="2 outputs for what rank 1 sends, but 3 inputs"):
         dist.all_gather_coalesced([outputs[0], outputs[1][:2], *outputs[2:]], mine)
+    narrow = [[tensor.float() if rank != RANK else tensor for tensor in outputs[rank]] for rank in EVERYONE]
+    with pytest.raises(ValueError, match=r"all_gather_coalesced: the output is torch.float32, but the input is torch.float64"):
+        dist.all_gather_coalesced(narrow, mine)
 
 
 def test_all_gather_into_tensor():

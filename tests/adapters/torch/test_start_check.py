@@ -216,3 +216,17 @@ def test_ranks_with_other_modes(hvd):
 def test_a_wrong_mode(hvd):
     with pytest.raises(ValueError, match=r"start_check='yes'\): it is None or one of 'error', 'broadcast', 'warn', 'off'"):
         wrapped(hvd, network(), start_check="yes")
+
+
+def test_the_remedy_in_a_process_set_names_it_and_a_root_that_belongs_to_it(hvd):
+    if hvd.size() < 3:
+        pytest.skip("needs two ranks besides rank 0")
+    process_set = hvd.add_process_set([1, 2])
+    model = differing(hvd)
+    optimizer = wrapped(hvd, model, process_set=process_set)
+    if hvd.rank() > 0:
+        with pytest.raises(
+            MismatchError, match=r"broadcast_parameters\(model.state_dict\(\), root_rank=1, process_set=process_set"
+        ):
+            train(hvd, model, optimizer)
+    hvd.remove_process_set(process_set)

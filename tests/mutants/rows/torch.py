@@ -152,8 +152,8 @@ ROWS = (
         "torch-callback-numbers",
         "what a callback starts is numbered with the program's",
         "hvdlite/torch/distributed/group.py",
-        "place = current_place() or self._program",
-        "place = self._program",
+        "counter = current_counter() or self._program",
+        "counter = self._program",
         guards.TORCH_CALLBACKS,
     ),
     Mutant(
