@@ -29,9 +29,9 @@ class HostMap {
   }
 
   int hosts() const { return static_cast<int>(hosts_.size()); }
-  int own() const { return own_; }        // this member's host
-  int fewest() const { return fewest_; }  // members on a host
-  int most() const { return most_; }
+  int own() const { return own_; }        // this rank's host; -1: it is no member
+  int fewest() const { return fewest_; }  // members on the host that has the fewest
+  int most() const { return most_; }      // members on the host that has the most
 
   const std::vector<int>& members_on(int host) const {
     return hosts_[static_cast<std::size_t>(host)];
