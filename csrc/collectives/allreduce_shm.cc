@@ -10,10 +10,11 @@
 //                 -> output, buffer         -> output, buffer         -> output, buffer
 //   drain         b c -> output             a c -> output             a b -> output
 //
-// Rank 0 reads a0 from its private memory (a rank never packs its own slice), and a1, a2 from the buffers of ranks 1 and 2. One
-// pass does prescale, cast, addition, postscale and division. 16-bit floats lie in the buffers unchanged and are added in
-// float32. Successive tiles use the two buffers of each rank in turn, so the buffers stay in the cache, and a rank fills one
-// while others reduce the other. shared_collective.h proves that this is correct and cannot deadlock.
+// Rank 0 reads a0 from its private memory (a rank packs its own slice only if it has no input or has to scale it first, see
+// tile_reducer.h), and a1, a2 from the buffers of ranks 1 and 2. One pass does prescale, cast, addition, postscale and
+// division. 16-bit floats lie in the buffers unchanged and are added in float32. Successive tiles use the two buffers of each
+// rank in turn, so the buffers stay in the cache, and a rank fills one while others reduce the other. shared_collective.h
+// proves that this is correct and cannot deadlock.
 //
 // For small buffers, allreduce_inline takes fewer steps.
 //
@@ -119,9 +120,9 @@ class AllreduceTiles final : public TilePipeline {
     });
   }
 
-  // Writes all results of the slice into the output first, and then copies them to the own buffer for the other ranks. The
-  // buffer's lines are in the other ranks' caches. Writing to them while reading the others' lines would stall both (it takes
-  // twice as long).
+  // Unless from_buffer(), writes all results of the slice into the output first, and then copies them to the own buffer for the
+  // other ranks. The buffer's lines are in the other ranks' caches. Writing to them while reading the others' lines would stall
+  // both (it takes twice as long).
   void reduce(std::size_t tile) override {
     const Range mine = cut_.slice(tile, me());
     std::byte* const results = contribution(me(), tile, mine.offset);

@@ -36,7 +36,7 @@ class TileReducer {
   // Folds num_in contributions in this order, and stores the result num_out times. An output may be
   // one of the inputs, or begin where one begins.
   void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n) const;
-  // Folds them into a partial: of type A, without postscale and divisor.
+  // Folds them into a partial: of type A, without postscale and divisor. The partial overlaps no input.
   void fold_partial(void* partial, const void* const* in, int num_in, std::size_t n) const;
 
  private:
