@@ -7,8 +7,7 @@
 //   step 0       -> 1 {3 0}       -> 2 {0 1}       -> 3 {1 2}       -> 0 {2 3}
 //   step 1       -> 2 {1 2 3 0}   -> 3 {2 3 0 1}   -> 0 {3 0 1 2}   -> 1 {0 1 2 3}
 //
-// Cost for p ranks: ceil(log2 p) alpha, for any p. Bytes sent by a rank: ceil(log2 p), because collectives post no message of no
-// bytes.
+// Cost for p ranks: ceil(log2 p) alpha, for any p. Bytes sent by a rank: ceil(log2 p), because no empty messages are sent.
 //
 // It cannot deadlock: a step waits only for the previous step of another rank. The peers of one
 // rank's steps differ (2^k < p), so a rank sends at most one message to each other rank.
