@@ -44,7 +44,6 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "base/thread.h"
 #include "collectives/collective.h"
