@@ -90,7 +90,7 @@ class Coder {
                  });
   }
 
-  // sum = an encoded contribution, or sum + contribution.
+  // Decodes a contribution to a range, and adds it to the sum; is_first: makes it the sum.
   void add(const Range& range, std::byte* sum, const std::byte* contribution, bool is_first) const {
     std::byte* place = sum;
     layout_.walk(range, [&](std::size_t, std::size_t, std::size_t n, std::size_t coded) {

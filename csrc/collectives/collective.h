@@ -1,8 +1,6 @@
 // A collective is a resumable state machine: construct it, and call advance() until it returns true. It never waits.
 // Thread: the holder of the progress token. Owns: its staging buffers. Blocks: never. Throws: what Transport throws; after a
 // throw the object must be retained (kept), not destroyed, while the transport may still touch its buffers.
-//
-// chunk: the part of a buffer one rank owns; segment: a pipelined piece of a chunk; hop: one step to a neighbour.
 #pragma once
 
 #include <cstddef>

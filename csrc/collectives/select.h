@@ -10,7 +10,7 @@
 
 namespace hvdlite::collectives {
 
-// "auto" lets the size decide; any other value forces that algorithm.
+// "auto": start_... chooses. Any other value forces that algorithm, except for Adasum and for reductions with a codec.
 struct Selection {
   std::string allreduce = "auto";
   std::string reducescatter = "auto";
