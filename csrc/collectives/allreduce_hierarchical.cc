@@ -10,10 +10,10 @@
 //   holds         a                   b                   a                   b
 //   publish       a b                 a b                 a b                 a b              shared memory
 //
-// Hosts may have different numbers of members. If the smallest has q, the first q members of each host own slices, and the
-// others only contribute and receive. The exchange is another allreduce (ring, direct or recursive doubling) among the i-th
-// members of all hosts. The q exchanges run in parallel, so every host sends and receives as few bytes as possible, and uses
-// several cores.
+// Hosts may have different numbers of members. The first q members of each host own slices, and the others only contribute and
+// receive. q is the number of members of the smallest host, and less for small buffers (plan_slices). The exchange is another
+// allreduce (ring, direct or recursive doubling) among the i-th members of all hosts. The q exchanges run in parallel, so every
+// host sends and receives as few bytes as possible, and uses several cores.
 //
 // A large buffer is processed in rounds, and three rounds overlap: while the hosts exchange round k, round k-1 is published and
 // round k+1 is reduced. Reduce and publish use the window through separate channels, and take turns in each. So the next
@@ -30,10 +30,10 @@
 // steps inside hosts.
 //
 // 16-bit floats: partial sums travel between hosts as float32 and are rounded once, at the end, like everywhere else; results
-// travel as 16 bits. So 3(m-1)/m S instead of 2(m-1)/m S cross each host's link. Rounding the hosts' sums to 16 bits would save
-// a third of these bytes. But each host would add an error of up to half a unit in the last place to every result, and the
-// engine promises results that are rounded once. The error would be largest where gradients of different hosts have opposite
-// signs.
+// travel as 16 bits. So with direct or a ring 3(m-1)/m S instead of 2(m-1)/m S cross each host's link. Rounding the hosts' sums
+// to 16 bits would save a third of these bytes. But each host would add an error of up to half a unit in the last place to
+// every result, and the engine promises results that are rounded once. The error would be largest where gradients of different
+// hosts have opposite signs.
 //
 // It cannot deadlock. Steps of round k wait only for steps of rounds up to k. The exchange of round k waits for the reduce of
 // round k on all its owners. The publish of round k waits for the exchange of round k and the publish of round k-1. The reduce
@@ -53,8 +53,8 @@
 //
 // All ranks get the same bits because a slice is finished by an algorithm that gives all hosts' owners the same bits, and
 // copied to the others. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits
-// do not depend on the layout if there are two hosts, or if Tuning::deterministic is set (then the exchange is direct). They do
-// depend on which ranks share a host.
+// do not depend on the layout where the hosts' sums are added in the order of the hosts, too (adds_in_order): up to kFewHosts
+// hosts, or if Tuning::deterministic is set. The bits do depend on which ranks share a host.
 //
 // Source: for the parts, Thakur, Rabenseifner and Gropp (see allreduce_direct.cc). Reducing inside hosts first is in Jia et
 // al., Highly scalable deep learning training system with mixed-precision (2018); that each host has several owners, which send

@@ -21,14 +21,15 @@
 // The buffer may be scattered over many parts: each step goes through the runs of its tile, and reads and writes the user's
 // tensors directly. Nothing is packed or unpacked.
 //
-// A result is open if it lies in memory that the other ranks map (transport/result_memory.h: memory that hvdlite allocated).
-// Its owner does not drain: the rank that reduces a slice also stores the slice into the open results of the other ranks. For
-// example, if rank 0's output is open, ranks 1 and 2 store b and c into it, and rank 0 drains nothing. If all results are open,
-// no result is written to the buffers. This is safe for the same reason as the use of the buffers. A rank tells the place of
-// its result with its first tile. For tile t, another rank stores into the result after it has seen arrived >= t+1 of that rank
-// and before it stores reduced >= t+1; and no rank leaves before it has seen reduced >= t+1 of all ranks. Each element is
-// stored by one rank, the owner of its slice. The word that tells the place is read until a rank has reduced its first tile. It
-// is written again two tiles later at the earliest, and that tile waits until all ranks are done with the first one.
+// A result is open if it is one run of memory that the other ranks map (transport/result_memory.h: hvdlite allocated it), and
+// is not written past the caches. Its owner does not drain: the rank that reduces a slice also stores the slice into the open
+// results of the other ranks. For example, if rank 0's output is open, ranks 1 and 2 store b and c into it, and rank 0 drains
+// nothing. If all results are open, no result is written to the buffers. This is safe for the same reason as the use of the
+// buffers. A rank tells the place of its result with its first tile. For tile t, another rank stores into the result after it
+// has seen arrived >= t+1 of that rank and before it stores reduced >= t+1; and no rank leaves before it has seen reduced >=
+// t+1 of all ranks. Each element is stored by one rank, the owner of its slice. The word that tells the place is read until a
+// rank has reduced its first tile. It is written again two tiles later at the earliest, and that tile waits until all ranks are
+// done with the first one.
 //
 // A large result that is not in place is written past the caches (Tuning::streaming_bytes): its lines are not in the caches,
 // and an ordinary store would load them only to overwrite them. A rank then writes its own slice into the buffer first, and
