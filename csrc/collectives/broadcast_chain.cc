@@ -16,8 +16,8 @@
 // binomial tree. It is faster if K is large compared with p, and takes about S beta for large data. Bytes sent: S by
 // each rank except the last.
 //
-// It cannot deadlock: a rank waits only for its left neighbour, and the root for no rank; receives
-// are posted without waiting for any send.
+// It cannot deadlock: a rank's receives wait only for its left neighbour and for earlier receives, not for its own sends, and
+// the root receives nothing.
 //
 // All ranks get the same bytes: they are copied, never computed.
 //
