@@ -1,6 +1,7 @@
-// The constructors of all algorithms: function name = file name. Only registry.cc needs them.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: Error(Unsupported)
-// for an element type and op that no kernel serves; nothing is posted before the first advance().
+// The constructors of all algorithms: function name = file name. For registry.cc, and for algorithms that contain another.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: Error(Unsupported) for an element type and op
+// that no kernel serves, Error(Internal) for a Comm or arguments that the algorithm cannot serve (Algorithm::runs_on,
+// scattered). Nothing is posted before the first advance().
 #pragma once
 
 #include <memory>

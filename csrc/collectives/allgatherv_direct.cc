@@ -10,16 +10,17 @@
 //
 // The shifts do not wait for each other. pairwise_exchange.h says why it cannot deadlock.
 //
-// Cost for p ranks, parts of m_r bytes, S bytes in all: alpha + (p-1) o + max(S - min(m), (p-1) max(m)) beta (o: the sender's own
-// time for a message). So it waits for one message where the ring waits for p-1 in turn, and is slower if one part is much larger
-// than the others. Bytes sent by rank r: (p-1) m_r.
+// Cost for p ranks, parts of m_r bytes, S bytes in all: alpha + (p-1) o + max(S - min(m), (p-1) max(m)) beta (o: the sender's
+// own time for a message). So it waits for one message where the ring waits for p-1 in turn, and is slower if one part is much
+// larger than the others. Bytes sent by rank r: (p-1) m_r.
 //
 // In place: no other rank writes to the place of a rank's own part.
 //
 // All ranks get the same bytes: they are copied, never computed.
 //
-// Source: the linear allgather of MPI libraries, such as Open MPI's; the order of its messages is that of the pairwise exchange in
-// Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH (IJHPCA 19, 2005), section 4.4.
+// Source: the linear allgather of MPI libraries, such as Open MPI's; the order of its messages is that of the pairwise exchange
+// in Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH (IJHPCA 19, 2005), section
+// 4.4.
 #include <utility>
 
 #include "collectives/algorithms.h"

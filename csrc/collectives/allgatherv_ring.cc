@@ -19,6 +19,8 @@
 // segments are sent without waiting for any receive, and each segment is passed on by a chain of
 // ranks that ends before its origin.
 //
+// In place: no other rank's part goes to the place of a rank's own part.
+//
 // All ranks get the same bytes: they are copied, never computed.
 //
 // Source: the ring allgather in Thakur, Rabenseifner and Gropp, Optimization of collective

@@ -13,6 +13,8 @@
 // Cost for p ranks and S bytes in all, even parts, in bytes that each rank loads and stores: (2/p + 2) S, and one wait for the
 // slowest. Bytes sent: none.
 //
+// In place: no other rank's part goes to the place of a rank's own part.
+//
 // All bytes are copied, never computed.
 //
 // Source: see allreduce_shm.cc.

@@ -18,10 +18,10 @@
 // in double. The number of ranks is a power of two. As adasum(s a, s b) = s adasum(a, b), the result is postscale * adasum of
 // prescale * x.
 //
-// A null input (an absent or joined rank) contributes zeros, which are the identity: adasum(a, 0) = a. A tensor whose square
-// underflows to zero counts as zeros, too.
+// A null input (an absent or joined rank) contributes zeros, which are the identity: adasum(a, 0) = a. If a.a is almost zero
+// (kLeastSquare), the coefficient of a is 1.
 //
-// Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma). Staging: two vectors of accumulators.
+// Cost for p ranks and S bytes of accumulators: log2(p) (alpha + S beta + S gamma). Staging: two vectors of accumulators.
 //
 // It cannot deadlock, for the reason given in allreduce_recursive_doubling.
 //
@@ -81,9 +81,9 @@ Dots dots_of(const A* a, const A* b, std::size_t n) {
 }
 
 double coefficient(double ab, double own) {
-  // Horovod's bound, below which a tensor counts as zero.
-  static const double smallest = std::sqrt(DBL_MIN);
-  return own >= smallest ? 1.0 - ab / own * 0.5 : 1.0;
+  // Horovod's bound.
+  static const double kLeastSquare = std::sqrt(DBL_MIN);
+  return own >= kLeastSquare ? 1.0 - ab / own * 0.5 : 1.0;
 }
 
 // out = adasum(a, b); out may be a or b.

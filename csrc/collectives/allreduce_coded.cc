@@ -17,8 +17,9 @@
 // and end with blocks, and blocks with parts (block_layout.h). So the bits of a part depend on the contributions to it and on
 // the codec, and not on the parts beside it, the owners or timing: the algorithm is layout-independent.
 //
-// Cost for p ranks and S bytes, which a codec makes S/c: each rank sends 2(p-1)/p S/c, encodes S (1 + 1/p) and decodes S (1 +
-// 1/p) (the adds with it). Up to four rounds are under way, on a channel each.
+// Cost for p ranks and S bytes, which a codec makes S/c: each rank sends 2(p-1)/p S/c, encodes (1 + 1/p) S, and decodes 2 S: p
+// contributions to its pieces, which it adds in the same pass, and all results. Up to four rounds are under way, each on a
+// channel of its own.
 //
 // It cannot deadlock, for the reasons that allreduce_direct.cc gives. In place: a rank encodes its contribution to a piece
 // before it can receive the result for that piece.
@@ -89,7 +90,7 @@ class Coder {
                  });
   }
 
-  // sum = an encoded contribution, or sum + contribution.
+  // Decodes a contribution to a range, and adds it to the sum; is_first: makes it the sum.
   void add(const Range& range, std::byte* sum, const std::byte* contribution, bool is_first) const {
     std::byte* place = sum;
     layout_.walk(range, [&](std::size_t, std::size_t, std::size_t n, std::size_t coded) {

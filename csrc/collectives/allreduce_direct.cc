@@ -15,17 +15,18 @@
 // The shifts do not wait for each other: a round has up to 16 contributions and 16 results under way in each direction, and up
 // to four rounds run at once, each on its own channel (direct_reduction.h). The owner needs rank 0's contribution first, but
 // all contributions arrive at about the same time. So it stages one piece of each rank. The more ranks there are, the smaller
-// the pieces, so that staging needs about 8 MiB. A piece is not smaller than 4 KiB, so staging grows from 512 ranks on.
+// the pieces, so that staging needs at most about 8 MiB. Their limit does not fall below 4 KiB, so staging grows from 512 ranks
+// on.
 //
 // Cost for p ranks and S bytes in one round: 2 alpha + 2(p-1) o + 2(p-1)/p S beta + (p-1)/p S gamma (o: the sender's own time
 // for a message). Bytes sent by each rank: 2(p-1)/p S. This holds for 16-bit floats as well, because contributions travel in
-// the user's type and only the owner holds float32 (with many ranks the ring sends almost 3/2 as much). The disadvantage is
-// that a rank has p-1 partners instead of one: networks with few paths (a ring of slow links, a small switch) have more
-// contention than with the ring.
+// the user's type (except those that are scaled first, see reducer.h) and only the owner holds float32 (with many ranks the
+// ring sends almost 3/2 as much). The disadvantage is that a rank has p-1 partners instead of one: networks with few paths (a
+// ring of slow links, a small switch) have more contention than with the ring.
 //
-// It cannot deadlock: a rank's s-th receive waits only for receives of smaller shifts, a scatter send only for the owner's
-// receive, and the gather only for the scatter. The owner waits for contributions, and no rank waits for a result before it has
-// sent all its contributions of the round.
+// It cannot deadlock: a rank's s-th receive waits only for receives of smaller shifts, a scatter send only for sends of smaller
+// shifts and the owner's receive, and the gather only for the scatter. The owner waits for contributions, and no rank waits for
+// a result before it has sent all its contributions of the round.
 //
 // In place: a rank receives the result of a piece only after it has sent its contribution to the piece, and an owner overwrites
 // its own contribution in the step that adds the last one.

@@ -10,10 +10,10 @@
 //   holds         a                   b                   a                   b
 //   publish       a b                 a b                 a b                 a b              shared memory
 //
-// Hosts may have different numbers of members. If the smallest has q, the first q members of each host own slices, and the
-// others only contribute and receive. The exchange is another allreduce (ring, direct or recursive doubling) among the i-th
-// members of all hosts. The q exchanges run in parallel, so every host sends and receives as few bytes as possible, and uses
-// several cores.
+// Hosts may have different numbers of members. The first q members of each host own slices, and the others only contribute and
+// receive. q is the number of members of the smallest host, and less for small buffers (plan_slices). The exchange is another
+// allreduce (ring, direct or recursive doubling) among the i-th members of all hosts. The q exchanges run in parallel, so every
+// host sends and receives as few bytes as possible, and uses several cores.
 //
 // A large buffer is processed in rounds, and three rounds overlap: while the hosts exchange round k, round k-1 is published and
 // round k+1 is reduced. Reduce and publish use the window through separate channels, and take turns in each. So the next
@@ -23,16 +23,17 @@
 //   wire                  exchange 0 -------- exchange 1 -------- exchange 2 --------
 //   channel 2                                 publish 0           publish 1           publish 2
 //
-// Cost for m hosts, q owners each, S bytes: reduce and publish in shared memory (host_stages.h; about (4 + 2/q) S loaded and
-// stored by each rank), and between hosts 2(m-1) alpha + 2(m-1)/m S beta for a host with a ring, log2(m) (alpha + S beta) with
-// recursive doubling. A ring of all p ranks also sends 2(p-1)/p S over each host's link, but it takes 2(p-1) steps, and its
-// slow steps between hosts delay the steps inside hosts.
+// Cost for m hosts of n members, of which q are owners, and S bytes: reduce and publish in shared memory (host_stages.h; about
+// (4 + (n+1)/q) S loaded and stored by an owner, 4 S by another member), and between hosts for each host 2 alpha + 2(m-1)/m S
+// beta with direct, 2(m-1) alpha + 2(m-1)/m S beta with a ring, log2(m) (alpha + S beta) with recursive doubling. A ring of all
+// p ranks also sends 2(p-1)/p S over each host's link, but it takes 2(p-1) steps, and its slow steps between hosts delay the
+// steps inside hosts.
 //
 // 16-bit floats: partial sums travel between hosts as float32 and are rounded once, at the end, like everywhere else; results
-// travel as 16 bits. So 3(m-1)/m S instead of 2(m-1)/m S cross each host's link. Rounding the hosts' sums to 16 bits would save
-// a third of these bytes. But each host would add an error of up to half a unit in the last place to every result, and the
-// engine promises results that are rounded once. The error would be largest where gradients of different hosts have opposite
-// signs.
+// travel as 16 bits. So with direct or a ring 3(m-1)/m S instead of 2(m-1)/m S cross each host's link. Rounding the hosts' sums
+// to 16 bits would save a third of these bytes. But each host would add an error of up to half a unit in the last place to
+// every result, and the engine promises results that are rounded once. The error would be largest where gradients of different
+// hosts have opposite signs.
 //
 // It cannot deadlock. Steps of round k wait only for steps of rounds up to k. The exchange of round k waits for the reduce of
 // round k on all its owners. The publish of round k waits for the exchange of round k and the publish of round k-1. The reduce
@@ -52,8 +53,8 @@
 //
 // All ranks get the same bits because a slice is finished by an algorithm that gives all hosts' owners the same bits, and
 // copied to the others. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits
-// do not depend on the layout if there are two hosts, or if Tuning::deterministic is set (then the exchange is direct). They do
-// depend on which ranks share a host.
+// do not depend on the layout where the hosts' sums are added in the order of the hosts, too (adds_in_order): up to kFewHosts
+// hosts, or if Tuning::deterministic is set. The bits do depend on which ranks share a host.
 //
 // Source: for the parts, Thakur, Rabenseifner and Gropp (see allreduce_direct.cc). Reducing inside hosts first is in Jia et
 // al., Highly scalable deep learning training system with mixed-precision (2018); that each host has several owners, which send
@@ -73,12 +74,12 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Up to this number of hosts, the direct exchange has few enough partners.
+// Up to this number of hosts, a message to each other host takes less time than more steps in turn.
 constexpr int kFewHosts = 8;
 
-// Segments are a quarter of those of a ring. The messages of two hosts cross, and Open MPI's TCP sends one of more than 64 KiB
-// only after an answer of its receiver, which waits behind the other host's data. All owners of a host share its link, and what
-// they have sent waits in its queue.
+// Here a segment is 1/kSegmentShare of Tuning::segment_bytes, and pieces of the exchange have at most half a segment. All
+// owners of a host share its link, and what they have sent waits in its queue. The messages of two hosts cross, and Open MPI's
+// TCP sends one of more than 64 KiB only after an answer of its receiver, which waits behind the other host's data.
 constexpr std::size_t kSegmentShare = 4;
 
 class AllreduceHierarchical final : public Collective {
@@ -112,7 +113,7 @@ class AllreduceHierarchical final : public Collective {
   }
 
  private:
-  // A limit to the tiles of one pass, so that messages need not wait. Poll only for flags of this host.
+  // Few steps in one pass, and no second poll, so that the exchange between hosts need not wait.
   static Tuning in_host(Tuning tuning) {
     tuning.max_steps = std::min(tuning.max_steps, 4);
     tuning.spin = 0;

@@ -11,6 +11,8 @@
 
 namespace hvdlite::collectives {
 
+// The functions with `tuning` get the segments of the exchange between hosts: see kSegmentShare in the .cc file.
+
 // Rounds and slices of a buffer: few owners for small ones, several rounds for large ones.
 SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tuning& tuning);
 

@@ -92,7 +92,7 @@ class AllreduceLine final : public SharedCollective {
 
 class AllreduceWholeTiles final : public TilePipeline {
  public:
-  // The most elements of a tile.
+  // tile: the most elements of a tile.
   AllreduceWholeTiles(Comm comm, const Tuning& tuning, const TileReducer& reducer,
                       std::vector<AllreducePart> parts, std::size_t count, std::size_t tile)
       : TilePipeline(std::move(comm), tuning, /*reduces=*/false),

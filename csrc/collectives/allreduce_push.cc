@@ -32,6 +32,9 @@
 // are added in rank order in every slice.
 //
 // An absent member has no contribution, but room for the result: it fills its buffer with the identity of the op.
+//
+// Source: reductions in address spaces that ranks share, Hashmi et al., Designing efficient shared address space reduction
+// collectives for multi-/many-cores (IPDPS 2018).
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -47,7 +50,7 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// The bytes of each buffer that one step folds. Between two steps, other operations of this rank may advance.
+// The bytes of each buffer that one step folds. After Tuning::max_steps steps, other operations of this rank advance.
 constexpr std::size_t kStepBytes = std::size_t{512} * 1024;
 
 class AllreducePush final : public SharedCollective {

@@ -15,11 +15,12 @@
 // exchange has no partials: contributions travel in the user's type.
 //
 // Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma); if p is not a power of two, 2 (alpha + S beta) more. Bytes
-// sent by a rank: log2(p) S (as accumulators, but for the first exchange of unfolded ranks). Staging: two vectors of
-// accumulators, so forcing this algorithm for a large buffer costs memory as well as time.
+// sent by a rank: log2(p) S, as accumulators (if p is a power of two, the first exchange is of the user's type). Staging: two
+// vectors of accumulators, so forcing this algorithm for a large buffer costs memory as well as time.
 //
-// It cannot deadlock: both partners of an exchange post their receive before their send, and go on
-// only when both are complete, so the k-th exchange waits for nothing but the partners' (k-1)-th.
+// It cannot deadlock: both partners of an exchange post their receive before their send, and go on only when both are complete.
+// So the k-th exchange waits only for the (k-1)-th of both partners, and the first one for the contribution of a folded rank,
+// which waits for nothing. A folded rank waits for the last exchange of its partner.
 //
 // All ranks get the same bits although each computes the result itself: the participants form
 // contiguous groups, and both partners combine the lower group's partial (on the left) with the

@@ -15,20 +15,19 @@
 //   hop 4 sends  d ->             a ->             b ->             c ->
 //   hop 5 sends  c ->             d ->             a ->             b ->          all have a b c d
 //
-// The buffer is cut into rounds of (ranks x segment). Up to four rounds are under way at once, each in a ring of its own on its
-// own channel (ring_reduction.h), so that transfers and additions overlap. Staging needs two segments for each round under way,
-// for any size of the buffer. The input is read in the user's memory, and results are received into the user's output: nothing
-// is packed.
+// The buffer is cut into rounds of (ranks x segment). Up to four rounds are under way at once, each in a lane on a channel of
+// its own (ring_reduction.h), so that transfers and additions overlap. Staging needs two segments for each round under way, and
+// a third if contributions are no partials (reducer.h), for any size of the buffer. The input is read in the user's memory, and
+// results are received into the user's output: nothing is packed.
 //
 // Cost for p ranks and S bytes in one round: 2(p-1) alpha + 2(p-1)/p S beta + (p-1)/p S gamma; in K
-// rounds the first term becomes about 2(p-1) max(1, K/4) alpha. Bytes sent by each rank:
-// 2(p-1)/p S. Partials of 16-bit floats travel as float32: 3(p-1)/p S - S/p there (hop 0 carries
-// contributions, which still have 16 bits).
+// rounds the first term becomes about 2(p-1) max(1, K/4) alpha. Bytes sent by each rank: 2(p-1)/p S; for 16-bit floats (3p-4)/p
+// S, because partials travel as float32 (hop 0 carries contributions, which still have 16 bits).
 //
 // It cannot deadlock: hop s of a rank waits only for hop s-1 of its left neighbour and for the right neighbour's receive of an
-// earlier hop. Hop 0 does not wait, and rounds on different channels do not wait for each other.
+// earlier hop. Hop 0 waits only for the round before on its channel. Rounds on different channels do not wait for each other.
 //
-// In place: a piece of the input is read for the last time when it was sent (hop 0) or added
+// In place: a piece of the input is read for the last time when it is sent (hop 0) or added
 // (reduce hops), and its result is received only after that (RingLane::post_receive).
 //
 // All ranks get the same bits because each piece is added along one chain and finished once, by its owner; the others copy. The

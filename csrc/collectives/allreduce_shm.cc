@@ -10,24 +10,26 @@
 //                 -> output, buffer         -> output, buffer         -> output, buffer
 //   drain         b c -> output             a c -> output             a b -> output
 //
-// Rank 0 reads a0 from its private memory (a rank never packs its own slice), and a1, a2 from the buffers of ranks 1 and 2. One
-// pass does prescale, cast, addition, postscale and division. 16-bit floats lie in the buffers unchanged and are added in
-// float32. Successive tiles use the two buffers of each rank in turn, so the buffers stay in the cache, and a rank fills one
-// while others reduce the other. shared_collective.h proves that this is correct and cannot deadlock.
+// Rank 0 reads a0 from its private memory (a rank packs its own slice only if it has no input or has to scale it first, see
+// tile_reducer.h), and a1, a2 from the buffers of ranks 1 and 2. One pass does prescale, cast, addition, postscale and
+// division. 16-bit floats lie in the buffers unchanged and are added in float32. Successive tiles use the two buffers of each
+// rank in turn, so the buffers stay in the cache, and a rank fills one while others reduce the other. shared_collective.h
+// proves that this is correct and cannot deadlock.
 //
 // For small buffers, allreduce_inline takes fewer steps.
 //
 // The buffer may be scattered over many parts: each step goes through the runs of its tile, and reads and writes the user's
 // tensors directly. Nothing is packed or unpacked.
 //
-// A result is open if it lies in memory that the other ranks map (transport/result_memory.h: memory that hvdlite allocated).
-// Its owner does not drain: the rank that reduces a slice also stores the slice into the open results of the other ranks. For
-// example, if rank 0's output is open, ranks 1 and 2 store b and c into it, and rank 0 drains nothing. If all results are open,
-// no result is written to the buffers. This is safe for the same reason as the use of the buffers. A rank tells the place of
-// its result with its first tile. For tile t, another rank stores into the result after it has seen arrived >= t+1 of that rank
-// and before it stores reduced >= t+1; and no rank leaves before it has seen reduced >= t+1 of all ranks. Each element is
-// stored by one rank, the owner of its slice. The word that tells the place is read until a rank has reduced its first tile. It
-// is written again two tiles later at the earliest, and that tile waits until all ranks are done with the first one.
+// A result is open if it is one run of memory that the other ranks map (transport/result_memory.h: hvdlite allocated it), and
+// is not written past the caches. Its owner does not drain: the rank that reduces a slice also stores the slice into the open
+// results of the other ranks. For example, if rank 0's output is open, ranks 1 and 2 store b and c into it, and rank 0 drains
+// nothing. If all results are open, no result is written to the buffers. This is safe for the same reason as the use of the
+// buffers. A rank tells the place of its result with its first tile. For tile t, another rank stores into the result after it
+// has seen arrived >= t+1 of that rank and before it stores reduced >= t+1; and no rank leaves before it has seen reduced >=
+// t+1 of all ranks. Each element is stored by one rank, the owner of its slice. The word that tells the place is read until a
+// rank has reduced its first tile. It is written again two tiles later at the earliest, and that tile waits until all ranks are
+// done with the first one.
 //
 // A large result that is not in place is written past the caches (Tuning::streaming_bytes): its lines are not in the caches,
 // and an ordinary store would load them only to overwrite them. A rank then writes its own slice into the buffer first, and
@@ -119,9 +121,9 @@ class AllreduceTiles final : public TilePipeline {
     });
   }
 
-  // Writes all results of the slice into the output first, and then copies them to the own buffer for the other ranks. The
-  // buffer's lines are in the other ranks' caches. Writing to them while reading the others' lines would stall both (it takes
-  // twice as long).
+  // Unless from_buffer(), writes all results of the slice into the output first, and then copies them to the own buffer for the
+  // other ranks. The buffer's lines are in the other ranks' caches. Writing to them while reading the others' lines would stall
+  // both (it takes twice as long).
   void reduce(std::size_t tile) override {
     const Range mine = cut_.slice(tile, me());
     std::byte* const results = contribution(me(), tile, mine.offset);

@@ -13,7 +13,8 @@
 // shared_collective.h proves that this is correct and cannot deadlock.
 //
 // Cost for p ranks of which each sends S bytes evenly, in bytes that each rank loads and stores: 4(p-1)/p S + 2/p S, and two
-// waits for the slowest. One large part fills only its lane of each tile: a p-th. Bytes sent: none.
+// waits for the slowest. If one part is much larger than the others, most tiles carry only its lane, a p-th of a tile.
+// Bytes sent: none.
 //
 // All bytes are copied, never computed.
 //

@@ -1,5 +1,5 @@
-// Dissemination barrier: in step k every rank tells the rank 2^k places to its right that it has arrived, and so have all ranks
-// of whose arrival it knows.
+// Dissemination barrier: in step k every rank sends a message to the rank 2^k places to its right. The message says that its
+// sender has arrived, and all ranks of which the sender knows that they have arrived.
 //
 // What moves where, four ranks (in braces: whose arrival a rank knows of afterwards):
 //
@@ -7,11 +7,10 @@
 //   step 0       -> 1 {3 0}       -> 2 {0 1}       -> 3 {1 2}       -> 0 {2 3}
 //   step 1       -> 2 {1 2 3 0}   -> 3 {2 3 0 1}   -> 0 {3 0 1 2}   -> 1 {0 1 2 3}
 //
-// Cost for p ranks: ceil(log2 p) alpha, for any p. Bytes sent by a rank: ceil(log2 p), since a
-// message needs at least one byte to be seen.
+// Cost for p ranks: ceil(log2 p) alpha, for any p. Bytes sent by a rank: ceil(log2 p), because no empty messages are sent.
 //
 // It cannot deadlock: a step waits only for the previous step of another rank. The peers of one
-// rank's steps differ (2^k < p), so no two messages of a pair can be taken for each other.
+// rank's steps differ (2^k < p), so a rank sends at most one message to each other rank.
 //
 // There is no result; "all ranks agree" means that no rank leaves before all have entered.
 //

@@ -15,8 +15,8 @@
 // term, since the root itself sends ceil(log2 p) S: broadcast_chain is for large data. Bytes sent:
 // S for each child.
 //
-// It cannot deadlock: a rank waits only for its parent, and the root for no rank; receives are
-// posted without waiting for any send.
+// It cannot deadlock: a rank's receives wait only for its parent and for earlier receives, not for its own sends, and the root
+// receives nothing.
 //
 // All ranks get the same bytes: they are copied, never computed.
 //

@@ -1,5 +1,5 @@
 // Chain broadcast: the root sends to its right neighbour, which sends on to its own right neighbour, segment by segment. Each
-// rank sends the data only once, which takes the least time for large data.
+// rank sends the data at most once, so large data take less time than in the binomial tree.
 //
 // What moves where, four ranks, root 0, three segments x y z (other roots: count ranks from the
 // root on):
@@ -13,11 +13,11 @@
 // Up to 16 segments are under way on each link (broadcast_stream.h).
 //
 // Cost for p ranks and S bytes in K segments: (K + p - 2) (alpha + S/K beta), against ceil(log2 p) K segment times of the
-// binomial tree. It is faster as soon as K is large compared with p, and takes about S beta for large data. Bytes sent: S by
+// binomial tree. It is faster if K is large compared with p, and takes about S beta for large data. Bytes sent: S by
 // each rank except the last.
 //
-// It cannot deadlock: a rank waits only for its left neighbour, and the root for no rank; receives
-// are posted without waiting for any send.
+// It cannot deadlock: a rank's receives wait only for its left neighbour and for earlier receives, not for its own sends, and
+// the root receives nothing.
 //
 // All ranks get the same bytes: they are copied, never computed.
 //

@@ -15,8 +15,8 @@ struct Range {
   std::size_t count = 0;
 };
 
-// Part `index` when `count` elements are cut into `parts` runs that differ by at most one grain,
-// the larger ones first. All boundaries but the end are multiples of grain.
+// Part `index` when `count` elements are cut into `parts` runs, the larger ones first. They differ by at most one grain, except
+// that the last grain of the buffer may be incomplete. All boundaries but the end are multiples of grain.
 Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain = 1);
 
 // The elements of one cache line, if the buffer is so large that its parts can begin on cache lines; otherwise 1, because a few

@@ -1,8 +1,6 @@
 // A collective is a resumable state machine: construct it, and call advance() until it returns true. It never waits.
 // Thread: the holder of the progress token. Owns: its staging buffers. Blocks: never. Throws: what Transport throws; after a
 // throw the object must be retained (kept), not destroyed, while the transport may still touch its buffers.
-//
-// chunk: the part of a buffer one rank owns; segment: a pipelined piece of a chunk; hop: one step to a neighbour.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +32,9 @@ class Collective {
   virtual ~Collective() = default;
   // Does all that can be done without waiting. Returns true when finished, and in all later calls.
   virtual bool advance() = 0;
-  // Do other ranks store their part of the result directly into this rank's output? Ask it before the first advance().
+  // Do other ranks store their part of the result directly into this rank's output?
   virtual bool result_is_open() const { return false; }
-  // The bytes that were coded until now.
+  // What was sent coded until now. allreduce_hierarchical counts an exchange between hosts when it is complete.
   virtual CodedBytes coded_bytes() const { return {}; }
 };
 
@@ -45,9 +43,10 @@ struct Tuning {
   // May differ between ranks: results do not depend on it.
   kernels::Isa isa = kernels::Isa::kScalar;
   std::size_t segment_bytes = 256 * 1024;  // bytes of one pipelined segment
-  // In shared memory. spin: how often advance() polls again before it returns false; 0 if ranks share processors. The next one:
-  // how many steps of tiles advance() does before it lets other operations advance.
+  // In shared memory: how often advance() polls again before it returns false; 0 if ranks share processors. May differ between
+  // ranks.
   int spin = 0;
+  // In shared memory: the number of steps (SharedCollective::step) after which advance() lets other operations advance.
   int max_steps = 64;
   // In shared memory: results of at least this many bytes, on all ranks of the host together, are written past the caches,
   // unless their memory was just read as input; 0: never.
@@ -72,8 +71,7 @@ struct Reduction {
   // The inputs are partials: of type A, with prescale applied, the op over the x_r of some ranks each (reducer.h). Then an
   // input may be the output only if T is A, and none is null.
   bool from_partials = false;
-  // How elements travel; Sum or Average of types whose accumulator is float32. Only coded and
-  // hierarchical look at it.
+  // How elements travel; Sum or Average of types whose accumulator is float32. Only coded and hierarchical use it.
   base::Codec codec = {};
 };
 
@@ -106,7 +104,7 @@ struct AllreduceArgs {
   }
 };
 
-// Rank r contributes counts[r] consecutive elements of every rank's input, rank r receives the reduced part r.
+// Each input consists of a part for each rank, in rank order: part r has counts[r] elements. Rank r receives part r, reduced.
 struct ReducescatterArgs {
   const void* input = nullptr;  // sum(counts) elements; null contributes the identity
   void* output = nullptr;       // counts[rank] elements; does not overlap input
@@ -127,7 +125,8 @@ struct BroadcastArgs {
   int root = 0;  // place in the Comm, not a global rank
 };
 
-// Part j of the input (send_bytes[j] bytes, parts back to back) goes to rank j; parts arrive in rank order.
+// Part j of the input (send_bytes[j] bytes, parts back to back) goes to rank j. The output has the parts for this rank
+// (recv_bytes) in the order of the ranks. Input and output do not overlap.
 struct AlltoallvArgs {
   const void* input = nullptr;
   void* output = nullptr;

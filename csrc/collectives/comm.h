@@ -16,7 +16,7 @@ namespace hvdlite::collectives {
 // Channels separate independent message streams of one operation, such as pipelined segments. Each matches in its own order.
 inline constexpr int kChannelBits = 3;
 inline constexpr int kNumChannels = 1 << kChannelBits;
-// What one algorithm may use, so that two can run side by side in one operation (Comm::part).
+// The channels that one algorithm may use, so that two can run side by side in one operation (Comm::half).
 inline constexpr int kPartChannels = kNumChannels / 2;
 
 // The memory that a set's members on this host share. In a set on several hosts either all members have such memory, including
@@ -31,7 +31,7 @@ struct Sharing {
 class Comm {
  public:
   // members: the transport ranks of the set in ascending order; index: this rank's place among them; tag: unique among
-  // the operations in flight between these ranks (its low kChannelBits are the channel); set: whose members they are.
+  // the operations in flight between these ranks, with zeros in its low kChannelBits; set: whose members they are.
   Comm(transport::Transport& transport, std::shared_ptr<const std::vector<int>> members, int index,
        std::uint32_t tag, base::SetId set = {}, Sharing sharing = {})
       : transport_(&transport),
@@ -64,14 +64,15 @@ class Comm {
     copy.sharing_ = {sharing_.second_channel, nullptr, nullptr};
     return copy;
   }
-  // Some of the members, this one at place `index` among them, for an algorithm that runs as a part of this operation.
+  // Some of the members, this one at place `index` among them, for an algorithm that runs as a part of this operation. It only
+  // sends messages: the copy has no shared memory.
   Comm part(const std::vector<int>& members, int index) const {
     auto ranks = std::make_shared<std::vector<int>>();
     ranks->reserve(members.size());
     for (const int member : members) ranks->push_back(global(member));
     return {*transport_, std::move(ranks), index, tag_, set_};
   }
-  // The same with one half (0 or 1) of the channels: two algorithms that run at the same time need different ones.
+  // The same members with one half (0 or 1) of the channels: two algorithms that run at the same time need different halves.
   Comm half(int which) const {
     Comm copy = *this;
     copy.tag_ |= static_cast<std::uint32_t>(which * kPartChannels);

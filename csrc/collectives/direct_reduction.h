@@ -7,7 +7,7 @@
 //   gather (allreduce only): send the finished piece r to rank r+s, receive piece r-s from r-s
 // So at any time only a few ranks send to the same rank.
 //
-// Thread: the holder of the progress token. Owns: staging. Blocks: no. Throws: what Transport does.
+// Thread: the holder of the progress token. Owns: staging. Blocks: no. Throws: what Transport throws.
 #pragma once
 
 #include <vector>
@@ -80,8 +80,7 @@ class DirectReduction final : public Collective {
   bool alone_done_ = false;
 };
 
-// The most elements of a piece. The more ranks, the fewer, so that staging takes about 8 MiB; from 512 ranks on it takes more,
-// because pieces do not become smaller than 4 KiB.
+// The most elements of a piece: a segment at most, and fewer with many ranks (kStagingBytes in the .cc file).
 std::size_t direct_piece_limit(const Tuning& tuning, int ranks, std::size_t element_bytes);
 // The number of lanes for this many rounds.
 int direct_lanes(std::size_t rounds);

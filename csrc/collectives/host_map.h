@@ -24,14 +24,12 @@ class HostMap {
     for (const std::vector<int>& host : hosts_) {
       const int count = static_cast<int>(host.size());
       fewest_ = fewest_ == 0 ? count : std::min(fewest_, count);
-      most_ = std::max(most_, count);
     }
   }
 
   int hosts() const { return static_cast<int>(hosts_.size()); }
-  int own() const { return own_; }        // this member's host
-  int fewest() const { return fewest_; }  // members on a host
-  int most() const { return most_; }
+  int own() const { return own_; }        // this rank's host; -1: it is no member
+  int fewest() const { return fewest_; }  // members on the host that has the fewest
 
   const std::vector<int>& members_on(int host) const {
     return hosts_[static_cast<std::size_t>(host)];
@@ -50,7 +48,6 @@ class HostMap {
   std::vector<std::vector<int>> hosts_;
   int own_ = -1;
   int fewest_ = 0;
-  int most_ = 0;
 };
 
 }  // namespace hvdlite::collectives

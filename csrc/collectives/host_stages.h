@@ -9,12 +9,11 @@
 // Both are pipelines of tiles (shared_collective.h): tile j of a round carries the j-th piece of every slice, each in a lane of
 // its own; how many tiles a round has depends on the host's window and does not matter to other hosts.
 //
-// An owner keeps its slice of a round in one of kSlots slots. HostReduce drains tiles of round k only after HostPublish is done
-// with round k - kSlots, and HostPublish fills tiles of round k only after this member's slice of the round is finished.
-// RoundCounts tells both.
+// An owner keeps its slice of a round in one of kSlots slots. So its HostReduce drains tiles of round k only after HostPublish
+// is done with round k - kSlots, and its HostPublish fills tiles of round k only after its slice of the round is finished.
+// RoundCounts tells both. Members that own no slice do not wait for this.
 //
-// Thread: the holder of the progress token. Owns: a turn of a channel each. Blocks: no. Throws: Error(Unsupported) from the
-// look-up of the kernels.
+// Thread: the holder of the progress token. Owns: each a turn of its channel. Blocks: no. Throws: what SharedChannel throws.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +33,7 @@ struct SlicePlan {
   std::size_t count = 0;  // elements
   std::size_t rounds = 0;
   int owners = 1;         // on each host
-  std::size_t grain = 1;  // elements of a cache line
+  std::size_t grain = 1;  // elements of a cache line, or 1 (alignment_grain)
   // With a codec: slices begin and end with its blocks. Otherwise null.
   std::shared_ptr<const BlockLayout> blocks;
 
@@ -79,7 +78,7 @@ struct HostJob {
 
 class HostReduce final : public TilePipeline {
  public:
-  // The job outlives it.
+  // The reducer and the job outlive it.
   HostReduce(Comm comm, const Tuning& tuning, const TileReducer& reducer, HostJob& job);
 
  private:
@@ -103,6 +102,7 @@ class HostReduce final : public TilePipeline {
 
 class HostPublish final : public TilePipeline {
  public:
+  // result_bytes: of one element. The job outlives it.
   HostPublish(Comm comm, const Tuning& tuning, std::size_t result_bytes, HostJob& job);
 
  private:

@@ -19,7 +19,7 @@ class InFlight {
   std::size_t done() const { return done_; }
   bool has_room() const { return posted_ - done_ < kSize; }
 
-  // A ticket of none stands for a message of no bytes, which is never posted.
+  // Call it only if has_room(). An empty ticket stands for a message of no bytes, which is not posted.
   void push(transport::Ticket ticket) { tickets_[posted_++ % kSize] = ticket; }
 
   // Completes transfers in order, up to the first that is still under way. Returns true if any completed.

@@ -7,7 +7,7 @@
 // It cannot deadlock: the s-th receive waits only for receives of smaller shifts and the s-th send only for sends of smaller
 // shifts; shift s of all ranks is a perfect matching of sends and receives, so by induction on s each completes.
 //
-// Thread: the holder of the progress token. Owns: nothing but the sizes. Blocks: no. Throws: what Transport does.
+// Thread: the holder of the progress token. Owns: nothing but the sizes. Blocks: no. Throws: what Transport throws.
 #pragma once
 
 #include <vector>

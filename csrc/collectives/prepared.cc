@@ -31,14 +31,15 @@
 //   gather         a -> 1, 2                 b -> 0, 2                 c -> 0, 1
 //
 // Cost for p ranks and S bytes of input: each rank loads and stores at most (2p + 2) S bytes in an allgather, and (p + 3) S in
-// the other operations. It does not wait any more, because it has waited for the agreement. Bytes sent by a rank: none in shared
-// memory; (p-1) S of an input that all need; (p-1)/p S of parts. The allreduce of parts waits for one more message, and sends
-// 2(p-1)/p S bytes, as allreduce_direct.
+// the other operations (more in an allreduce of ranks that share hosts, which stores each host's sum). It does not wait any
+// more, because it has waited for the agreement. Bytes sent by a rank: none in shared memory; (p-1) S of an input that all
+// need; (p-1)/p S of parts. The allreduce of parts waits for one more message, and sends 2(p-1)/p S bytes in all, as
+// allreduce_direct does.
 //
-// In place: a rank's input is copied before any result is made. No other rank writes to the output, except to gather parts.
+// In place: a rank's input is copied before anything is written to its output.
 //
-// All ranks get the same bits, because an element is reduced from the same inputs in the order of the ranks, wherever it lies. So
-// the reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct. If ranks share hosts, an
+// All ranks get the same bits, because an element is reduced from the same inputs in the order of the ranks, wherever it lies.
+// So the reductions are layout-independent, and give the bits of allreduce_shm and allreduce_direct. If ranks share hosts, an
 // allreduce adds up each host's inputs first, and then the hosts' sums: the bits of allreduce_hierarchical.
 //
 // Source: it is common practice to write a small message next to its flag in shared memory; Open MPI's shared-memory
@@ -60,7 +61,7 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Members that can prepare an operation.
+// The most members of a set that prepares operations: those that one ledger serves (engine/negotiation/ledger.h).
 constexpr int kMostMembers = 64;
 
 void copy(std::byte* to, const std::byte* from, std::size_t bytes) {

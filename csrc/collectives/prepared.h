@@ -1,9 +1,9 @@
-// Prepared operations: each member puts its input where the other members will look for it, before they agree on the operation. If
-// all have done so when they agree, each member makes its own result from the inputs of all, and nobody waits any more. Only a
-// larger allreduce needs a second exchange (allreduce_of_parts). The inputs lie in the memory that the members share, or came in the
-// messages by which the members agree. prepared.cc explains why this is correct.
+// Prepared operations: each member puts its input where the other members will look for it, before they agree on the operation.
+// If all have done so when they agree, each member makes its own result from the inputs of all, and nobody waits any more. Only
+// a larger allreduce needs a second exchange (allreduce_of_parts). The inputs lie in the memory that the members share, or came
+// in the messages by which the members agree. prepared.cc explains why this is correct.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: Error(Unsupported) for an element type and op
-// that no kernel serves, Error(Internal) for an input that is too short.
+// that no kernel serves, Error(Internal) for an input that is too short or too long.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +41,8 @@ class PreparedInputs {
 // The elements of each member's part of an allreduce, which that member reduces for all.
 std::vector<std::size_t> allreduce_parts(std::size_t count, int members, std::size_t element_bytes);
 
-// The collectives, for the member `rank` of a prepared operation. They take the arguments of start_... (select.h) but ignore the
-// member's own input, which is one of the prepared ones.
+// The collectives, for the member `rank` of a prepared operation. They take the arguments of start_... (select.h) but ignore
+// the member's own input, which is one of the prepared ones.
 // hosts: null unless the members are on several hosts and those of each host share memory. Then the result has the bits of
 // allreduce_hierarchical, if adds_in_order() holds.
 void allreduce_prepared(const PreparedInputs& inputs, const HostMap* hosts,

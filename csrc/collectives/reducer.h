@@ -13,8 +13,8 @@
 //
 // With Reduction::from_partials contributions are partials from the beginning.
 //
-// Thread: the holder of the progress token. Owns: the identity tile or the scaled copy. Blocks: no.
-// Throws: Error(Unsupported) from the look-up of the kernels.
+// Thread: the holder of the progress token. Owns: its copy of identities or of the scaled input; otherwise it borrows the
+// input. Blocks: no. Throws: Error(Unsupported) from the look-up of the kernels.
 #pragma once
 
 #include <cstddef>
@@ -81,7 +81,7 @@ class ElementReducer {
   bool contributions_are_elements_ = true;  // of type T
   bool nothing_to_do_;                      // finishing does not change a partial
   std::vector<std::byte> copy_;             // the scaled input, or `limit` identities of type T
-  bool identity_ = false;                   // own() is the same everywhere
+  bool identity_ = false;                   // own() is the same for all offsets
 };
 
 }  // namespace hvdlite::collectives

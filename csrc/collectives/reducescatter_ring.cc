@@ -6,13 +6,11 @@
 // segment of every chunk (a chunk that has fewer sends nothing), up to four rounds at once.
 //
 // Cost for p ranks and S bytes in all, even chunks, one round: (p-1) alpha + (p-1)/p S beta +
-// (p-1)/p S gamma. Bytes sent by each rank: S less the chunk it owns; for 16-bit floats twice that
-// less one chunk (partials are float32). A single large chunk streams around the ring in
-// segments: about (p-2 + K) segment times for K segments.
+// (p-1)/p S gamma. Bytes sent by each rank: (p-1)/p S; for 16-bit floats (2p-3)/p S, because partials travel as float32. A
+// single large chunk streams around the ring in segments: about (p-2 + K) segment times for K segments.
 //
-// It cannot deadlock and all ranks agree for the reasons given in allreduce_ring.cc; an element has
-// one owner here, and only the owner has a result. Not layout-independent: the order of additions
-// begins with the rank after the owner.
+// It cannot deadlock, for the reasons that allreduce_ring.cc gives. Only the owner of an element has its result. Not
+// layout-independent: the order of additions begins with the rank after the owner.
 //
 // Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
 // (JPDC 69, 2009), its reduce-scatter half.

@@ -8,11 +8,12 @@
 //   drain         a0 + a1 + a2 -> output    b0 + b1 + b2 -> output    c0 + c1 + c2 -> output
 //
 // Tile k carries the k-th piece of every chunk; a piece is as long as a lane. If a chunk has fewer pieces, its lane stays
-// empty. A rank reads its own contribution from its input. Successive tiles use the two buffers of each rank in turn:
-// shared_collective.h proves that this is correct and cannot deadlock.
+// empty. A rank reads its own contribution from its input, unless it has to scale it first. Successive tiles use the two
+// buffers of each rank in turn: shared_collective.h proves that this is correct and cannot deadlock.
 //
 // Cost for p ranks and S bytes in all, even chunks, in bytes that each rank loads and stores: (2(p-1)/p + (p+1)/p) S, and one
-// wait for the slowest. One large chunk fills only its lane of each tile: a p-th. Bytes sent: none.
+// wait for the slowest. If one chunk is much larger than the others, most tiles carry only its lane, a p-th of a tile.
+// Bytes sent: none.
 //
 // An element has one owner, which adds the contributions in rank order. So the algorithm is layout-independent, and gives the
 // bits of reducescatter_direct.

@@ -20,7 +20,7 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
      .scattered = true,
      .runs_on = shares_memory,
      .in_arena = true},
-    // layout_independent: as Tuning::deterministic wants it
+    // layout_independent: if Tuning::deterministic is set, or on up to eight hosts
     {.name = "hierarchical",
      .make = allreduce_hierarchical,
      .scattered = true,

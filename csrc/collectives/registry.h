@@ -1,5 +1,5 @@
-// The lists of algorithms. An algorithm has one name: as the value of a knob, and at the end of its file's name and of its
-// heading in docs/algorithms.md. select.h chooses by size.
+// The lists of algorithms. An algorithm has one name: at the end of its file's name and of its heading in docs/algorithms.md,
+// and as the value of a knob if it can be forced. select.h chooses one of them.
 // Thread: any (constant tables). Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for an unknown name, with the known
 // ones.
 #pragma once

@@ -7,8 +7,8 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// With this number of lanes, the transfer of one overlaps with the addition of another, and their staging memory (2 segments
-// each) fits into a core's second-level cache.
+// With this number of lanes, the transfer of one overlaps with the addition of another, and their staging memory takes 2 to 3
+// MiB with the usual segments, about as much as a core's second-level cache has.
 constexpr std::size_t kRingLanes = 4;
 static_assert(kRingLanes <= kPartChannels);
 
@@ -71,8 +71,8 @@ void RingLane::post_receive() {
     target = raw ? first_ : staging_[static_cast<std::size_t>(hop % 2)];
     element_bytes = hop == 0 ? job_->reducer.contribution_bytes() : job_->reducer.partial_bytes();
   } else {
-    // In place, the finished piece falls on this rank's contribution to it. Piece r-1 was sent from
-    // there at hop 0; every other one was added at an earlier reduce hop.
+    // In place, a finished piece overwrites this rank's contribution to it, which must not be needed any more. The contribution
+    // to piece r-1 was sent at hop 0, every other one was added at a reduce hop.
     if (hop == size - 1 && !send_done(0)) return;
     target = place(piece);
     element_bytes = job_->reducer.result_bytes();
@@ -111,7 +111,7 @@ void RingLane::post_sends() {
   }
 }
 
-// Adds this rank's contribution to the segment of a reduce hop.
+// Adds this rank's contribution to the piece that has arrived, if the hop is a reduce hop.
 void RingLane::process(int hop) {
   if (!reduces(hop)) return;
   const Range piece = piece_received(hop);

@@ -1,9 +1,9 @@
 // The ring that allreduce_ring and reducescatter_ring share: pieces of a buffer travel from rank to
 // rank and grow by one contribution a hop. The algorithms' own files explain it with an example.
 //
-// A lane is one round of pieces on its way around the ring, on a channel of its own. Lane i takes
-// the rounds i, i + L, i + 2L, ... one after the other, so the transfers of one lane overlap the
-// additions of the others and memory stays bounded.
+// A lane moves one round of pieces at a time around the ring, on a channel of its own. Of L lanes, lane i takes the rounds i, i
+// + L, i + 2L, ... one after the other. So the transfers of one lane overlap with the additions of the others, and the staging
+// memory does not grow with the buffer.
 //
 // Hops of a lane on rank r of n, in order:
 //   reduce hop s = 0 .. n-2: send piece r-1-s, receive piece r-2-s and add the own contribution.
@@ -12,7 +12,7 @@
 //   gather hop n-1+t, t = 0 .. n-2 (allreduce only): send piece r-t, receive piece r-1-t straight
 //     into the output.
 //
-// Thread: the holder of the progress token. Owns: staging. Blocks: no. Throws: what Transport does.
+// Thread: the holder of the progress token. Owns: staging. Blocks: no. Throws: what Transport throws.
 #pragma once
 
 #include <array>
@@ -58,7 +58,7 @@ class RingLane {
   RingJob* job_;
   int channel_;
   std::array<std::byte*, 2> staging_;  // hop s receives into staging_[s % 2]
-  std::byte* first_;                   // hop 0's contributions, where they are not partials
+  std::byte* first_;                   // for hop 0, if contributions are no partials
   int hops_;
 
   std::size_t round_;

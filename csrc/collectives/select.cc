@@ -14,34 +14,35 @@ namespace hvdlite::collectives {
 namespace {
 
 constexpr std::string_view kAuto = "auto";
-constexpr std::string_view kShared = "shm";     // where all ranks share memory, for everything
-constexpr std::string_view kInline = "inline";  // except for small allreduces
+constexpr std::string_view kShared = "shm";
+constexpr std::string_view kInline = "inline";
 constexpr std::string_view kInArena = "push";
-constexpr std::string_view kAdasum = "adasum";  // serves that op for every size and knob
-constexpr std::string_view kCoded =
-    "coded";  // as hierarchical, these serve codecs for every size and knob
+constexpr std::string_view kAdasum = "adasum";
+constexpr std::string_view kCoded = "coded";
 constexpr std::string_view kHierarchical = "hierarchical";
 
-// Is direct faster than recursive doubling for few bytes? It waits for two messages in turn, and sends each byte fewer times.
-// Two ranks wait for one message in recursive doubling. With many ranks direct sends too many messages.
+// Is direct faster than recursive doubling for few bytes? In direct a rank waits for two messages in turn, in recursive
+// doubling for log2(p) or more. From three ranks on recursive doubling also sends each byte more often. With many ranks direct
+// sends too many messages.
 constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16; }
 
-// Up to this share of Selection::recursive_doubling_max_bytes inputs travel with announcements. That saves a delay, but the
-// bytes are copied more often.
+// Inputs of up to 1/kPreparedShare of Selection::recursive_doubling_max_bytes travel with announcements. That saves a delay,
+// but the bytes are copied more often.
 constexpr std::size_t kPreparedShare = 2;
-// Up to this share many ranks take recursive doubling, which sends all bytes log2(p) times.
+// Many ranks (is_direct_faster) take recursive doubling for up to 1/kManyRanksShare of that size, because it sends all bytes
+// log2(p) times.
 constexpr std::size_t kManyRanksShare = 8;
 
 bool may_travel(std::size_t bytes, const Selection& selection) {
   return bytes <= selection.recursive_doubling_max_bytes / kPreparedShare;
 }
 
-// Up to this share of a tile, allreduce_inline is faster: it waits once less, but does p times as many additions. It is a share
-// so that small tiles (with many ranks, or in tests) behave like large ones.
+// Up to 1/kInlineShare of a tile, allreduce_inline is faster than allreduce_shm: it waits once less, but does p times as many
+// additions. The limit depends on the tile, so that small tiles (with many ranks, or in tests) behave like large ones.
 constexpr std::size_t kInlineShare = 64;
 
-// If a member's input, sent to all others, has at most this many bytes together, all members get it whole: to reduce it on the
-// way would save bytes, but cost the delay of another message.
+// If a member's input has at most this many bytes, counted once for each other member, all members get it whole. An exchange of
+// parts would send fewer bytes, but it takes the delay of another message.
 constexpr std::size_t kSmallPayloads = std::size_t{16} << 10;
 
 std::string knob_of(std::string_view collective) {
@@ -97,7 +98,8 @@ std::string obstacle(const Comm& comm, bool for_several_hosts) {
          "or too many process sets use it already";
 }
 
-// A single rank exchanges nothing. So if the chosen algorithm cannot run on one rank, takes the first algorithm, which can.
+// The algorithm with this name. A single rank exchanges nothing: if the algorithm cannot run on one rank, the first one of the
+// list serves it, which runs everywhere.
 template <typename Args>
 const Algorithm<Args>& pick(std::span<const Algorithm<Args>> algorithms, std::string_view name,
                             const Comm& comm) {
@@ -117,8 +119,7 @@ std::unique_ptr<Collective> start(std::span<const Algorithm<Args>> algorithms,
                       knob + "=" + std::string(name) + " cannot serve process set " +
                           std::to_string(comm.set().id) + " (" +
                           obstacle(comm, algorithm.runs_on == shares_memory_on_hosts) + "); set " +
-                          knob + " to auto, which takes " + std::string(name) +
-                          " wherever it can run");
+                          knob + " to auto, which takes only algorithms that can run there");
   }
   return algorithm.make(std::move(comm), std::move(args), selection.tuning);
 }
@@ -208,8 +209,7 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
 
 namespace {
 
-// The name of the algorithm for this many bytes: of the buffer (allreduce, broadcast), of all inputs' parts together
-// (reducescatter), of each rank's part (allgatherv).
+// The names of the algorithms. bytes: of one rank's input; parts: the bytes of each rank's part.
 std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) {
     return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);

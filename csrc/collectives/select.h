@@ -1,7 +1,7 @@
 // Chooses the algorithm for an operation, from its size, the ranks and their hosts, and the knobs. All ranks choose the same,
 // because these are equal on all ranks.
-// Thread: any. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a forced name that
-// does not exist, Error(Unsupported) for one that cannot run on this Comm.
+// Thread: any for the choices; start_... as algorithms.h says. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a
+// forced name that does not exist, Error(Unsupported) for one that cannot run on this Comm, and what the algorithm throws.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace hvdlite::collectives {
 
-// "auto" lets the size decide; any other value forces that algorithm.
+// "auto": start_... chooses. Any other value forces that algorithm, except for Adasum and for reductions with a codec.
 struct Selection {
   std::string allreduce = "auto";
   std::string reducescatter = "auto";
@@ -18,12 +18,12 @@ struct Selection {
   std::string broadcast = "auto";
   std::string alltoallv = "auto";
   std::string barrier = "auto";
-  // The bits of a sum depend on nothing but the values and the number of ranks: only
-  // layout-independent algorithms, and from 3 ranks on the same one for every size, since fusion
+  // The bits of a sum depend only on the values, the number of ranks, and which of them share a host. So only
+  // layout-independent algorithms are chosen. From 3 ranks on all sizes have the same order of additions, because fusion
   // changes sizes (the orders of direct and recursive_doubling differ).
   bool deterministic = false;
-  // Up to this size latency counts, and above it bandwidth. Bytes of the buffer (allreduce), of all parts together
-  // (reducescatter, allgather, alltoall).
+  // Up to this size latency counts, and above it bandwidth. The size is that of a member's input (allreduce, reducescatter,
+  // alltoall, broadcast), or that of the longest part times the number of members (allgather).
   std::size_t recursive_doubling_max_bytes = 512 * 1024;
   Tuning tuning;
 };
@@ -44,7 +44,8 @@ std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection)
 struct CommShape {
   int ranks = 1;
   bool shared = false;  // all of them share memory
-  int hosts = 0;  // their hosts, if there are several, and those of each host share memory; else 0
+  // The number of hosts, if there are several and the ranks of each share memory; otherwise 0.
+  int hosts = 0;
   std::size_t inline_bytes = 0;    // up to here an allreduce in the memory that all share is inline
   std::size_t prepared_bytes = 0;  // preparation_of: the largest input prepared in that memory
 };
@@ -60,11 +61,12 @@ enum class Preparation : std::uint8_t {
 Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
                            const CommShape& shape, const Selection& selection);
 
-// Would start_allreduce take a buffer of many parts as it is? If not it has to be packed into one.
+// Would start_allreduce take a buffer of many parts as it is? If not, the caller has to pack it into one part.
 bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,
                      const Selection& selection);
 
-// Fails early on a forced name that does not exist, and on one that contradicts deterministic.
+// Throws Error(InvalidArgument) for a forced name that does not exist, that cannot be forced, or that contradicts
+// deterministic.
 void check_selection(const Selection& selection);
 
 }  // namespace hvdlite::collectives

@@ -5,8 +5,8 @@
 // A region passes to another process set when all members of the last one have destroyed their channels, which each does when
 // it has finished with the set's operations. The new set's tiles have larger numbers than all tiles before, so a flag that an
 // earlier set has left only means "not yet".
-// Thread: the holder of the progress token. Owns: nothing but counts. Blocks: no. Throws: Error(Internal) if what another rank
-// told cannot be.
+// Thread: the holder of the progress token. Owns: its counts, and its use of the region, which the destructor ends. Blocks: no.
+// Throws: Error(Internal) from result(), if another rank has told a place outside of its result memory.
 #pragma once
 
 #include <algorithm>
@@ -116,8 +116,8 @@ class SharedChannel {
     if (word.load(std::memory_order_relaxed) != said) word.store(said, std::memory_order_relaxed);
   }
 
-  // Have all members come so far with the first `count` tiles (see WindowFlags)? A positive answer is remembered: a line
-  // that a member has changed again since is not fetched for nothing.
+  // Has the flag of all members (or of one) reached `count` (see WindowFlags)? The highest counts seen are kept, so that lines
+  // which the members have changed since are fetched only if necessary.
   bool all_arrived(std::uint64_t count) {
     return all_reached(arrived_, count, &transport::WindowFlags::arrived);
   }

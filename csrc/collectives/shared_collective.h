@@ -26,7 +26,7 @@
 // A tile's number identifies its contents: an operation has the channel for itself from its first tile to its last, and all
 // members count its tiles in the same way. Flags only grow, and each has one writer. Every store is a release and every load an
 // acquire, so a member that sees a flag also sees all data that were written before it. A flag that an operation does not use
-// is raised later.
+// keeps its count; a later operation raises it.
 //
 // No deadlock: fill(t) waits for drain(t-2), reduce(t) for fill(t), and drain(t) for reduce(t), of all members. Take the steps
 // that are not yet done. Of those with the least t, a step of the earliest kind waits for no other step. Its member does this
@@ -44,7 +44,6 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "base/thread.h"
 #include "collectives/collective.h"
@@ -60,7 +59,7 @@ class SharedCollective : public Collective {
   // Takes the next turn of comm's channel. Steps that may throw must come before it.
   SharedCollective(Comm comm, const Tuning& tuning);
 
-  // Called with the turn. Does one step that can be done without waiting. Returns false if there is none.
+  // Called while the operation has the turn. Does one step that can be done without waiting; returns false if there is none.
   virtual bool step() = 0;
   // The last step. count: the number of tiles that were used.
   void finish(std::uint64_t tiles);
@@ -79,14 +78,15 @@ class SharedCollective : public Collective {
   bool finished_ = false;
 };
 
-// A tile in the same cache line as the flag that announces it. Here the line's two flags stand for arrived and done above:
-// a member stores its payload, then how far it is done, then arrived; it overwrites the line two tiles later.
+// A tile in the same cache line as the flag that announces it. The line's own flag stands for arrived above. The line also has
+// the member's count of done at that time, so that the others need not fetch another line to see it. A member overwrites the
+// line two tiles later.
 class InlineTile {
  public:
   static constexpr std::size_t kBytes = transport::WindowFlags::kInlineBytes;
   explicit InlineTile(std::uint64_t number) : number_(number) {}
 
-  // Writes the payload and its flag. Returns false if the line is not free yet. The caller then rings the other members.
+  // Writes the payload and its flag; the caller then rings the other members. Returns false if the line is not free yet.
   bool publish(SharedChannel& channel, const void* payload, std::size_t bytes) const;
   bool all_arrived(SharedChannel& channel) const;
   // After all_arrived(), until done().
@@ -109,10 +109,10 @@ class TilePipeline : public SharedCollective {
   struct HeldBack {};
   TilePipeline(Comm comm, const Tuning& tuning, HeldBack);
 
-  // Call it before the first step. bytes: of one member in each tile; the last tile may have fewer.
+  // Call it before the first step. bytes: of one member in the largest tile.
   void set_tiles(std::size_t tiles, std::size_t bytes);
   // Call it before the first step, if the memory of the result was not read just before. bytes: of the result on each member.
-  // If these are many, deliver() writes past the caches.
+  // From Tuning::streaming_bytes on, deliver() writes past the caches.
   void set_result_bytes(std::size_t bytes, const Tuning& tuning);
   bool streams() const { return streams_; }
   // In reduce or drain: copies a piece of the result.
@@ -150,7 +150,7 @@ class TilePipeline : public SharedCollective {
   bool try_reduce();
   bool try_drain();
   bool puts_tile_past(std::size_t tile) const;
-  // Does one of a tile's three steps; the last tells how long they took.
+  // Does one of a tile's three steps, and adds its time to the tile's if this member measures times.
   template <typename Step>
   void timed(std::size_t tile, Step step);
   void tell_cost(std::size_t tile);

@@ -41,7 +41,7 @@ class StagingCache {
     return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), bytes};
   }
 
-  // Keeps it if it is of a reasonable size and some place is free or holds a smaller one.
+  // Keeps it if it has at most kLargestKept bytes, and some place is free or holds a smaller one.
   void give_back(Block block) {
     Block* smallest = &kept_[0];
     for (Block& kept : kept_) {
@@ -57,12 +57,12 @@ class StagingCache {
 
   static void release(const Block& block) { ::operator delete(block.memory, kAlignment); }
 
-  std::array<Block, 8> kept_;  // at most 64 MiB, usually a few
+  std::array<Block, 8> kept_;  // at most 64 MiB in all
 };
 
 class Staging {
  public:
-  // Room for `pieces` calls of take(), each good for `bytes`.
+  // Room for `pieces` calls of take(), of which each gives `bytes`, uninitialised.
   Staging(std::shared_ptr<StagingCache> cache, std::size_t pieces, std::size_t bytes)
       : cache_(std::move(cache)), stride_(base::round_up_to_cache_lines(bytes)) {
     if (pieces * stride_ > 0) block_ = cache_->take(pieces * stride_);

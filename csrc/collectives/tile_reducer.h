@@ -29,14 +29,14 @@ class TileReducer {
   // The user's input cannot be folded where it lies: it has to be contributed first.
   bool scaled() const { return scaled_; }
 
-  // Puts n elements of this rank's contribution into a tile, past the caches if it is streaming and they go in as they are; a
-  // null input contributes the identity.
+  // Puts n elements of this rank's contribution into a tile; a null input contributes the identity. streaming: writes past the
+  // caches, if the elements are only copied.
   void contribute(std::byte* tile, const void* input, std::size_t n, bool streaming = false) const;
 
   // Folds num_in contributions in this order, and stores the result num_out times. An output may be
   // one of the inputs, or begin where one begins.
   void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n) const;
-  // Folds them into a partial: of type A, without postscale and divisor.
+  // Folds them into a partial: of type A, without postscale and divisor. The partial overlaps no input.
   void fold_partial(void* partial, const void* const* in, int num_in, std::size_t n) const;
 
  private:

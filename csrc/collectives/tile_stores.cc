@@ -32,7 +32,7 @@ std::uint64_t StoreTrials::handled(std::uint64_t tile, double cost, std::uint64_
 
 void StoreTrials::conclude(std::uint64_t tile) {
   first_ = 0;
-  if (mixed_ || best_[0] <= 0 || best_[1] <= 0) {  // tiles of another kind came during the trial
+  if (mixed_ || best_[0] <= 0 || best_[1] <= 0) {  // of two kinds, or too few timed
     next_ = tile + kLeastGap;
     return;
   }

@@ -12,15 +12,15 @@
 // So the choice is made by trials. From time to time the first member of a channel lets some tiles be written one way and some
 // the other way, measures its own work on them, without waits, and keeps the better way.
 //
-//   tiles   ... usual way | ordinary: 2 to get going, 4 timed | streaming: 2, 4 | the better way ...
+//   tiles   ... usual way | ordinary: 2 not timed, 4 timed | streaming: 2 not timed, 4 timed | the better way ...
 //
 // The longer trials change nothing, the rarer they become. If tiles suddenly take much more or much less time, the next trial
 // comes earlier. A trial compares the shortest time of each way, because interruptions do not lengthen the shortest time.
 //
 // Each size class of tiles has its own trials and its own numbers of tiles, so that all members know which tile is which. The
 // other members follow a word in the window, which the first member writes some tiles ahead. A member that reads the word too
-// late writes a tile the other way. This costs time but does not change results, because readers see the same bytes. Pure:
-// costs go in, a word comes out. Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: no.
+// late writes a tile the other way. This costs time but does not change results, because readers see the same bytes.
+// Pure: costs go in, a word comes out. Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: no.
 #pragma once
 
 #include <array>
@@ -34,8 +34,8 @@ namespace hvdlite::collectives {
 
 enum class TileStores : std::uint8_t { kAuto, kOrdinary, kStreaming };
 
-// The size class of a tile. The last class has no upper limit. Tiles below the first class are always written with ordinary
-// stores.
+// The size class of a tile. The last class has no upper limit. Tiles below the first class have no trials: kAuto writes them
+// with ordinary stores.
 class TileClass {
  public:
   static constexpr std::size_t kSmallest = 16 * 1024;
@@ -69,7 +69,7 @@ class StoreTrials {
   static constexpr std::uint64_t kFirstTrial = 8;
   static constexpr std::uint64_t kLeastGap = 256;
   static constexpr std::uint64_t kMostGap = 4096;
-  static constexpr double kGain = 0.87;     // of the time, or the way does not change
+  static constexpr double kGain = 0.87;     // the most time of a better way
   static constexpr double kSurprise = 1.7;  // times as long, or as short
   static constexpr int kSurprises = 6;      // in a row
 

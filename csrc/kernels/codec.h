@@ -8,16 +8,15 @@
 //          lower half and element h + i in its upper half (0 if there is none)
 //   fp8    a byte with an E4M3 float (1 sign bit, 4 of exponent, 3 of mantissa, subnormals); scale = largest / 448
 //
-// The code is that of x * (127 / largest), rounded to nearest, ties to even. If a block holds an inf or a nan, its scale is nan
-// and its codes are 0, so all its elements decode to nan. If no magnitude of a block reaches 2^-100, all its elements decode to
-// 0. So no result depends on how the calling thread treats subnormals, and all instruction sets give the same bits. A run of
-// zero bytes decodes to zeros.
+// The code is that of x * (m / largest), m = 127, 7 or 448, rounded to nearest, ties to even. If a block holds an inf or a nan,
+// its scale is nan and its codes are 0, so all its elements decode to nan. If no magnitude of a block reaches 2^-100, all its
+// elements decode to 0. So no result depends on how the calling thread treats subnormals, and all instruction sets give the
+// same bits. A run of zero bytes decodes to zeros.
 //
 // Sources: blocks with a scale, Dettmers, 8-bit approximations for parallelism in deep learning (2016); E4M3, Micikevicius et
 // al., FP8 formats for deep learning (2022), in its variant without infinities.
 //
-// Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) from the look-up for an instruction set that
-// does not run here.
+// Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) from codec_kernels() only.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +36,7 @@ struct CodecKernels {
   void (*decode_add)(void* acc, const void* in, std::size_t n, std::size_t block);
 };
 
-// kind is not kNone.
+// kind is not kNone. Throws Error(Unsupported) for an instruction set that does not run here.
 const CodecKernels& codec_kernels(base::CodecKind kind, Isa isa);
 
 // Bytes of an encoded run of n elements.

@@ -57,10 +57,10 @@ HVD_INLINE void write_codes(std::byte* to, Bits<U> codes) {
 
 // --- formats ---------------------------------------------------------------------------------------------------------------
 //
-// kLargest: the magnitude that the largest element of a block is scaled to. code: of a scaled element, in the low bits; the
-// bits above a code are arbitrary. value: the element of a code.
+// kLargest: the magnitude to which the largest element of a block is scaled. code(): the code of a scaled element, in the low
+// bits; the bits above it are arbitrary. value(): the scaled element of a code, with arbitrary bits above it.
 
-// The nearest integer, ties to even, in the low 22 bits: there floats of this size have their units.
+// The low 22 bits of x + kToInteger are the integer nearest to x, ties to even: floats of that size are whole numbers.
 inline constexpr float kToInteger = 12582912.0F;  // 1.5 * 2^23
 
 struct Int8 {
@@ -133,7 +133,8 @@ HVD_INLINE std::size_t code_bytes(std::size_t n) {
   return Format::kTwoInByte ? (n + 1) / 2 : n;
 }
 
-// The bits of the largest magnitude: among floats without a sign they are in the order of the numbers, then come inf and nan.
+// The bits of the largest magnitude. As integers, the bits of floats without a sign have the order of the numbers, and those of
+// inf and nan are the largest.
 template <class A = std::int32_t>
 HVD_INLINE std::uint32_t largest_magnitude(const void* in, std::size_t n) {
   constexpr std::size_t kStep = kVectorBytes == 0 ? 1 : kLanes<A>;

@@ -72,7 +72,7 @@ void require_runs(Isa isa) {
   throw base::Error(base::ErrorCode::kUnsupported,
                     std::string("the ") + name_of(isa) +
                         " kernels do not run here: this processor or this build lacks them; "
-                        "use kernel_isa auto");
+                        "set HVDLITE_KERNEL_ISA to auto");
 }
 
 }  // namespace

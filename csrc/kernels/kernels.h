@@ -8,12 +8,11 @@
 // processors agree. Sum and Product give the one quiet NaN 0x7fc00000 (0x7ff8...) whenever the
 // result is NaN. Min and Max give NaN if either operand is one, with both operands' bits or-ed (of
 // Max: signs and-ed); to them -0 is less than +0. load, store and scaling keep a NaN's sign and
-// leading payload; only of 0 x inf and a NaN factor sign and payload are the processor's.
-// Subnormals follow the calling thread's flush-to-zero mode, which is off unless someone set it.
-// Integer Sum and Product wrap modulo 2^n.
+// leading payload. If 0 is scaled by inf (or inf by 0), or a factor is NaN, the processor decides
+// sign and payload of the result. Subnormals follow the calling thread's flush-to-zero mode, which is off unless someone set
+// it. Integer Sum and Product wrap modulo 2^n.
 //
-// Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) from the look-ups
-// only.
+// Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) from reduce_kernels() and accumulator_of() only.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +41,7 @@ struct ReduceKernels {
   // out[i] = T(acc[i] * postscale / divisor), rounded once; divisor >= 1. out may be acc when T is
   // A (a no-op if nothing is scaled). Floats multiply by the quotient postscale/divisor; integers
   // with postscale 1 divide exactly, truncated toward zero, otherwise they are scaled as (acc *
-  // postscale) / divisor. An accumulator that T cannot hold saturates.
+  // postscale) / divisor. An integer that T cannot hold saturates; a float becomes inf.
   void (*store)(void* out, const void* acc, std::size_t n, double postscale, std::int64_t divisor);
   // out[i] = T((in_0[i] * prescale op in_1[i] * prescale op ...) * postscale / divisor) for each of
   // num_out outputs, the inputs taken in this order: load, accumulate and store in one pass, with
@@ -59,13 +58,11 @@ struct ReduceKernels {
 // The accumulator type A for elements of `dtype` under `op`.
 base::DType accumulator_of(base::DType dtype, base::ReduceOp op);
 
-// Why a pair has no kernels, and the way out; "" if it has. Adasum has none (it is no op of
-// elements: allreduce_adasum), nor have Average of bool and what needs an order or a product of
-// complex numbers.
+// Why a pair has no kernels, and what to use instead; "" if it has kernels. These have none: Adasum (it combines whole tensors:
+// allreduce_adasum), Average of bool, and Min, Max and Product of complex numbers.
 std::string why_unsupported(base::DType dtype, base::ReduceOp op);
 
-// The kernels for a pair. Error(Unsupported), as above, and for an instruction set that does not
-// run here.
+// The kernels for a pair. Throws Error(Unsupported) if the pair has none, or if the instruction set does not run here.
 const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa isa);
 
 bool is_float(base::DType dtype);  // float16, bfloat16, float32, float64

@@ -171,8 +171,8 @@ struct Places<P, 0> {
   P* const* place;
 };
 
-// Elements [begin, end), as many at a time as the first cache holds. All inputs of a piece are read
-// before any of its outputs is written, so outputs may be inputs.
+// Folds elements [begin, end) in pieces whose accumulators stay in the L1 cache. All inputs of a piece are read before any of
+// its outputs is written, so outputs may be inputs.
 [[gnu::noinline]] inline void fold_in_pieces(const Fold& fold, const FoldKernels& steps,
                                              std::size_t begin, std::size_t end) {
   alignas(64) std::byte acc[4096];
@@ -252,8 +252,9 @@ bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
     // AccumulatorBlock::write relies on the NaNs being Op's, not a single input's nor the factor's.
     const bool other_nans = fold.num_in == 1 || after != after;
     if (std::is_same_v<T, BFloat16> && Op::kOneNan && other_nans) return false;
-    // A product is not changed by another factor of 1, nor is the Min or Sum of products: NaNs are
-    // quiet and subnormals flushed already, if they are. So there is no loop for a prescale without postscale.
+    // With a prescale the result is always multiplied by `after`, even if that is 1. A factor of 1 does not change a result
+    // that comes from products: its NaNs are quiet, and its subnormals are flushed already if this thread flushes them. So
+    // there is no loop for a prescale alone.
     if (fold.prescale != 1.0) {
       fold_in_registers<T, A, Op, true, true, 0, 0>(fold, begin, end, before, after);
     } else if (after != A(1)) {
@@ -323,7 +324,7 @@ consteval void set_integer_row(KernelTable& table, DType dtype) {
   set_row<T, T, W>(table, dtype, dtype, kWide ? dtype : DType::kInt64);
 }
 
-// Complex numbers: pairs of A, each added by itself.
+// Complex numbers: pairs of A, real and imaginary parts are added separately.
 template <class A>
 struct Pairs {
   using Op = Sum<A>;

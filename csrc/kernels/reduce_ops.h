@@ -19,7 +19,7 @@ HVD_INLINE V with_one_nan(V value) {
 
 template <class A>
 struct Sum {
-  static constexpr bool kOneNan = kIsFloat<A>;  // is every NaN that apply gives the one below?
+  static constexpr bool kOneNan = kIsFloat<A>;  // is every NaN result that of with_one_nan?
   // -0 + x is x for every x; +0 would turn -0 into +0.
   static constexpr A kIdentity = kIsFloat<A> ? A(-0.0) : A(0);
 

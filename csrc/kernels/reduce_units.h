@@ -4,7 +4,7 @@
 // T: element type. A: accumulator type. A body is a lambda with a unit (Element or Packed) and an index as arguments. The same
 // source describes one element and one register of elements, so the instruction sets differ from the reference only in width.
 //
-// Included by reduce_impl.h only, whose rules hold here too. No include guard: each instruction
+// Included by reduce_ops.h and codec_impl.h only; the rules of reduce_impl.h hold here, too. No include guard: each instruction
 // set's file includes it once.
 #include <cstddef>
 #include <cstdint>
@@ -91,9 +91,8 @@ struct BitsOf<A, A> {
 
 // --- integers: saturating conversion -------------------------------------------------------------
 
-// Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The limits of 64-bit
-// types are not doubles: their upper one rounds to 2^63 or 2^64, the first value that is out of
-// range. So the comparison is >=.
+// Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The upper limits of 64-bit types are no doubles: as
+// a double they are 2^63 or 2^64, the first value that is out of range. So the comparison is >=.
 template <class I>
 HVD_INLINE I saturate(double value) {
   constexpr I kLowest = std::numeric_limits<I>::min();
@@ -179,8 +178,8 @@ struct Packed {
     }
   }
 
-  // base::to_bfloat16; the upper half of each lane is the result. kOneNan: NaNs have nothing in the
-  // lower half, as those of Sum and Product, so that rounding leaves them alone.
+  // base::to_bfloat16; the upper half of each lane is the result. kOneNan: the lower half of every NaN is 0, as in those of Sum
+  // and Product, so that rounding does not change the upper half.
   template <bool kOneNan, class A>
   HVD_INLINE static auto round_to_bfloat16(Pack<A> value) {
     using Bits = typename BitsOf<A, Pack<A>>::Type;
@@ -195,10 +194,9 @@ struct Packed {
   }
 };
 
-// 256 bytes of accumulators at a time: enough independent additions in flight, and one look at a
-// pointer for all of them. For bodies that do not care which element is in which lane: two packs of
-// bfloat16 are the even and the odd elements of one register, which takes no shuffle, only a shift
-// and a mask.
+// 256 bytes of accumulators at a time: so many independent additions that the processor need not wait for one, and each pointer
+// is read once for all of them. Any element may be in any lane: of bfloat16, two packs are the even and the odd elements of one
+// register, which takes only a shift and a mask, and no shuffle.
 template <class A>
 struct AccumulatorBlock {
   static constexpr std::size_t kCount = 256 / sizeof(A);  // elements
@@ -264,9 +262,9 @@ HVD_INLINE std::size_t lead_of(const void* to, std::size_t n) {
   return (0 - address) % kRegisterBytes / sizeof(X);
 }
 
-// Calls body(unit, i) for all n elements in ascending order, in registers of A as long as they
-// last. to: where the body writes X. Its stores are aligned first: one that straddles two cache
-// lines costs twice.
+// Calls body(unit, i) for all n elements in ascending order: for whole registers of A (Packed), and for single elements
+// (Element) before and after them. to: where the body writes X. The single elements before make the stores aligned: a store to
+// two cache lines takes twice as long. A null `to` aligns nothing.
 template <class A, class X, class Body>
 HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
   std::size_t i = 0;

@@ -1,5 +1,5 @@
-// Copies past the caches. An ordinary store to a line that no cache holds first loads the line, and the caches write it to
-// memory later. A store past the caches does not load the line, so a large copy moves two thirds as many bytes.
+// Copies of memory, also past the caches. An ordinary store to a line that no cache holds first loads the line, and the caches
+// write it to memory later. A store past the caches does not load the line, so a large copy moves two thirds as many bytes.
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace hvdlite::kernels {
 
-// Pointers may have any alignment; the two do not overlap. Where a processor has no such stores this is memcpy. Other threads
+// Pointers may have any alignment; the two do not overlap. On processors other than x86-64 this is memcpy. Other threads
 // may see the bytes late, even after a later release store: see end_streaming.
 void stream_copy(void* out, const void* in, std::size_t bytes);
 
-// The same by ordinary vector stores, which other threads see in order; on a processor without vectors this is memcpy.
+// The same by ordinary vector stores, which other threads see in order. On processors other than x86-64 this is memcpy.
 void vector_copy(void* out, const void* in, std::size_t bytes);
 
-// memcpy, except in one case: vector_copy if the offset of `out` in its page is up to a line larger than the offset of `in` in
-// its page. This happens between NumPy's large arrays, which begin 16 bytes into a page, and memory that begins with a page.
-// From 2 KiB to some hundred KiB glibc copies with `rep movsb`. In this case the processor assumes that the next read depends
-// on the last write, and the copy takes up to twenty times as long (seen on AMD's Zen 3).
+// memcpy, except in one case: vector_copy for 2 KiB or more, if the offset of `out` in its page is larger than that of `in`, by
+// less than a cache line. This happens between NumPy's large arrays, which begin 16 bytes into a page, and memory that begins
+// with a page. From 2 KiB to some hundred KiB glibc copies with `rep movsb`. In this case the processor assumes that the next
+// read depends on the last write, and the copy takes up to twenty times as long (seen on AMD's Zen 3).
 inline void plain_copy(void* out, const void* in, std::size_t bytes) {
   constexpr std::uintptr_t kPage = 4096, kLine = base::kCacheLine;
   constexpr std::size_t kSmall = 2048;  // below every threshold of glibc's for that instruction
