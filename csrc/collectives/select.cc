@@ -176,39 +176,6 @@ CommShape shape_of(const Comm& comm) {
   return shape;
 }
 
-}  // namespace
-
-Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
-                           const CommShape& shape, const Selection& selection) {
-  if (!may_prepare(kind, reduction, shape.shared, selection)) return Preparation::kNone;
-  if (shape.shared) return bytes <= shape.prepared_bytes ? Preparation::kWhole : Preparation::kNone;
-  const std::size_t to_others = static_cast<std::size_t>(shape.ranks - 1) * bytes;
-  const bool is_small = to_others <= kSmallPayloads;
-  const bool travels = may_travel(bytes, selection);
-  switch (kind) {
-    case base::OpKind::kAlltoall:
-    case base::OpKind::kReducescatter:
-      return travels ? Preparation::kParts : Preparation::kNone;
-    case base::OpKind::kAllgather:
-      return is_small || (shape.hosts == 0 && may_travel(to_others, selection))
-                 ? Preparation::kWhole
-                 : Preparation::kNone;
-    case base::OpKind::kAllreduce:
-      // Whether an operation is prepared depends on timing, so its bits must not. See allreduce_prepared.
-      if (shape.hosts > 0 && !adds_in_order(shape.hosts, selection.tuning))
-        return Preparation::kNone;
-      if (is_small) return Preparation::kWhole;
-      if (shape.hosts > 0 || !travels) return Preparation::kNone;
-      return shape.ranks == 2 ? Preparation::kWhole : Preparation::kParts;
-    case base::OpKind::kBroadcast:
-      return is_small || (shape.ranks == 2 && travels) ? Preparation::kWhole : Preparation::kNone;
-    default:
-      return Preparation::kNone;
-  }
-}
-
-namespace {
-
 // The names of the algorithms. bytes: of one rank's input; parts: the bytes of each rank's part.
 std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) {
@@ -255,7 +222,41 @@ std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Sele
                    segments + size < levels * segments + 2 ? "chain" : "binomial");
 }
 
+// Does the allreduce that runs if it is not prepared add in the order of a prepared one (allreduce_prepared)?
+bool adds_as_prepared(std::size_t bytes, const CommShape& shape, const Selection& selection) {
+  if (shape.hosts > 0) return adds_in_order(shape.hosts, selection.tuning);
+  return shape.ranks == 2 || chosen_allreduce(bytes, shape, selection) == "direct";
+}
+
 }  // namespace
+
+Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
+                           const CommShape& shape, const Selection& selection) {
+  if (!may_prepare(kind, reduction, shape.shared, selection)) return Preparation::kNone;
+  if (shape.shared) return bytes <= shape.prepared_bytes ? Preparation::kWhole : Preparation::kNone;
+  const std::size_t to_others = static_cast<std::size_t>(shape.ranks - 1) * bytes;
+  const bool is_small = to_others <= kSmallPayloads;
+  const bool travels = may_travel(bytes, selection);
+  switch (kind) {
+    case base::OpKind::kAlltoall:
+    case base::OpKind::kReducescatter:
+      return travels ? Preparation::kParts : Preparation::kNone;
+    case base::OpKind::kAllgather:
+      return is_small || (shape.hosts == 0 && may_travel(to_others, selection))
+                 ? Preparation::kWhole
+                 : Preparation::kNone;
+    case base::OpKind::kAllreduce:
+      // Whether an operation is prepared depends on timing, so its bits must not.
+      if (!adds_as_prepared(bytes, shape, selection)) return Preparation::kNone;
+      if (is_small) return Preparation::kWhole;
+      if (shape.hosts > 0 || !travels) return Preparation::kNone;
+      return shape.ranks == 2 ? Preparation::kWhole : Preparation::kParts;
+    case base::OpKind::kBroadcast:
+      return is_small || (shape.ranks == 2 && travels) ? Preparation::kWhole : Preparation::kNone;
+    default:
+      return Preparation::kNone;
+  }
+}
 
 bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& comm,
                      const Selection& selection) {

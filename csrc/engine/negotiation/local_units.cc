@@ -106,8 +106,10 @@ void LocalUnits::remember_rows(const Response& response, int members) {
 }
 
 std::size_t LocalUnits::waiting_singles() const {
-  return static_cast<std::size_t>(std::ranges::count_if(
-      waiting_, [](const std::vector<Entry>& unit) { return !unit.front().request->in_group(); }));
+  const auto is_single = [](const std::vector<Entry>& unit) {
+    return unit.front().request->group.empty();
+  };
+  return static_cast<std::size_t>(std::ranges::count_if(waiting_, is_single));
 }
 
 std::vector<Entry> LocalUnits::take(std::uint64_t key) {

@@ -54,7 +54,7 @@ class LocalUnits {
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);
-  // How many units wait? How many of them are no groups?
+  // How many units wait? How many of them belong to no group, so that they may be fused with others?
   std::size_t waiting() const { return waiting_.size(); }
   std::size_t waiting_singles() const;
   // Calls prepare(unit) for each waiting unit. It returns the unit's payload, or nothing if the unit is not prepared.

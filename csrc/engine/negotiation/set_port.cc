@@ -99,8 +99,8 @@ void SetNegotiation::prepare_waiting() {
   // With copies each group travels in a message of its own. Several single operations are announced together and fused.
   const bool one_single = !in_memory && local_units_.waiting_singles() == 1;
   local_units_.prepare([&](std::span<const Entry> unit) -> std::optional<InlinePayload> {
-    const bool may =
-        in_memory ? has_place && unit.size() == 1 : one_single || unit.front().request->in_group();
+    const bool may = in_memory ? has_place && unit.size() == 1
+                               : one_single || !unit.front().request->group.empty();
     if (!may || (unit.size() > 1 && !is_one_operation(unit))) return std::nullopt;
     return all_.effects_.prepare(set_.id, unit);
   });
