@@ -59,7 +59,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 }
 
 MpiTransport::~MpiTransport() {
-  // MPI may still touch frames in the send window, so they must outlive this object.
+  // Operations are in flight, and their memory may lie in the window. So the window must outlive this object.
   if (!close()) {
     [[maybe_unused]] const MappedWindow* kept = window_.release();
   }
