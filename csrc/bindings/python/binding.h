@@ -73,8 +73,8 @@ inline void check_outcome(const CallResult& outcome) {
   if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
 }
 
-// --- types made with CPython's own interface, for objects of which there are many: nanobind's types take more memory, and their
-// members are properties and not slots ---
+// --- types made with CPython's own interface, for objects of which there are many: nanobind's types take more memory, and
+// their members are properties and not slots ---
 
 // A reference that is released at the end of the scope.
 class Owned {
