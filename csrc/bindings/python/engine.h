@@ -22,7 +22,7 @@
 
 namespace hvdlite::python {
 
-// Ranks in one process, for tests. It must outlive their engines.
+// Ranks in one process, for tests.
 class Fabric {
  public:
   // hosts: the number of each rank's host, or None for one host.
