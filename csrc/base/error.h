@@ -16,7 +16,7 @@ enum class ErrorCode : int {
   kInvalidArgument = 1,  // the caller's argument is wrong; nothing was sent
   kMismatch = 2,         // ranks disagree about one operation; the engine stays usable
   kPeerLost = 3,         // a rank died or raised
-  kTimeout = 4,          // ranks wait for each other for ever
+  kTimeout = 4,          // ranks wait for each other for ever, or for longer than a limit
   kAborted = 5,          // a rank that is needed has left, or this one has shut down
   kNotInitialized = 6,
   kUnsupported = 7,

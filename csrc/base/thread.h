@@ -52,8 +52,8 @@ struct CpuSet {
 };
 CpuSet allowed_cpus();
 
-void name_this_thread(const char* name);
-// Wakes from timed sleeps within a microsecond instead of the default 50.
+void name_this_thread(const char* name);  // at most 15 characters
+// From now on this thread wakes from timed sleeps within a microsecond instead of the default 50.
 void sharpen_timers();
 
 inline microseconds from_seconds(double seconds) {

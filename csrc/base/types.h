@@ -1,5 +1,5 @@
 // The vocabulary every layer shares: element types, reduction operators, kinds of operations.
-// Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) from the parse functions only.
+// Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
 #include <compare>
@@ -29,7 +29,7 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kNumDTypes = 15;
 
-// Is a mean of such values one of them?
+// Can numbers of this type have fractions?
 constexpr bool has_fractions(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:

@@ -1,5 +1,6 @@
-// The common part of the files behind hvdlite.h. No exception leaves the C ABI.
-// Thread: any. Owns: nothing. Blocks: as the guarded work does. Throws: never.
+// The common part of the files behind hvdlite.h. guarded() turns every exception into a code, so none leaves the C ABI.
+// Thread: any. Owns: an hvdlite_engine its Engine, a block its memory. Blocks: as the guarded work does. Throws: as each
+// function says.
 #pragma once
 
 #include <atomic>
@@ -41,6 +42,7 @@ inline void require(bool condition, std::string_view text) {
   if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, std::string(text));
 }
 
+// The engine behind a handle. Throws Error(InvalidArgument) for null; an engine that has shut down is no error here.
 inline Engine& alive(hvdlite_engine* handle) {
   require(handle != nullptr && handle->engine, "no engine");
   return *handle->engine;

@@ -253,7 +253,7 @@ int hvdlite_block_copy(hvdlite_block* block, void* to, size_t bytes, void* strea
     require(block->gpu_memory && block->event, "the block is no result on a GPU");
     require(bytes <= block->gpu_memory.capacity(), "the block has fewer bytes");
     const auto order = static_cast<device::cuda::Stream>(stream);
-    if (block->event) block->event->order(order);
+    block->event->order(order);
     if (bytes > 0) block->gpu->copy(to, block->gpu_memory.data(), bytes, order);
     block->gpu_memory.free_after(block->gpu->record(order));
   });

@@ -69,7 +69,7 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
       }).detach();
       running_ = true;
     } catch (const std::exception&) {
-      // No thread can be started now; the next free() tries again.
+      // No thread can be started now; the next add() tries again.
     }
   }
   bool is_idle() const {
@@ -154,7 +154,7 @@ struct BufferPool::State {
   std::mutex mutex;
   std::vector<IdleBuffer> kept;
   std::size_t kept_bytes = 0;
-  std::size_t allocated = 0;  // existing buffers that were not abandoned
+  std::size_t allocated = 0;  // existing buffers, also abandoned ones
   bool closed = false;
   std::map<std::uintptr_t, Lent> lent;  // by address
   std::atomic<std::size_t> num_lent{0};

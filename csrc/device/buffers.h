@@ -1,7 +1,7 @@
 // Memory of a GPU, and page-locked memory of the host for copies to and from it. The pool reuses returned memory.
 // Thread: any; one lock, under which nothing waits. Owns: returned memory; while something is to be freed, a thread that frees
 // it. Blocks: where the driver does (a fresh allocation may wait for the GPU), and, if memory is short, for memory that is
-// being freed. Throws: Error(System) if the machine lacks the memory.
+// being freed (10 s at most). Throws: Error(System) if the machine lacks the memory or a call of the driver fails.
 //
 // When memory is freed, the driver first waits for all work of the GPU, including kernels that wait for other ranks. These
 // ranks may in turn wait for the next step of the thread that frees. So only that one thread ever frees memory.
@@ -57,8 +57,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   Buffer get(std::size_t bytes, cuda::Stream stream);
   // Operations that end with this event use this address. The pool notes the event if it has lent memory there.
   void used(const void* address, const EventPtr& event);
-  // Frees returned memory now, and from now on at once when it comes back. Waits for the GPU for a second at most, and then
-  // leaves memory that it still uses.
+  // Frees returned memory now, and from now on when it comes back. Waits for the GPU for a second at most. Memory that the GPU
+  // still uses stays until another buffer comes back or the pool ends.
   void close();
 
  private:

@@ -1,6 +1,7 @@
-// All GPU resources of this process: the driver, NCCL, and the GPUs used so far with their buffers and kernels.
-// Thread: any; one lock, held while something is opened for the first time. Owns: all of it. Blocks: on the first use of each.
-// Throws: what each part throws. Each call tries again, so that a cause which has gone does not stay an error.
+// The GPU resources of one owner, such as an engine: the driver, NCCL, and the GPUs used so far with their buffers and kernels.
+// Thread: any; one lock, held while something is opened for the first time, and by close(). Owns: all of it. Blocks: on the
+// first use of each; close(). Throws: what each part throws. Each call tries again, so that a cause which has gone does not
+// stay an error.
 #pragma once
 
 #include <map>
@@ -24,7 +25,7 @@ struct DeviceSettings {
   base::Logger log = {};
 };
 
-// One GPU with its streams, buffers and kernels.
+// One GPU with its buffers and kernels.
 class Device {
  public:
   Device(GpuPtr opened, const DeviceSettings& settings);
@@ -52,7 +53,7 @@ class Devices {
   // Throws Error(InvalidArgument) if there is no such GPU.
   Device& device(int ordinal);
   NcclPtr nccl();
-  bool used() const;  // has any caller asked for a GPU?
+  bool used() const;  // was any GPU opened?
   // Frees memory, and waits for communicators that are being ended; both for a limited time. What callers hold stays valid: a
   // Device until this object ends, events and buffers as long as they are held.
   void close();

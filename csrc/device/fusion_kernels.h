@@ -2,7 +2,8 @@
 // them in the copy.
 // Thread: any (a lock for the upload of descriptors). Owns: the loaded module, memory for descriptors. Blocks: no; the first
 // use of a GPU may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a
-// built-in image nor NVRTC gives kernels for this GPU (the text says what was tried), Error(System) from the driver.
+// built-in image nor NVRTC gives kernels for this GPU (the text says what was tried), and for a pair of types without a kernel;
+// Error(InvalidArgument) for a tensor that is not aligned for the conversion; Error(System) from the driver.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +28,10 @@ struct Piece {
 
 // y = T2(x * factor / divisor), element by element, with the results of csrc/kernels. Floats are multiplied by the quotient, in
 // double if one of the two types is float64 and in float32 otherwise, and rounded once. Integers are divided exactly and
-// truncated toward zero. With a factor, or if T2 is narrower, they are computed in double, truncated and saturated. The kernels
-// convert between floats, between integers (including bool, which ignores factor and divisor), and between complex numbers
-// (pairs of floats); they refuse other pairs. Equal types with a factor of 1 copy bits. A converted NaN becomes the GPU's own
-// NaN.
+// truncated toward zero; with a factor they are computed in double first. A result outside of T2's range becomes T2's nearest
+// limit. The kernels convert between floats, between integers (including bool, which ignores factor and divisor), and between
+// complex numbers (pairs of floats); other pairs are refused. Equal types with a factor and a divisor of 1 copy bits, unless
+// floats are checked (nonfinite). A converted NaN becomes the GPU's own NaN.
 struct Conversion {
   base::DType from = base::DType::kFloat32;
   base::DType to = base::DType::kFloat32;

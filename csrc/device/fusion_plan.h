@@ -31,7 +31,7 @@ inline constexpr const char* kKernelNames[] = {
 };
 inline constexpr int kNumKernels = static_cast<int>(sizeof(kKernelNames) / sizeof(kKernelNames[0]));
 
-// flags: does the kernel check values? Then it cannot merely copy bits.
+// flags: does the kernel look for infinite values and NaNs? Then it does not merely copy the bits of floats.
 FusionPlan plan_fusion(const Conversion& conversion, bool flags);
 
 }  // namespace hvdlite::device

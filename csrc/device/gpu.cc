@@ -143,7 +143,6 @@ void Gpu::give_back(cuda::Event event) const noexcept {
 EventPtr Gpu::record(cuda::Stream stream) const {
   const Current current(*this);
   refuse_capture(stream);
-  // Not const yet: only this function holds it.
   EventPtr event = new_event();
   const cuda::Result result = call().EventRecord(event->event_, stream);
   if (result == cuda::kInvalidHandle || result == cuda::kInvalidContext) {

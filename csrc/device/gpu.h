@@ -1,7 +1,7 @@
 // One GPU of this process, in its primary context, which it shares with the frameworks.
 // Thread: any. Owns: a reference to the primary context, a pool of events. Blocks: only where the driver does. Throws:
-// Error(System), as Driver says. A forked child makes no call of CUDA here. Destructors expect that the driver may have ended
-// before them, at the end of the process.
+// Error(System), as Driver says, and what a function names. In a forked child the destructors call no function of CUDA; call
+// nothing else there. Destructors expect that the driver may have ended before them, at the end of the process.
 #pragma once
 
 #include <sys/types.h>
@@ -87,7 +87,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   const Driver& driver() const { return *driver_; }
   const cuda::Functions& call() const { return driver_->call(); }
 
-  // An event after all work that `stream` has now. Throws Error(Unsupported) while the stream is under capture into a graph.
+  // An event after all work that `stream` has now. Throws Error(Unsupported) while the stream is under capture into a graph,
+  // and Error(InvalidArgument) for a stream that is not in this GPU's primary context.
   EventPtr record(cuda::Stream stream) const;
   void copy(void* to, const void* from, std::size_t bytes, cuda::Stream stream) const;
   void fill(void* to, unsigned char value, std::size_t bytes, cuda::Stream stream) const;

@@ -36,7 +36,7 @@ bool ours_alone(const struct stat& status) {
   return (status.st_uid == geteuid() || status.st_uid == 0) && (status.st_mode & 022) == 0;
 }
 
-// mkdir -p, with private permissions. Returns why the folder does not exist afterwards, or "".
+// mkdir -p, with private permissions. Returns why the folder cannot be used, or "".
 std::string make_folder(const std::string& folder) {
   for (std::size_t slash = 1; slash != std::string::npos;) {
     slash = folder.find('/', slash + 1);

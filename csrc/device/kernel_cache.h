@@ -1,6 +1,6 @@
 // Compiled kernels on disk, so that only the first process waits for the compiler.
-// Thread: any; processes may share a folder. Owns: nothing. Blocks: on the disk. Throws: nothing. A file that cannot be read is
-// compiled again; a file that cannot be written costs one line in the log.
+// Thread: any; processes may share a folder. Owns: nothing. Blocks: on the disk. Throws: nothing. If a file cannot be read, the
+// kernels are compiled again; if one cannot be written, one line of the log says so.
 //
 // The GPU runs these files. So the folder and the files must belong to this user (or root), and no other user may be able to
 // write them.

@@ -1,7 +1,8 @@
-// The fusion kernels, loaded on one GPU. The source is the built-in image, if the driver accepts it; otherwise the image that
-// an earlier process compiled; otherwise NVRTC compiles one now. If there are several NVRTCs, those of the driver's CUDA or an
-// earlier one come first, because the driver refuses images of a later CUDA. If one NVRTC fails, or the driver refuses its
-// image, the next one is tried.
+// The fusion kernels, loaded on one GPU. The source is the built-in image, if the driver accepts it; otherwise an image of
+// NVRTC: the one that an earlier process has kept, or one that is compiled now. (The version of NVRTC is part of the file's
+// name, so even a kept image is found only if an NVRTC can be loaded.) If there are several NVRTCs, those of the driver's CUDA
+// or an earlier one come first, because the driver refuses images of a later CUDA. If one NVRTC fails, or the driver refuses
+// its image, the next one is tried.
 // Thread: any. Owns: the loaded module. Blocks: compiling takes seconds. Throws: Error(Unsupported) if nothing works; its text
 // lists each attempt with its failure.
 #pragma once

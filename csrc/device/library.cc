@@ -57,9 +57,9 @@ Library::Library(const char* what, const Candidates& candidates, const char* kno
     tried +=
         "\n  " + path_ + ": " + (candidate.front() == '+' ? "not in this process so far" : why);
   }
-  throw Error(ErrorCode::kUnsupported,
-              std::string(what) + " cannot be loaded; " + knob + " says where to look" +
-                  (tried.empty() ? ", and now says nothing" : "; tried:" + tried));
+  throw Error(ErrorCode::kUnsupported, std::string(what) + " cannot be loaded; " + knob +
+                                           " says where to look" +
+                                           (tried.empty() ? ", and is empty" : "; tried:" + tried));
 }
 
 void* Library::find(const char* symbol) const { return dlsym(handle_, symbol); }

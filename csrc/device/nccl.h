@@ -1,8 +1,8 @@
 // NCCL, opened at run time, and a communicator that never blocks.
 // Thread: any for Nccl; only the holder of the progress token for a communicator. Owns: the library; the communicator, and a
-// thread for each one that is being ended. Blocks: no (wait_for_endings: yes). Throws: Error(Unsupported) if there is no NCCL
-// or it is older than 2.14 (which has no non-blocking communicators); Error(System) "ncclAllReduce failed: unhandled cuda error
-// (...)".
+// thread for each one that is being ended. Blocks: wait_for_endings; the end of a communicator, if no thread can be started.
+// Throws: Error(Unsupported) if there is no NCCL or it is older than 2.14 (the first with communicators that do not block);
+// Error(System) "ncclAllReduce failed: unhandled cuda error (...)".
 #pragma once
 
 #include <memory>
@@ -56,8 +56,8 @@ class NcclComm {
   nccl::Comm get() const { return comm_; }
   const Nccl& nccl() const { return *nccl_; }
   const GpuPtr& gpu() const { return gpu_; }
-  // For a good end: all work is in the stream, and no rank is lost. Returns at once. A thread waits for the end of the work,
-  // and aborts the communicator if that takes longer than `patience`.
+  // For a good end: all work is in the stream, and no rank is lost. Returns at once. A thread waits for the last call, and then
+  // for the end of the work. It aborts the communicator if one of the two takes longer than `patience`.
   void finish(base::microseconds patience = std::chrono::seconds(10));
   // Makes kernels that wait for a lost peer end; their results are garbage. Returns at once as well.
   void abort();

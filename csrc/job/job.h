@@ -1,6 +1,6 @@
 // The processes of a job while there is no engine: in init(), and from shutdown() to the end of MPI.
 // Thread: one at a time (job_driver.h). Owns: a transport of its own, the failure detector, and the current exchange. Blocks:
-// never. Throws: pass() throws the failure that stops the exchange: Error(PeerLost, Timeout, System).
+// never. Throws: pass() throws the failure that stops the exchange: Error(PeerLost, Timeout, System, Internal).
 //
 // A collective of MPI waits for ever for a process that has failed. Here an exchange consists of control messages, and between
 // two looks at them this process watches the other processes: it reads their messages, checks the processes of its own host,

@@ -1,7 +1,7 @@
 // Drives a Job while there is no engine. A waiting thread looks again and again. Between waits, a thread of the driver looks at
 // intervals, if ranks of other hosts rely on heartbeats.
-// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); close(), until a running look has ended.
-// Throws: what Job::pass throws.
+// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); tell(), for a moment; close(), until a
+// running look has ended. Throws: what MpiEntrance and Job::pass throw.
 #pragma once
 
 #include <condition_variable>
@@ -36,14 +36,14 @@ class JobDriver {
   void set_limits(Job::Limits limits);
   // Tells the waiting ranks why this process fails. Waits a moment for the text to leave this process.
   void tell(const std::string& cause);
-  // Called before MPI ends: stops looking. Call no function after it.
+  // Called before MPI ends: stops looking. Call no function after it, except close().
   void close();
 
  private:
   bool pass();
   void send_heartbeats();
 
-  std::mutex mutex_;  // guards the two members below, one of which is null
+  std::mutex mutex_;  // guards the two members below, of which at most one is not null
   std::unique_ptr<transport::MpiEntrance> entrance_;
   std::unique_ptr<Job> job_;
   bool takes_threads_;

@@ -11,7 +11,7 @@
 namespace hvdlite::job {
 namespace {
 
-// The system call's number; the C library has had functions for it only since 2022.
+// The numbers of the system calls; the C library has had functions for them only since 2022.
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif

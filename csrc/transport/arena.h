@@ -1,7 +1,7 @@
 // Memory that all members of a process set map, with one part for each member. A collective reduces tensors in it in place,
 // without a copy (collectives/allreduce_push.cc). All parts have the same size, and an offset means the same place in each.
-// Thread: one thread makes it; then any may read it. Owns: the mappings of all parts. Blocks: no. Throws: Error(System) if the
-// machine lacks the memory, or if a part cannot be mapped.
+// Thread: one thread makes it; then any may read it. Owns: the mappings of all parts. Blocks: no. Throws: ArenaPart::create()
+// throws Error(System) if the machine lacks the memory.
 //
 //              process of member 0           process of member 1
 //   part 0     own, reserved; its tensors    mapped, while the Arena lives
@@ -40,6 +40,7 @@ class Arena {
   base::SetId set() const { return set_; }
   // Do these bytes lie in this rank's part?
   bool holds(const void* data, std::size_t bytes) const;
+  // The offset of an address that this rank's part holds.
   std::int64_t offset_of(const void* data) const;
   // The addresses of the parts in this process, by member.
   const std::vector<std::byte*>& bases() const { return bases_; }

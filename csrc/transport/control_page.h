@@ -1,9 +1,9 @@
-// A page of memory that all ranks of one host share: doorbells, the causes of failures, and proof that a rank lives.
+// Memory that all ranks of one host share: doorbells, the causes of failures, and proof that a rank lives.
 // Thread: any for the bell and the members that only read; the holder of the progress token for the rest. Owns: the memory.
 // Blocks: no. Throws: the constructor throws Error(System) if the system refuses; later functions throw nothing.
 //
-// Each rank holds a POSIX record lock on its own byte of the memory's file. The kernel drops the lock when the process ends,
-// however it ends. Forked children do not inherit the lock.
+// Each rank holds a POSIX record lock on its own byte of the memory's file. The kernel drops the lock when the process ends in
+// any way. Forked children do not inherit the lock.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +28,11 @@ class ControlPage {
 
   Bell& bell(int local_rank) const;
 
+  // Keeps at most 3071 bytes of the cause, and rings all bells.
   void announce_failure(const std::string& cause);
   void announce_leaving();
-  // Why the rank is lost; "" if it lives or has left without a failure.
+  // Why another rank is lost; "" if it lives or has left without a failure. A rank must not ask for itself: the kernel does not
+  // show a process its own lock.
   std::string why_lost(int local_rank) const;
 
   // The processors that any rank of this host may run on. Valid after all ranks have made their pages.

@@ -1,6 +1,6 @@
 // Memory that all ranks of one host share. Collectives exchange data in it, and ranks agree in it without messages.
-// Thread: plain memory, any; the code that uses a part says which rank may write it. Owns: nothing (the transports own it).
-// Blocks: no. Throws: nothing.
+// Thread: plain memory, any; the code that uses a part says which rank may write it. Owns: a share of the result memory (the
+// transports own the window's). Blocks: no. Throws: nothing.
 //
 // The window consists of regions. A process set uses one region for its collectives, and two if its members are on several
 // hosts (engine/negotiation/regions.h); the set of all ranks takes as many again for GPU tensors. collectives/shared_channel.h
@@ -102,7 +102,7 @@ class HostWindow {
       return std::max(std::min(share, tile_bytes / 8) / base::kCacheLine, std::size_t{1}) *
              base::kCacheLine;
     }
-    // The bytes of one rank's flags and payloads in all regions.
+    // The bytes of one rank's flags and prepared inputs in all regions.
     std::size_t small_bytes() const {
       return static_cast<std::size_t>(regions) * (sizeof(WindowFlags) + 2 * prepared_bytes());
     }
@@ -110,7 +110,7 @@ class HostWindow {
     std::size_t rings_bytes() const {
       return MailRing::bytes_for(mail_bytes) + PayloadRing::bytes_for(payload_bytes);
     }
-    // The bytes of one rank's flags, payloads, rings and tiles.
+    // The bytes of one rank's flags, prepared inputs, rings and tiles.
     std::size_t rank_bytes() const {
       const std::size_t before_tiles =
           small_bytes() + static_cast<std::size_t>(ranks) * rings_bytes();

@@ -1,12 +1,12 @@
 // Ranks as threads of one process, or as state machines that one thread steps: the transport of the unit tests.
 //
-// It is stricter than MPI, in order to find mistakes. A send above a few dozen bytes completes only after its receive was
-// posted, so a test finds a missing receive or a missing wait. The bytes are copied at that moment, so a test finds a buffer
-// that is changed too early. And both sides must give the same number of bytes.
+// It is stricter than MPI, in order to find mistakes. A send of more than 32 bytes completes only after its receive was posted,
+// so a test finds a missing receive or a missing wait. The bytes are copied at that moment, so a test finds a buffer that is
+// changed too early. And both sides must give the same number of bytes.
 //
 // Thread: each rank's token holder uses its endpoint; the Fabric locks itself. Owns: all mailboxes. Blocks: only wait().
-// Throws: Error(PeerLost) from sends and receives with a rank that kill() has closed, Error(Internal) on both sides if byte
-// counts differ.
+// Throws: Error(PeerLost) from sends and receives with a rank that was killed, Error(Internal) on both sides if byte counts
+// differ, Error(InvalidArgument) for a rank that is not in the fabric or has an endpoint already.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ std::unique_ptr<Transport> connect(std::shared_ptr<Fabric> fabric, int rank,
                                    bool use_window = true);
 
 // For tests: the rank is dead from now on. Posts to it, and tests of operations that had not completed, throw Error(PeerLost),
-// and so does everything that the dead rank tries. Messages to it vanish, find_lost_peer() reports it once to each survivor,
-// and all bells ring. Messages that it had sent before still arrive.
+// and so does each send and receive that the dead rank tries. Messages to it vanish, find_lost_peer() reports it once to each
+// survivor, and all bells ring. Messages that it had sent before still arrive.
 void kill(Fabric& fabric, int rank);
 
 // Grows with each post, match, completed test, message and note_progress(). A scheduler that steps ranks in one thread reads it

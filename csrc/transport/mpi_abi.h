@@ -1,9 +1,10 @@
 /* The only view of MPI the core has: opaque 64-bit handles and a table of functions.
  *
  * mpi_shim.cc includes mpi.h, is compiled once for each MPI found at build time, and fills the table; the core opens the shim
- * that fits the MPI mpi4py has loaded. Every function returns 0 or that MPI's error code (see error_text). The shim sets
- * MPI_ERRORS_RETURN on every communicator it makes, so nothing here aborts the job. Thread: the caller serialises calls, or MPI
- * has the thread level multiple. */
+ * that fits the MPI mpi4py has loaded. Every function returns 0 or that MPI's error code (see error_text), if its comment says
+ * nothing else. The shim sets MPI_ERRORS_RETURN on every communicator that it makes or adopts, so an error there does not abort
+ * the job. The caller's communicator keeps its own error handler until it is adopted. Thread: the caller serialises calls, or
+ * MPI has the thread level multiple. */
 #ifndef HVDLITE_TRANSPORT_MPI_ABI_H_
 #define HVDLITE_TRANSPORT_MPI_ABI_H_
 
@@ -38,7 +39,7 @@ typedef struct hvdlite_mpi {
   int (*comm_from_address)(const void* address, hvdlite_mpi_comm* out);
   int (*comm_dup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out);
   /* comm_idup does not wait for the other ranks: *out becomes the duplicate when test() says that the request is complete, and
-   * must stay at its address until then. comm_adopt then prepares the duplicate for use with the shim. */
+   * must stay at its address until then. comm_adopt prepares a communicator that the shim has not made, or this duplicate. */
   int (*comm_idup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request);
   int (*comm_adopt)(hvdlite_mpi_comm comm);
   int (*comm_split_shared)(hvdlite_mpi_comm comm, int key,
@@ -54,7 +55,8 @@ typedef struct hvdlite_mpi {
                hvdlite_mpi_request* out);
   int (*irecv)(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
                hvdlite_mpi_request* out);
-  /* done 1: complete and freed; source and bytes as received. comm: the request's. */
+  /* done 1: complete and freed; source and bytes as received. After an error the request is not freed, and its memory must stay
+   * valid. comm: the request's; if one of its ranks is lost, test() may report that for any request. */
   int (*test)(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* source,
               int* bytes);
   /* Asks MPI to withdraw the request; test() then tells when it is complete or withdrawn. */

@@ -1,7 +1,7 @@
 // Makes a transport for control messages between the ranks of an MPI communicator, without waiting for any rank. JobDriver uses
 // it.
-// Thread: one at a time. Owns: a duplicated communicator until take(). Blocks: never. Throws: Error(System, PeerLost) if MPI or
-// the shim refuses.
+// Thread: one at a time. Owns: a duplicated communicator until take(). Blocks: never. Throws: what load_mpi() throws
+// (mpi_library.h), and Error(System, PeerLost) if MPI refuses.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,8 @@ class MpiEntrance {
   // Returns true when messages can be sent. A duplicate of the communicator is complete only when all ranks have called this.
   // Call it until it returns true.
   bool open();
-  // Call it after open(). The transport knows no names, treats each rank as alone on its host, and has no shared memory.
+  // Call it once, when open() has returned true. The transport knows no names, treats each rank as alone on its host, and has
+  // no shared memory.
   std::unique_ptr<Transport> take();
   // May one thread use this communicator while another thread uses another one?
   bool takes_threads() const { return takes_threads_; }

@@ -1,6 +1,6 @@
 // Joins the ranks of an MPI communicator: loads the shim, learns the topology, and sets up each host's control page and window.
 // Thread: one, in init(); collective over the communicator. Owns: nothing afterwards. Blocks: until all ranks have joined.
-// Throws: Error(System) if MPI or the shim refuses, Error(Unsupported) for too low a thread level, with the remedy.
+// Throws: what load_mpi() throws (mpi_library.h), and Error(System, PeerLost) if MPI refuses.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@ namespace {
 
 // The tags of data begin here, above those of control messages.
 constexpr int kFirstDataTag = 2;
-// Every known MPI sends frames of these sizes eagerly, to another host and within a host. A longer message takes several frames.
+// Every known MPI sends frames of these sizes eagerly, to another host and within a host. Longer messages take several frames.
 constexpr std::size_t kFrameBytes = 16384;
 constexpr std::size_t kFrameBytesInHost = 4096;
 constexpr int kPostedFrames = 8;
@@ -59,7 +59,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 }
 
 MpiTransport::~MpiTransport() {
-  // MPI may still touch frames in the send window, so they must outlive this object.
+  // Operations are in flight, and their memory may lie in the window. So the window must outlive this object.
   if (!close()) {
     [[maybe_unused]] const MappedWindow* kept = window_.release();
   }

@@ -1,7 +1,8 @@
 // The Transport over MPI's point-to-point messages, through the function table of a shim. Inside a host control messages go
 // through the host's window, if it has one.
 // Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its
-// message buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text.
+// message buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text, Error(Internal) for a damaged
+// message.
 #pragma once
 
 #include <deque>

@@ -1,6 +1,6 @@
-// The payloads of large messages between two ranks of a host, one after the other. If the kernel lets the receiver read the
-// sender's memory, the receiver copies the payload from there into the tensor. If not, the sender copies it into a ring while
-// the receiver copies out of the ring.
+// The payloads of large messages from one rank of a host to another, one after the other. If a payload has 32 KiB or more and
+// the kernel lets the receiver read the sender's memory, the receiver copies it from there into the tensor. If not, the sender
+// copies it into a ring while the receiver copies out of the ring.
 //
 //   sender                                        receiver
 //      header: the payload's address  ---------->    reads the payload there (process_vm_readv)
@@ -10,7 +10,7 @@
 //
 // The kernel may refuse: Yama's ptrace_scope, seccomp, another user's process, another pid namespace. A process number may also
 // belong to a third process. So the header names an address of the sender and the value there (the proof); the receiver reads
-// that value first. After one refusal the pair uses the ring only.
+// that value first. After one refusal all later payloads in this direction go through the ring.
 // Thread: a writer belongs to one thread, and so does a reader. Owns: nothing. Blocks: no, except for copying. Throws: the
 // reader throws Error(Internal) if the ring holds values that no correct rank stores.
 #pragma once
@@ -54,6 +54,7 @@ struct PayloadHeader {
   std::uint64_t proof = 0;          // the value there
 };
 
+// What one step has moved: nothing, a part, or the last part of the payload.
 enum class Progress { kNone, kSome, kDone };
 
 class PayloadWriter {
@@ -81,6 +82,7 @@ class PayloadReader {
  public:
   // writer: the process of the sender.
   PayloadReader(const PayloadRing& ring, pid_t writer);
+  // Copies the next payload, which must have this size. The caller passes the same memory until this returns kDone.
   Progress advance(std::span<std::byte> payload);
   // Why this process cannot read the sender's memory, as an errno; 0: it can, or has not tried.
   int refused_with() const { return refused_with_; }

@@ -33,8 +33,8 @@ int tried(Call call) {
   return error;
 }
 
-// Takes pages for the whole block at once. False: the system lacks the memory. Without this the first write would fail by a
-// signal.
+// Takes pages for the whole block at once. False: the system lacks the memory. Otherwise the first write could end the process
+// by SIGBUS.
 bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
   const int error = tried([&] { return madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno; });
   if (error != EINVAL) return error == 0;

@@ -9,7 +9,7 @@
 // blocks may outlive the engine.
 //
 // Fork: the system does not copy shared mappings for a child. So a child first copies the blocks in use, each to the same
-// address, and its parent's fork() returns after that. The child hands out no blocks and gives none back.
+// address, and its parent's fork() returns after that, or after a minute. The child hands out no blocks and gives none back.
 //
 //   fork() ──► before: all locks; a pipe, if blocks are in use ──► parent: waits for the pipe's end, releases the locks
 //                                                              └─► child: copies, closes the pipe, releases the locks
@@ -53,10 +53,11 @@ class ResultMemory {
   // The address in this process of these bytes of a rank's part. Throws Error(Internal) if they lie outside of the part, since
   // the offset comes from another rank.
   std::byte* at(int local_rank, std::size_t offset, std::size_t bytes) const;
-  // The offset of bytes in this rank's part.
+  // The offset of bytes in this rank's part; none if they do not lie there.
   std::optional<std::size_t> offset_of(const void* data, std::size_t bytes) const;
 
-  // A block of this size in this rank's part, with its pages, marked as in use; null if there is no room.
+  // A block of this size in this rank's part, with its pages, marked as in use; null if there is no room, if the machine lacks
+  // the memory, and in a forked child.
   void* get(std::size_t bytes) noexcept;
   // Marks a block as in use or as kept for later.
   void use(const void* data, bool in_use) noexcept;

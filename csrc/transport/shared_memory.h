@@ -1,6 +1,6 @@
 // Memory that processes of one host map together. Either a memfd (without a name, and not limited by the size of /dev/shm), or
-// a file in /dev/shm that is unlinked as soon as all have opened it, so that a crash leaves nothing behind. It is all zeros at
-// first.
+// a file in /dev/shm that is unlinked as soon as all have opened it, so that a later crash leaves nothing behind. It is all
+// zeros at first.
 //
 // Its mode is 0600. The name in /dev/shm is random, and must not exist before. Other processes open a memfd through /proc,
 // which the kernel allows to processes that may trace its owner. open() accepts only such memory: of this user, with that mode,

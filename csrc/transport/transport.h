@@ -1,6 +1,7 @@
 // Messages between two ranks of a job. Below this interface is MPI or the in-process fabric.
 // Thread: only the holder of the progress token; the doorbell: any. Owns: its operations in flight. Blocks: never, except
-// wait(). Throws: Error(PeerLost) if a peer is known to be gone, Error(System) if the layer below refuses.
+// wait(). Throws: Error(PeerLost) if a peer is known to be gone, Error(System) if the layer below refuses, Error(Internal) if a
+// message is damaged.
 #pragma once
 
 #include <chrono>
@@ -40,7 +41,7 @@ class Transport {
   virtual bool test(Ticket& ticket) = 0;
 
   // --- control plane ----------------------------------------------------------------------------------------------
-  // Whole messages of any size, in order for each pair of ranks. Not from a rank to itself.
+  // Whole messages of 1 byte to kMostMessageBytes (frames.h), in order for each pair of ranks. Not from a rank to itself.
   virtual void send_message(int peer, std::vector<std::byte> message) = 0;
   // Gives the next message that has arrived; false: there is none. host_only: looks only for messages of ranks that share a
   // window with this rank, which is fast.
@@ -78,7 +79,8 @@ class Transport {
   virtual void announce_failure(const std::string& cause) { static_cast<void>(cause); }
   // This rank ends without a failure: the other ranks of this host do not take it for lost.
   virtual void announce_leaving() {}
-  // Has a rank of this host ended without leaving, or announced a failure? If so, gives the rank and the cause.
+  // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause, once for each rank. Ranks of
+  // other hosts are found only by an MPI with fault tolerance.
   virtual bool find_lost_peer(int* rank, std::string* how) {
     static_cast<void>(rank);
     static_cast<void>(how);
@@ -98,8 +100,8 @@ class Transport {
     return 0;
   }
 
-  // Ends all sends and receives. Returns true if the memory of posted operations is not touched any more, and false if that is
-  // unknown (MPI may touch it until it is finalised).
+  // Stops receiving control messages, and withdraws posted operations where that is possible. Returns true if the memory of
+  // posted operations is not touched any more, and false if that is unknown (MPI may touch it until it is finalised).
   virtual bool close() = 0;
 
   // A number that grows with each completed send and receive, and each note_progress(). A caller compares it with an earlier

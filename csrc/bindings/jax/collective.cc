@@ -1,6 +1,6 @@
 // The XLA FFI handlers behind hvdlite.jax: groups of collectives inside a compiled program.
-// Thread: XLA's, without Python's lock. Owns: each call its CollectiveCall. Blocks: hvdlite_jax_collective_alone. Throws:
-// nothing.
+// Thread: XLA's, without Python's lock. Owns: each call its CollectiveCall. Blocks: hvdlite_jax_collective_alone;
+// hvdlite_jax_collective only if no thread or no future can be made. Throws: nothing.
 
 #include <algorithm>
 #include <cfenv>

@@ -1,6 +1,6 @@
 // The common part of the files of the Python module `_engine`: one register function for each concept, raising errors, and
 // making types with CPython's own interface.
-// Thread: with the GIL held. Owns: nothing. Blocks: no. Throws: nb::python_error.
+// Thread: with the GIL held. Owns: nothing. Blocks: without_gil(), as its call does. Throws: nb::python_error.
 #pragma once
 
 #include <Python.h>
@@ -74,7 +74,7 @@ inline void check_outcome(const CallResult& outcome) {
 }
 
 // --- types made with CPython's own interface, for objects of which there are many: nanobind's types take more memory, and
-// their members cannot look to Python's classes like members of their own ---
+// their members are properties and not slots ---
 
 // A reference that is released at the end of the scope.
 class Owned {
@@ -89,9 +89,6 @@ class Owned {
  private:
   PyObject* object_;
 };
-
-// Is this member None? A null one reads as None.
-inline bool is_none(PyObject* member) { return member == nullptr || member == Py_None; }
 
 // The tp_dealloc of a type whose tp_clear is kRelease. (tp_clear may keep some references that kRelease drops.)
 template <int (*kRelease)(PyObject*)>

@@ -31,7 +31,6 @@ constexpr const char* kTypeName = std::is_same_v<Value, std::int64_t>   ? "a 64-
 
 hvdlite_config defaults() {
   hvdlite_config config{};
-  config.struct_size = sizeof(config);
   hvdlite_config_init(&config);
   return config;
 }

@@ -1,6 +1,7 @@
 // The engine as a Python object: the C ABI with Python's rules of ownership, signals and exceptions.
 // Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine. Blocks: create_mpi,
-// wait_in_slices, wait_many, blocking plain calls, publish_failure, pause and shutdown. Throws: the classes of hvdlite.errors.
+// wait_in_slices, wait_many, blocking plain calls, await_question, publish_failure, pause and shutdown (also in the
+// destructor); the functions of the timeline, on the disk. Throws: the classes of hvdlite.errors, and what Python raises.
 #pragma once
 
 #include <sys/types.h>
@@ -21,8 +22,10 @@
 
 namespace hvdlite::python {
 
+// Ranks in one process, for tests.
 class Fabric {
  public:
+  // hosts: the number of each rank's host, or None for one host.
   Fabric(int size, nb::handle hosts);
   ~Fabric();
   Fabric(const Fabric&) = delete;
@@ -48,8 +51,8 @@ class Engine {
 
   void make_current();
   nb::tuple topology() const;
-  // Submits requests. Returns the work that is then in flight: `work`, or a new one (for None) that keeps the memory. If it
-  // throws, nothing was submitted.
+  // Submits requests. Returns the work that is then in flight: `work`, or a new one (for None) that keeps the memory. Without
+  // requests the work is not in flight. Throws ValueError if `work` was submitted before. If it throws, nothing was submitted.
   nb::object submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work);
   std::int64_t prepare(nb::handle requests);
   // The same for a prepared group, with these addresses of its tensors. absent: a flag for each tensor; null: this rank has all
@@ -84,7 +87,8 @@ class Engine {
   CallResult wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
   // Orders these streams after the operations, if those are on a GPU.
   void order(std::int64_t work, nb::handle streams);
-  // Keeps a work that was dropped in flight, until its operations have ended and another operation is submitted.
+  // Keeps a work that was dropped in flight, until its operations have ended and another operation is submitted, or until
+  // shutdown.
   void keep_dropped(nb::handle work) noexcept;
   // The number of operations of dropped works.
   std::size_t dropped_in_flight() const;

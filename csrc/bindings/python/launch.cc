@@ -1,7 +1,7 @@
 // Launches a bucket: collects its gradients' addresses, submits them, and checks afterwards whether the results lie in the
 // gradients. Steps that need torch are in hvdlite/torch/in_flight.py.
-// Thread: with the GIL held. Owns: references. Blocks: where a CUDA stream does. Throws: the classes of hvdlite.errors, and
-// what Python raises.
+// Thread: with the GIL held. Owns: references. Blocks: where torch does in the calls that make memory to send. Throws: the
+// classes of hvdlite.errors, and what Python raises.
 
 #include <nanobind/stl/optional.h>
 

@@ -210,7 +210,6 @@ void PassDriver::settle() {
 
 // --- the plan -------------------------------------------------------------------------------------------------------
 
-// No signal handler runs between these two statements, so buckets and gradients always fit together.
 void PassDriver::set_plan(nb::list made) {
   drop_plan();
   std::vector<Bucket> counts;
@@ -218,6 +217,7 @@ void PassDriver::set_plan(nb::list made) {
     counts.push_back({.members = static_cast<int>(nb::len(nb::object(bucket.attr("gradients")))),
                       .on_gpu = nb::cast<int>(bucket.attr("device")) != HVDLITE_DEVICE_CPU});
   }
+  // No signal handler runs from here on, so buckets and gradients always fit together.
   buckets = std::move(made);
   Passes::set_plan(std::move(counts));
   for (int bucket = 0; bucket < bucket_count(); ++bucket) number_gradients(bucket, bucket);

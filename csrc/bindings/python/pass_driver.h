@@ -1,8 +1,8 @@
 // Carries out what Passes decides, for the gradients of one optimizer: the type from which hvdlite.torch derives Reducer.
 // Thread: with the GIL held. If parameters are on several devices, autograd calls their hooks from a thread for each, and a
 // lock that Python sets serializes them. Owns: references to the plan's buckets and others, as any Python object does. Blocks:
-// where the methods of Reducer do. Throws: nb::python_error, as raised by them. Ctrl-C raises only within these methods;
-// settle() later does what was left undone.
+// where the methods of Reducer do. Throws: nb::python_error, as raised by them. Ctrl-C raises only in the Python code that it
+// calls; settle() later does what was left undone.
 #pragma once
 
 #include "binding.h"
@@ -27,8 +27,8 @@ class PassDriver : public Passes {
   void task_ended(long long stamp);
   // A nested task is over. The task around it is current now, and its end has to be noticed as well.
   void task_left(long long stamp);
-  // Backward raised, or nothing will report its end. Other ranks may wait for this rank's part, so it is sent at once, without
-  // waiting.
+  // Backward raised, or nothing will report its end. Other ranks may wait for this rank's part, so it is sent at once. Does not
+  // wait for the results; but without a plan it first plans with the other ranks.
   void task_lost(long long stamp);
 
   // Reduces all unreduced gradients of this rank, and waits for launched buckets.

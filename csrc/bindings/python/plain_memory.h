@@ -31,7 +31,8 @@ class PlainType {
   bool in_special_mode() const;
   // Do outputs of this size use the engine's memory?
   bool recycles(std::int64_t bytes) const { return bytes >= recycled_from_; }
-  // Another array with this one's shape and dtype, over the memory `of`. Throws what the framework raises, and std::bad_alloc.
+  // Another array with this one's shape and dtype, in memory of its own. `of` is this one's memory. Throws what the framework
+  // raises, and std::bad_alloc.
   nb::object new_like(nb::handle array, const PlainMemory& of) const;
   // The same in memory from new_memory(bytes). Throws what the framework raises.
   nb::object empty_like(nb::handle array, nb::handle new_memory) const;
@@ -56,7 +57,7 @@ class PlainType {
   nb::object mark_written_, unless_;  // may be None
   nb::object mode_;                   // None, or a dict, a key and its usual value
   nb::object dtypes_;                 // for types with the buffer protocol, or None
-  nb::object exchange_, codes_;       // keep what the next two point to
+  nb::object exchange_, codes_;       // keep what the next two pointers point to
   const ExchangeApi* api_ = nullptr;
   const char* table_ = nullptr;
   std::size_t table_size_ = 0;

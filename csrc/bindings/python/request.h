@@ -1,6 +1,6 @@
 // Converts Python's requests to the C ABI's.
 // Thread: with the GIL held. Owns: the integers of shapes and splits; it borrows strings from the Python objects. Blocks: no.
-// Throws: TypeError, which names the argument.
+// Throws: TypeError, which names the argument; for the integers of shapes and splits, what Python raises.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace hvdlite::python {
 
-// The integers of any Python sequence. As many as tensors usually have dimensions need no heap allocation.
+// The integers of any Python sequence. Up to 8 of them need no heap allocation.
 class Int64List {
  public:
   explicit Int64List(nb::handle sequence);

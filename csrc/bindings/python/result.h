@@ -10,7 +10,7 @@
 
 namespace hvdlite::python {
 
-// Memory of the engine for a result. It exports Python's buffer protocol, and returns itself at its end.
+// Memory of the engine for a result. It exports Python's buffer protocol, and its destructor gives it back.
 struct OwnedBytes {
   struct Free {
     void operator()(hvdlite_block* block) const { hvdlite_block_free(block); }
@@ -25,7 +25,7 @@ nb::object as_memoryview(OwnedBytes bytes);
 // A tuple of Python's integers.
 nb::tuple as_tuple(const std::vector<std::int64_t>& values);
 
-// Memory on a GPU for a result. It returns itself at its end.
+// Memory on a GPU for a result. Its destructor gives it back.
 struct GpuMemory {
   std::unique_ptr<hvdlite_block, OwnedBytes::Free> block;
   std::size_t size = 0;

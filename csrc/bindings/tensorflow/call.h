@@ -1,6 +1,6 @@
 // One execution of a collective op: makes the engine's requests from TensorFlow's tensors, and tensors from the results.
-// Thread: the kernel's compute makes and starts it; a thread of the engine ends an asynchronous one. Owns: references to its
-// tensors and to the engine, from start to end. Blocks: only run(). Throws: std::bad_alloc.
+// Thread: the kernel's compute makes and starts it; a thread that drives the engine ends an asynchronous one. Owns: references
+// to its tensors and to the engine, from start to end. Blocks: only run(). Throws: std::bad_alloc.
 //
 // In GPU memory it begins in the order of TensorFlow's stream. It ends when the GPU has its work and TensorFlow's stream is
 // ordered after that. TensorFlow uses the result, and reuses the input's memory, in this stream.
@@ -21,7 +21,7 @@ class KernelCall {
  public:
   // Returns at the end.
   static void run(const Kernel& kernel, TF_OpKernelContext* context);
-  // Returns at once; `done` is called at the end.
+  // Returns at once. `done` is called at the end, perhaps before this returns.
   static void start(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done);
 
   KernelCall(const Kernel& kernel, TF_OpKernelContext* context, DoneCallback done);

@@ -49,7 +49,7 @@ class Kernel {
   bool has_splits() const { return has_splits_; }
   // Does compute wait for the end? In eager mode TensorFlow waits there anyway, and a waiting thread makes progress itself.
   bool blocks() const { return blocks_; }
-  // The names for iteration n of a loop. Call it while no request points to the names.
+  // The names for this iteration of a loop, in the order of the kernel's names: of the tensors, and then of the group.
   std::vector<std::string> names_in_iteration(std::int64_t iteration) const;
   bool is_grouped() const { return form_.grouped; }
   bool is_weighted() const { return form_.weighted; }

@@ -1,9 +1,11 @@
 // Defines an op and registers its kernels.
-// Thread: the one that loads the library. Owns: nothing that lasts. Blocks: no. Throws: nothing.
+// Thread: the one that loads the library; later one that calls enroll_gpu_kernels(). Owns: nothing that lasts, except the list
+// of ops that wait for that call. Blocks: no. Throws: nothing.
 //
 // Kernels for the host are registered at once, those for GPUs by enroll_gpu_kernels(). By then it is known whether they can
 // work in GPU memory (gpu_stream.h). If not, they take and return tensors in host memory: TensorFlow copies between device and
-// host, and waits for the device before the kernel runs.
+// host, and waits for the device before the kernel runs. The stream's self-test decides this, so its kernel is registered at
+// once.
 #pragma once
 
 #include <string>
@@ -33,9 +35,10 @@ class OpDefinition {
                       ArgumentMemory place = ArgumentMemory::kDevice);
   OpDefinition& output(const char* name, const char* type,
                        ArgumentMemory place = ArgumentMemory::kDevice);
-  // Registers the definition. TensorFlow reports its problems when the library is loaded.
+  // Registers the definition and the kernel for the host. TensorFlow reports problems of the definition when the library is
+  // loaded.
   void enroll(const KernelFunctions& kernel);
-  // The same for an op that has a kernel for GPUs only.
+  // Registers the definition and the kernel for GPUs of an op that has no other kernel.
   void enroll_for_gpu_memory(const KernelFunctions& kernel);
 
  private:

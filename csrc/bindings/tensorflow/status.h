@@ -15,7 +15,6 @@ class TfStatus {
 
   operator TF_Status*() const { return status_; }
   bool ok() const { return api().GetCode(status_) == kOk; }
-  const char* message() const { return api().Message(status_); }
 
  private:
   TF_Status* status_;

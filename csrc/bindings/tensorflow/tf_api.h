@@ -44,7 +44,6 @@ using Deallocator = void (*)(void* data, std::size_t bytes, void* argument);
   X(void, DeleteStatus, (TF_Status*))                                                             \
   X(void, SetStatus, (TF_Status*, StatusCode, const char*))                                       \
   X(StatusCode, GetCode, (const TF_Status*))                                                      \
-  X(const char*, Message, (const TF_Status*))                                                     \
   X(TF_OpDefinitionBuilder*, NewOpDefinitionBuilder, (const char*))                               \
   X(void, OpDefinitionBuilderAddAttr, (TF_OpDefinitionBuilder*, const char*))                     \
   X(void, OpDefinitionBuilderAddInput, (TF_OpDefinitionBuilder*, const char*))                    \

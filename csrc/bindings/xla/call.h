@@ -42,7 +42,8 @@ class CollectiveCall {
 
   // pool_thread: as in hvdlite_submission.
   CallStatus submit(bool pool_thread);
-  // Waits for all submitted operations. Returns the first failure, if any. Afterwards none is in flight.
+  // Waits for all submitted operations; call it once, after submit() has succeeded. Returns the first failure, if any.
+  // Afterwards none is in flight.
   CallStatus finish();
 
  private:

@@ -1,8 +1,8 @@
 /* hvdlite's native engine behind a plain C ABI: the only header that a binding may include.
  *
- * Every function returns an HVDLITE_E_* code (0 is success) unless it says otherwise; hvdlite_last_error() gives the text of
- * the last failure on the calling thread. Tensors are passed as pointers, shapes and dtype codes, and no type of a framework is
- * used.
+ * Every function that returns int gives an HVDLITE_E_* code (0 is success), except hvdlite_abi_version().
+ * hvdlite_last_error() gives the text of the last failure on the calling thread; the text is valid until the next failure
+ * there. Tensors are passed as pointers, shapes and dtype codes, and no type of a framework is used.
  * (The file has over 400 lines, because a C ABI is best read in one place.) */
 #ifndef HVDLITE_HVDLITE_H_
 #define HVDLITE_HVDLITE_H_
@@ -58,8 +58,8 @@ enum {
 /* Dtypes have the numbers of hvdlite/dtypes.py. */
 enum {
   HVDLITE_FLAG_ABSENT =
-      1, /* this rank has no value: it contributes the identity, but takes the result */
-  /* float32 and float64 travel between ranks as narrower floats; only for allreduces in GPU memory */
+      1, /* allreduce: this rank has no value: it contributes the identity, but takes the result */
+  /* float32 and float64 travel between ranks as narrower floats; only for allreduces in GPU memory with Sum or Average */
   HVDLITE_FLAG_WIRE_FLOAT16 = 2,
   HVDLITE_FLAG_WIRE_BFLOAT16 = 4,
   /* The mean is weighted: the sum of weight * input over all ranks, divided by the sum of the weights. Only for allreduces with
@@ -87,9 +87,10 @@ typedef struct hvdlite_job hvdlite_job;
 typedef struct hvdlite_block hvdlite_block; /* memory for a result */
 
 /* The knobs that the engine reads, one field for each line of knobs.inc. hvdlite_config_init fills in the defaults. A text that
- * is null counts as its default. */
+ * is null counts as its default, and so do all knobs if a function gets null in place of the config. */
 typedef struct hvdlite_config {
-  size_t struct_size; /* sizeof(hvdlite_config) of the caller */
+  /* sizeof(hvdlite_config): hvdlite_config_init sets it, and an engine refuses another size. */
+  size_t struct_size;
 #define HVDLITE_FIELD_count int64_t
 #define HVDLITE_FIELD_number double
 #define HVDLITE_FIELD_flag int32_t
@@ -174,9 +175,10 @@ typedef struct hvdlite_submission {
    * detection considers it only while it waits: afterwards it may idle in its pool for ever. It has no effect if `then` is
    * set. */
   int32_t pool_thread;
-  /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread or a waiting
-   * thread calls it, at any time after *work was written, perhaps before hvdlite_submit returns. It may submit, wait and
-   * release. Keep it short: its thread makes no progress while it runs. It is not called if the submission fails. */
+  /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread calls it, or
+   * a thread that waits, pauses the engine or shuts it down: at any time after *work was written, perhaps before hvdlite_submit
+   * returns. It may submit, wait and release. Keep it short: its thread makes no progress while it runs. It is not called if
+   * the submission fails. */
   hvdlite_done_fn then;
   void* then_data;
 } hvdlite_submission;
@@ -228,7 +230,7 @@ HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* com
  *                next gather
  *   tell         tells the waiting processes why this process ends
  *   kill_stopped ends the stopped processes of this host
- *   close        is called before MPI ends; after it only hvdlite_job_destroy may be called */
+ *   close        is called before MPI ends; after it only close and hvdlite_job_destroy may be called */
 HVDLITE_API int hvdlite_job_open(const char* shim_path, const void* comm_address, int takes_comm,
                                  hvdlite_job** out);
 HVDLITE_API int hvdlite_job_wait(hvdlite_job* job, double seconds, int* done);
@@ -241,18 +243,21 @@ HVDLITE_API int hvdlite_job_kill_stopped(hvdlite_job* job);
 HVDLITE_API void hvdlite_job_close(hvdlite_job* job);
 HVDLITE_API void hvdlite_job_destroy(hvdlite_job* job);
 
-/* Waits until the operations that all ranks have agreed on have ended. Then no thread of the engine calls MPI until
- * hvdlite_engine_resume, which the same thread must call. */
+/* Waits until the operations that all ranks have agreed on have ended, or no data have moved for the linger time (the knob
+ * failure_linger). Then no thread of the engine calls MPI until hvdlite_engine_resume, which the same thread must call. Do not
+ * pause after the beginning of a shutdown. */
 HVDLITE_API int hvdlite_engine_pause(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_engine_resume(hvdlite_engine* engine);
-/* Leaves the job: says goodbye to the other ranks, waits up to the linger time for pending operations, and stops the thread. */
+/* Leaves the job: waits as hvdlite_engine_pause does, says goodbye to the other ranks, ends the operations that are left
+ * (HVDLITE_E_ABORTED), and stops the engine's thread. Does nothing after an earlier call. */
 HVDLITE_API int hvdlite_engine_shutdown(hvdlite_engine* engine);
 /* Releases a reference, from hvdlite_engine_create_* or hvdlite_current_engine. Releasing the last reference frees the engine,
- * and shuts it down if it still runs. */
+ * and shuts it down if it still runs. Does nothing for null and in a forked child. */
 HVDLITE_API void hvdlite_engine_destroy(hvdlite_engine* engine);
 /* The engine of this process, for kernels that a framework calls without an engine; null, with the text for the user as last
  * error, if there is none or it has shut down. The caller must release the reference. */
 HVDLITE_API hvdlite_engine* hvdlite_current_engine(void);
+/* Takes a reference of its own, which a shutdown of the engine or the next call releases. Null: there is no engine. */
 HVDLITE_API void hvdlite_set_current_engine(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out);
 
@@ -262,15 +267,16 @@ HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission*
 /* Sets *done to 1 if all operations of the work have ended, with or without a failure, and otherwise to 0. */
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t work, int* done);
 /* Waits up to timeout_s seconds for all operations of all these works, and drives progress; *done is 0 after a timeout. When
- * they have ended, it returns the code of the first operation that failed. */
+ * they have ended, it returns the code of the first operation that failed. HVDLITE_E_ABORTED with *done 0: the engine has shut
+ * down before they have ended. */
 HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count,
                              double timeout_s, int* done);
 /* For a work that has ended: fills `results`, which has room for `capacity` of them, in the order of the submission. *count is
  * the number of operations. */
 HVDLITE_API int hvdlite_results(hvdlite_engine* engine, int64_t work, hvdlite_result* results,
                                 size_t capacity, size_t* count);
-/* Gives the caller the output that the engine allocated for the operation at this place; null if there is none, or if it was
- * taken. */
+/* Gives the caller the output that the engine allocated for the operation at this place; null if there is none, if it was
+ * taken, or if the work has not ended or is unknown. */
 HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int64_t work,
                                                      size_t index);
 /* Releases a work that has ended. Call it once for each work. */
@@ -296,8 +302,8 @@ HVDLITE_API int hvdlite_block_create(hvdlite_engine* engine, size_t bytes, hvdli
 HVDLITE_API void* hvdlite_block_data(const hvdlite_block* block);
 HVDLITE_API void hvdlite_block_free(hvdlite_block* block);
 HVDLITE_API int32_t hvdlite_block_device(const hvdlite_block* block); /* a GPU's number; -1: host */
-/* For GPU memory: copies the first `bytes` bytes to `to`, in the order of `stream`. The block may be freed as soon as this
- * returns. */
+/* For a result in GPU memory (hvdlite_result_take_block): copies the first `bytes` bytes to `to`, in the order of `stream`. The
+ * block may be freed as soon as this returns. */
 HVDLITE_API int hvdlite_block_copy(hvdlite_block* block, void* to, size_t bytes, void* stream);
 /* Memory on a GPU, usable in the order of `stream`. After hvdlite_block_free the engine reuses it, in the order of the legacy
  * default stream: after the work that this stream, and all streams without CU_STREAM_NON_BLOCKING, have at that time. */
@@ -351,12 +357,13 @@ HVDLITE_API uint64_t hvdlite_digest(const void* memory, int64_t bytes);
 
 /* Failures. hvdlite_publish_failure tells all other ranks why this rank is about to end (the text of its exception), ends all
  * operations of this rank with the same text (HVDLITE_E_ABORTED), and waits, at most the linger time, until the other ranks
- * have confirmed it. hvdlite_failure_cause gives the first cause of failure that this rank knows; "" if there is none. */
+ * have confirmed it. It does nothing after an earlier failure or a shutdown. hvdlite_failure_cause gives the first cause of
+ * failure that this rank knows, "" if there is none; the text is valid until this thread calls it again. */
 HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
 HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
 /* A text with one line for each operation of this rank that has not ended; if there are none, for each of the last `ended`
  * operations. If the text leaves operations out, its last line names a file in flight_recorder_folder that has all. A negative
- * `ended` gives all recorded operations, without a file. Free the text with hvdlite_free. */
+ * `ended` gives all recorded operations, without a file. Free the text with hvdlite_free. Null if there was no memory. */
 HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended);
 HVDLITE_API void hvdlite_free(void* text);
 /* Logs an error of this rank in the engine's format: one line with the time, by one write(2). Any thread may call it, also
@@ -369,8 +376,9 @@ typedef struct hvdlite_counters {
   int64_t fused_ops, cache_hits, cache_misses;
   int64_t agreed_in_memory; /* operations agreed on in the ledger, without the coordinator */
   int64_t data_bytes_sent;
-  int64_t arena_ops;    /* fused operations on tensors that lay in an arena on all members */
-  int64_t riding_ops;   /* prepared operations: payloads came with the announcements, or lay in shared memory before */
+  int64_t arena_ops; /* fused operations on tensors that lay in an arena on all members */
+  /* prepared operations: payloads came with the announcements, or lay in shared memory before */
+  int64_t riding_ops;
   int64_t open_results; /* allreduces whose result other ranks stored directly into the output */
   int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
   int64_t staged_ops;   /* fused operations, sends and receives of GPU memory through host memory */
@@ -416,7 +424,7 @@ typedef struct hvdlite_fusion_move {
   double factor;
   int64_t divisor;
   int64_t pieces;
-  void* const* tensors; /* for null tensors see device/fusion_kernels.h */
+  void* const* tensors; /* for null tensors see csrc/device/fusion_kernels.h */
   const int64_t* offsets;
   const int64_t* counts;
   void* buffer;
@@ -432,8 +440,9 @@ HVDLITE_API const char* hvdlite_fusion_gpu(const hvdlite_fusion* fusion);    /* 
 HVDLITE_API const char* hvdlite_fusion_origin(const hvdlite_fusion* fusion); /* of the kernels */
 HVDLITE_API int64_t hvdlite_fusion_uploads(const hvdlite_fusion* fusion);
 HVDLITE_API int hvdlite_fusion_memory(hvdlite_fusion* fusion, int64_t bytes, void** out);
-/* Both functions wait until all launches are done. Times are for one launch, in microseconds. gpu_us: between two events of the
- * stream. host_us: until the host has enqueued the launch. Null: not measured. */
+/* hvdlite_fusion_run and hvdlite_fusion_copy wait until all launches are done. Times are means over the launches, in
+ * microseconds. gpu_us: between two events of the stream. host_us: until the host has enqueued the launch. Null: not
+ * measured. */
 HVDLITE_API int hvdlite_fusion_run(hvdlite_fusion* fusion, const hvdlite_fusion_move* move,
                                    double* gpu_us, double* host_us);
 HVDLITE_API int hvdlite_fusion_copy(hvdlite_fusion* fusion, void* to, const void* from,

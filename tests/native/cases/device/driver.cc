@@ -33,7 +33,7 @@ TEST(places_come_separated_by_colons) {
       (device::parse_candidates("+a.so:/b/c.so::d.so:") == Candidates{"+a.so", "/b/c.so", "d.so"}));
   EXPECT(device::parse_candidates("").empty());
   const std::string text = error_of(ErrorCode::kUnsupported, [] { Driver driver(Candidates{}); });
-  EXPECT_HAS(text, "says nothing");
+  EXPECT_HAS(text, "and is empty");
 }
 
 TEST(another_library_is_no_driver) {
