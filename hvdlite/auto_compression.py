@@ -117,13 +117,16 @@ def settle_for_tensors(compression: Any, process_set: ProcessSet, op: int, tenso
     backends = [backend_of(tensor) for tensor in tensors]
     exported = [backend.export(backend.adopt(tensor), True) for backend, tensor in zip(backends, tensors, strict=True)]
     numbers = [(DType(each.dtype).label, math.prod(each.shape)) for each in exported]
+    # NumPy and CuPy have bfloat16 only with ml_dtypes, and hvdlite converts no other arrays in CUDA memory.
+    frameworks = {backend.name for backend in backends}
+    narrows = frameworks <= {"torch"} or ("ml_dtypes" in sys.modules and "CUDA array" not in frameworks)
     return settle(
         compression,
         process_set,
         op,
         numbers,
         codes=all(each.device == CPU for each in exported),
-        narrows="ml_dtypes" in sys.modules or not any(backend.name == "numpy" for backend in backends),
+        narrows=narrows,
     )
 
 

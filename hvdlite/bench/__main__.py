@@ -52,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "table":
             records = _read(options.lines)
-            guarded = any(record["record"] == "guard_run" for record in records)
-            print(guard.table(records) if guarded else tables.tables(records))
+            kinds = {record["record"] for record in records}
+            render = guard.table if "guard_run" in kinds else kernels.table if "kernel" in kinds else tables.tables
+            print(render(records))
         elif options.command == "plot":
             _draw(_read(options.lines), options.picture)
         elif options.command == "kernels":
