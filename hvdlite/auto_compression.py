@@ -65,8 +65,8 @@ def settle(
         process_set: the ranks that reduce the tensors.
         op: the operator of the reduction.
         tensors: of each tensor the name of its dtype and the number of its elements, the same on all ranks.
-        codes: can the engine code these tensors (they are dense, and in host memory)?
-        narrows: can the tensors be converted to bfloat16?
+        codes: can the engine code these tensors (they are dense, and in host memory)? The same on all ranks.
+        narrows: can the tensors be converted to bfloat16? The same on all ranks.
         traced: may a compiled program keep the choice?
 
     Raises:

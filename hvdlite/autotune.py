@@ -83,7 +83,7 @@ class Engines:
 
     def __init__(self, job: TuningRanks, knobs: Config) -> None:
         self._job = job
-        # Nobody would read a trace or a report of each of these engines.
+        # Nobody would read the log lines of each of these engines.
         self._knobs = knobs.replace(log_level="error")
         self._engines: dict[tuple[tuple[str, Value], ...], Any] = {}
         random = np.random.default_rng(job.comm.rank)
@@ -201,6 +201,7 @@ def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
 
     Raises:
         InvalidArgumentError: the file is not what `hvdlite tune` writes, or cannot be found; on all ranks.
+        InternalError: as for `tune`.
     """
     name = knobs.tuning_file or ("auto" if knobs.autotune else "")
     if not name or job.comm.size < 2:

@@ -116,7 +116,10 @@ class StartCheck:
         return self._all_alike and self._rounds < _WATCHED
 
     def see(self, gradients: Iterable[Leaf]) -> None:
-        """Adds the digests of gradients of this rank, in any order, before their reduction. Ignores gradients of zeros only."""
+        """Adds the digests of gradients of this rank, in any order, before their reduction.
+
+        The caller leaves out gradients that are all zeros: they are equal on all ranks for no reason.
+        """
         for leaf in gradients:
             self._gradients = (self._gradients + leaf.digest(slice(_SAMPLE))) % (1 << 64)
 

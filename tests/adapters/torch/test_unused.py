@@ -363,18 +363,6 @@ def test_ranks_that_run_out_of_data_join(hvd, op):
     pair.check_weights()
 
 
-def test_a_rank_without_any_data_joins_before_gradients_that_are_kept_get_an_arena(hvd):
-    layer = torch.nn.Linear(200, 200, bias=False)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), layer.named_parameters())
-    if hvd.rank() != hvd.size() - 1 or hvd.size() == 1:
-        for _ in range(3):
-            optimizer.zero_grad(set_to_none=False)
-            layer(torch.ones(1, 200)).sum().backward()
-            optimizer.step()
-        assert layer.weight.grad.unique().tolist() == [pytest.approx(max(1, hvd.size() - 1) / hvd.size())]
-    assert hvd.join() in range(hvd.size())
-
-
 def test_ranks_with_sparse_gradients_join(hvd):
     """Horovod cannot: "Allgather is not supported with Join at this time"."""
     table, twin = (torch.nn.Embedding.from_pretrained(torch.ones(8, 2).double(), freeze=False, sparse=True) for _ in range(2))
