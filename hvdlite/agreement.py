@@ -7,7 +7,7 @@ from typing import Any
 from hvdlite.config import format_ranks
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import MismatchError
-from hvdlite.objects import exchange_object
+from hvdlite.objects import exchange_by_rank, exchange_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 
 __all__ = ["compare", "difference", "name_of", "only_on", "require_same_variables"]
@@ -25,6 +25,7 @@ def compare(
 
     Returns:
         The labels of the first rank; and the first difference in words, or "" if there is none. Both are the same on all ranks.
+        Ranks that have joined are not compared.
 
     """
     labels = [label for label, _ in facts]
@@ -35,8 +36,8 @@ def compare(
         return first, ""
     shared = [*first, *labels[len(first) :]]
     mine = [(label, what) for label, (_, what) in zip(shared, facts, strict=False)]
-    everyones = exchange_object(mine, f"{exchange}.differs", process_set)
-    return first, difference(everyones, process_set.ranks or range(len(everyones)))
+    everyones = exchange_by_rank(mine, f"{exchange}.differs", process_set)
+    return first, difference(list(everyones.values()), list(everyones))
 
 
 def name_of(variable: Any) -> str:

@@ -6,8 +6,9 @@ ranks' parts until the arena is closed, or hvdlite is shut down.
 
 from typing import TYPE_CHECKING
 
+from hvdlite.config import format_ranks
 from hvdlite.errors import HvdliteError
-from hvdlite.objects import exchange_object
+from hvdlite.objects import exchange_by_rank
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
@@ -21,7 +22,7 @@ _KINDS = ("memfd", "shm")  # in the order of preference
 
 
 def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena | None, str]":
-    """Makes an arena. Either all ranks of the set get it, or none. Collective over `process_set`.
+    """Makes an arena. Either all ranks of the set get it, or none: none if a rank has joined. Collective over `process_set`.
 
     Args:
         nbytes: size of each rank's part in bytes, the same on all ranks.
@@ -38,14 +39,16 @@ def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena 
     reason = ""
     for kind in _KINDS:
         arena, problem = _create(process_set, nbytes, kind)
-        parts = exchange_object((arena and arena.address, problem), f"{name}.{kind}", process_set)
-        reason = _first_problem(process_set, [problem for _, problem in parts])
+        parts = exchange_by_rank((arena and arena.address, problem), f"{name}.{kind}", process_set)
+        joined = [rank for rank in process_set.ranks or () if rank not in parts]
+        reason = f"{format_ranks(joined)} joined before" if joined else ""
+        reason = reason or _first_problem({rank: text for rank, (_, text) in parts.items()})
         if arena is not None and not reason:
-            problem = _open(arena, [address for address, _ in parts])
-        opened = exchange_object(problem, f"{name}.{kind}.opened", process_set)
+            problem = _open(arena, [address for address, _ in parts.values()])
+        opened = exchange_by_rank(problem, f"{name}.{kind}.opened", process_set)
         if arena is not None:
             arena.hide()
-        reason = reason or _first_problem(process_set, opened)
+        reason = reason or _first_problem(opened)
         if not reason:
             return arena, ""
         if arena is not None:
@@ -68,6 +71,5 @@ def _open(arena: "Arena", addresses: list[bytes | None]) -> str:
     return ""
 
 
-def _first_problem(process_set: ProcessSet, problems: list[str]) -> str:
-    ranks = process_set.ranks or range(len(problems))
-    return next((f"rank {rank}: {problem}" for rank, problem in zip(ranks, problems, strict=True) if problem), "")
+def _first_problem(problems: dict[int, str]) -> str:
+    return next((f"rank {rank}: {problem}" for rank, problem in problems.items() if problem), "")

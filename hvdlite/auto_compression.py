@@ -65,8 +65,8 @@ def settle(
         process_set: the ranks that reduce the tensors.
         op: the operator of the reduction.
         tensors: of each tensor the name of its dtype and the number of its elements, the same on all ranks.
-        codes: can the engine code these tensors (they are dense, and in host memory)?
-        narrows: can the tensors be converted to bfloat16?
+        codes: can the engine code these tensors (they are dense, and in host memory)? The same on all ranks.
+        narrows: can the tensors be converted to bfloat16? The same on all ranks.
         traced: may a compiled program keep the choice?
 
     Raises:
@@ -117,13 +117,16 @@ def settle_for_tensors(compression: Any, process_set: ProcessSet, op: int, tenso
     backends = [backend_of(tensor) for tensor in tensors]
     exported = [backend.export(backend.adopt(tensor), True) for backend, tensor in zip(backends, tensors, strict=True)]
     numbers = [(DType(each.dtype).label, math.prod(each.shape)) for each in exported]
+    # NumPy and CuPy have bfloat16 only with ml_dtypes, and hvdlite converts no other arrays in CUDA memory.
+    frameworks = {backend.name for backend in backends}
+    narrows = frameworks <= {"torch"} or ("ml_dtypes" in sys.modules and "CUDA array" not in frameworks)
     return settle(
         compression,
         process_set,
         op,
         numbers,
         codes=all(each.device == CPU for each in exported),
-        narrows="ml_dtypes" in sys.modules or not any(backend.name == "numpy" for backend in backends),
+        narrows=narrows,
     )
 
 

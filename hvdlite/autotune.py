@@ -83,7 +83,7 @@ class Engines:
 
     def __init__(self, job: TuningRanks, knobs: Config) -> None:
         self._job = job
-        # Nobody would read a trace or a report of each of these engines.
+        # Nobody would read the log lines of each of these engines.
         self._knobs = knobs.replace(log_level="error")
         self._engines: dict[tuple[tuple[str, Value], ...], Any] = {}
         random = np.random.default_rng(job.comm.rank)
@@ -201,6 +201,7 @@ def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
 
     Raises:
         InvalidArgumentError: the file is not what `hvdlite tune` writes, or cannot be found; on all ranks.
+        InternalError: as for `tune`.
     """
     name = knobs.tuning_file or ("auto" if knobs.autotune else "")
     if not name or job.comm.size < 2:
@@ -294,7 +295,8 @@ def main(words: Sequence[str] | None = None) -> int:
     job = TuningRanks(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
     problem = None
     try:
-        knobs = config.from_environment()
+        knobs, wrong = _knobs_here()
+        startup.agree(job.comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
         report = tune(job, startup.place_of(mpi, job.comm, knobs), knobs, options.seconds, options.any_bits)
         if job.comm.rank == 0:
             print(to_text(report), flush=True)
@@ -305,6 +307,14 @@ def main(words: Sequence[str] | None = None) -> int:
     if problem and job.comm.rank == 0:
         print(f"hvdlite tune: {problem}", file=sys.stderr)
     return int(bool(problem))
+
+
+def _knobs_here() -> tuple[Config, HvdliteError | None]:
+    """The knobs of this rank; the defaults and the error if a variable is wrong."""
+    try:
+        return config.from_environment(), None
+    except HvdliteError as error:
+        return config.from_environment({}), error
 
 
 def _write(path: Path | None, report: Report, log: str) -> str | None:

@@ -59,7 +59,9 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
     Raises:
         InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
-            or a process set is invalid or a duplicate. hvdlite is then not initialised.
+            or a process set is invalid or a duplicate. hvdlite is then not initialised, unless an earlier call has done that.
+        PeerLostError, OperationTimeoutError: another process of the job has failed, or does not answer.
+        UnsupportedError: the knob elastic_spares is above 0, and this job's MPI does not go on without a process.
         SystemFailure: MPI cannot be loaded; the launcher and MPI disagree about the number of processes; or this process is a
             child of a rank and has inherited the rank's variables (see `child_environment`).
         NotInitializedError: this is a forked child of an initialised process.

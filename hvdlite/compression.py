@@ -298,7 +298,10 @@ class Compression:
 
     @staticmethod
     def fp8(block: int = 256, between: str = "hosts", error_feedback: bool = False) -> Codec:
-        """Codes elements as floats of 8 bits (E4M3): as many bytes as `int8`, errors up to 1/16 of each element."""
+        """Codes elements as floats of 8 bits (E4M3): as many bytes as `int8`, errors up to 1/16 of each element.
+
+        The relative error is larger for elements below 1/28672 of the block's largest value.
+        """
         return Codec("fp8", block, between, error_feedback)
 
     @staticmethod
@@ -344,6 +347,7 @@ def split(compression: Any) -> "tuple[Any, dict[str, int]]":
 
     Raises:
         InvalidArgumentError: the argument is neither such a class nor a codec.
+        UnsupportedError: it keeps state from step to step, or is `Compression.auto`.
     """
     check_compression(compression)
     codec = codec_of(compression)
@@ -383,7 +387,10 @@ def describe_compression(compression: Any) -> str:
 
 
 def refuse_codec(compression: Any, what: str) -> None:
-    """Raises UnsupportedError if this compression argument is a codec. what: the operation that cannot use a codec."""
+    """Raises UnsupportedError if this compression argument is a codec, keeps state, or is `Compression.auto`.
+
+    what: the operation that cannot use these.
+    """
     if isinstance(compression, Codec | AutoCompression) or keeps_state(compression):
         raise UnsupportedError(
             f"{what} cannot be coded, and compression is {describe_compression(compression)}: leave the compression out, or "

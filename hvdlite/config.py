@@ -205,7 +205,7 @@ _CLAIMS = (
 
 
 def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | None:
-    """The number of processes that the launcher has started, or None without a launcher's variable."""
+    """What the launcher says about this job; None without a launcher's variable."""
     environ = os.environ if environ is None else environ
     for variable, launcher, companion in _CLAIMS:
         text = environ.get(variable, "")
@@ -377,7 +377,11 @@ def launcher_spares_others(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
-    """Is this process rank 0 according to the launcher, or without a launcher? For output before MPI is initialised."""
+    """Is this process rank 0 according to the launcher, or without a launcher? For output before MPI is initialised.
+
+    Raises:
+        InvalidArgumentError: as for `torchrun_place`.
+    """
     environ = os.environ if environ is None else environ
     names = [*(rank for rank, _ in _RANK_AND_SIZE), "SLURM_PROCID"]
     place = torchrun_place(environ)
@@ -387,8 +391,10 @@ def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
 def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     """The rank and the number of ranks according to the launcher; ``(0, 1)`` without a launcher. It needs no `hvdlite.init`.
 
+    It reads the variables of horovodrun, torchrun and MPIs, not those of Slurm.
+
     Raises:
-        InvalidArgumentError: only one of the launcher's two variables is set.
+        InvalidArgumentError: only one of the launcher's two variables is set; or as for `torchrun_place`.
     """
     environ = os.environ if environ is None else environ
     place = torchrun_place(environ)

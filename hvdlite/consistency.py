@@ -1,9 +1,9 @@
 """`check_consistency`: do all ranks hold the same values? It compares digests of all bits, once or every few steps.
 
-Each rank reads its values once and sends five numbers: its step, and digests of the names and of the content of its values.
-If these are equal, the comparison ends. Otherwise the ranks exchange one digest for each value, and then digests of smaller
-and smaller parts of the first value that differs, until they know the element that differs. So no rank ever sends a whole
-value, whatever its size.
+Each rank reads its values once and sends five numbers: 1, its step, whether it failed to read them, and digests of the names
+and of the content of its values. If these are equal, the comparison ends. Otherwise the ranks exchange one digest for each
+value, and then digests of smaller and smaller parts of the first value that differs, until they know the element that differs.
+So no rank ever sends a whole value, whatever its size.
 """
 
 from collections import Counter
@@ -57,8 +57,9 @@ def check_consistency(
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
             differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. For the
             first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it.
-        InvalidArgumentError: an argument is wrong. If some ranks cannot read their objects, all ranks raise it; with `every`,
-            only those ranks raise it, and the others MismatchError.
+        InvalidArgumentError: an argument is wrong; or another rank cannot read its objects (with `every`: MismatchError). A
+            rank that cannot read its objects raises the exception of the attempt.
+        NotInitializedError: `init` has not been called.
         HorovodInternalError: a rank failed.
     """
     remedy = "hvd.broadcast(array, root_rank=0) gives all ranks the values of one"
@@ -114,8 +115,8 @@ class RankComparison:
         """Checks that all ranks make the same checker, of objects that can be read. Collective over the process set.
 
         Raises:
-            MismatchError: `every` differs between ranks, or only some ranks can read their objects.
-            InvalidArgumentError: no rank can read its objects.
+            MismatchError: `every` differs between ranks, or another rank cannot read its objects.
+            Exception: that of the attempt, if this rank cannot read its objects.
         """
         _, problem = self._listed(objects)
         readable = "can be read" if problem is None else f"cannot: {problem}"

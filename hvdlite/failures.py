@@ -5,6 +5,7 @@ sends the text of the exception to all peers, and then ends the process without 
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -52,10 +53,13 @@ def install_excepthook(announcer: Announcer) -> None:
         if ends:
             _flush()
             if record := announcer.record(error):
-                print(f"hvdlite: last operations of this rank:\n{record}", file=sys.stderr)
-        previous(kind, error, trace)
-        if ends:
-            register(partial(_leave, announcer, error))
+                with contextlib.suppress(OSError, ValueError):  # as in `_flush`
+                    print(f"hvdlite: last operations of this rank:\n{record}", file=sys.stderr)
+        try:
+            previous(kind, error, trace)
+        finally:
+            if ends:
+                register(partial(_leave, announcer, error))
 
     sys.excepthook = hook
 
@@ -87,4 +91,6 @@ def _flush() -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()
+            # A full disk, or a stream that was closed, must not prevent that the peers learn why this process ends.
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()

@@ -18,7 +18,7 @@ __all__ = ["Finish", "Handle", "OnGpu", "native_type", "poll", "synchronize"]
 
 # A function that makes the output of an ended operation. It refers to the operation's tensors, and so keeps them alive.
 Finish = Callable[["Result"], Any]
-# A function that gives the streams of an operation on GPU memory; None for an operation on host memory.
+# The backend and the tensor of an operation on GPU memory, which give its streams; None for an operation on host memory.
 OnGpu = tuple[TensorBackend, Exported] | None
 
 
@@ -38,7 +38,7 @@ class Handle(Work):
     Args:
         finish: the last step of the operation; for a group a sequence of steps.
         grouped: is it a group, whose output is a list?
-        on_gpu: the streams of each operation on a GPU; empty if all tensors are in host memory.
+        on_gpu: an `OnGpu` for each operation; empty if all tensors are in host memory.
     """
 
     if not TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Handle(Work):
             MismatchError: the ranks asked for different things; the text says who asked for what.
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
             TimeoutError: the operation has not ended in time. It stays in flight, and `synchronize` may be called again.
+            NotInitializedError, InvalidArgumentError: hvdlite was shut down after the submission (and initialised again).
         """
         # If an exception is raised here, such as Ctrl-C, the handle can be synchronised again.
         if RUNTIME.engine is self._engine:
@@ -152,7 +153,7 @@ def poll(handle: Handle) -> bool:
     """Has the operation of `handle` ended? Call `synchronize` in any case.
 
     Raises:
-        InvalidArgumentError: `handle` is not a handle.
+        InvalidArgumentError: `handle` is not a handle, or is from before hvdlite was shut down and initialised again.
         NotInitializedError: hvdlite was shut down after the submission.
     """
     return _checked(handle).poll()
@@ -162,8 +163,8 @@ def synchronize(handle: Handle) -> Any:
     """Waits for the operation of `handle` and returns its output.
 
     Raises:
-        InvalidArgumentError: this is no handle.
-        MismatchError, HorovodInternalError: as for `Handle.synchronize`.
+        InvalidArgumentError: `handle` is not a handle.
+        NotInitializedError, InvalidArgumentError, MismatchError, HorovodInternalError: as for `Handle.synchronize`.
     """
     return _checked(handle).synchronize()
 

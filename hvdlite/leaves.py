@@ -28,7 +28,7 @@ class Leaf:
         name: the user's name for it.
         shape: the tensor's extents.
         dtype: the name of its dtype.
-        epsilon: the distance from 1 to the next number of its dtype; 0 for integers.
+        epsilon: the distance from 1 to the next number of its dtype; 0 for dtypes that are no floats of 16 bits or more.
         memory: a function that returns the bytes in host memory, in row-major order of the elements.
         numbers: a function that returns a slice of the elements as float64, in the same order; two numbers for each complex
             element.

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hvdlite import startup
 from hvdlite.compression import Codec
+from hvdlite.config import format_ranks
 from hvdlite.dtypes import DType
 from hvdlite.errors import UnsupportedError
 from hvdlite.process_sets import ProcessSet
@@ -25,7 +26,7 @@ __all__ = ["measure_link", "own_seconds", "slowest", "start_allreduce"]
 def measure_link(process_set: ProcessSet) -> HostLink:
     """The link between the hosts of these ranks, the same on all of them. `find_link` says what is sent and for how long.
 
-    Ranks on one host send each other one small message, and measure nothing. Collective over the process set.
+    Ranks on one host make one small allreduce, and measure nothing. Collective over the process set.
 
     Raises:
         InvalidArgumentError: this rank is not in the process set.
@@ -38,9 +39,9 @@ def measure_link(process_set: ProcessSet) -> HostLink:
     machines[place] = 1 + zlib.crc32(startup.machine_id().encode())
     found = _largest(machines, set_id).tolist()
     if 0.0 in found:
-        joined = [str(rank) for rank, machine in zip(process_set.ranks or (), found, strict=True) if machine == 0]
+        joined = [rank for rank, machine in zip(process_set.ranks or (), found, strict=True) if machine == 0]
         raise UnsupportedError(
-            f"the link between hosts cannot be measured: rank {', '.join(joined)} has called join(). Use Compression.auto once "
+            f"the link between hosts cannot be measured: {format_ranks(joined)} joined before. Use Compression.auto once "
             "before any rank joins, or name a compression"
         )
     hosts = len(set(found))

@@ -1,7 +1,7 @@
 """Answers viewers of this rank (``hvdlite top``) with its numbers, while there is an engine.
 
 A thread sleeps in `accept`: without a viewer, a rank has only one more socket and one more sleeping thread. Each connection
-gets one answer and is closed, so a viewer that closes the connection, or does not read, blocks nothing.
+gets one answer and is closed. A viewer that does not read its answer delays the next viewer by at most a second.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from hvdlite.ops import broadcast_
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["allgather_object", "broadcast_object", "exchange_object", "new_payload", "packed", "unpacked"]
+__all__ = ["allgather_object", "broadcast_object", "exchange_by_rank", "exchange_object", "new_payload", "packed", "unpacked"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -72,16 +72,23 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
             here), or an argument is wrong.
         MismatchError, HorovodInternalError: as for `hvdlite.allgather`.
     """
-    return _collect(obj, name, process_set, without_joined=False)
+    return list(_collect(obj, name, process_set, without_joined=False).values())
 
 
 def exchange_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
     """`allgather_object` for hvdlite's own exchanges. It runs even while the knob horovod_rules forbids an allgather."""
+    return list(exchange_by_rank(obj, name, process_set).values())
+
+
+def exchange_by_rank(obj: Any, name: str, process_set: ProcessSet) -> dict[int, Any]:
+    """As `exchange_object`, but each object has its rank as the key. Ranks that have joined are missing."""
     return _collect(obj, name, process_set, without_joined=True)
 
 
 def packed(obj: Any) -> tuple[npt.NDArray[np.int64], Bytes, str | None]:
-    """A rank's message for an object: the header, the bytes, and None; or, if pickling failed, its text, also in the bytes."""
+    """A rank's message for an object: the header, the bytes, and None. If pickling failed, the error text replaces None, and is
+    in the bytes as well.
+    """
     state, payload = _dumps(obj)
     return np.array([state, payload.size], np.int64), payload, _text(payload.data) if state == _FAILED else None
 
@@ -106,7 +113,8 @@ def unpacked(header: npt.NDArray[np.int64], payload: Bytes, operation: str, send
     return _loads(payload.data, operation, sender)
 
 
-def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined: bool) -> list[Any]:
+def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined: bool) -> dict[int, Any]:
+    """The objects by rank, in rank order."""
     state, payload = _dumps(obj)
     # With the rank, because ranks that have joined send nothing.
     header = np.array([[state, payload.size, RUNTIME.require_topology().rank]], dtype=np.int64)
@@ -118,7 +126,7 @@ def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined
     failed = [f"rank {rank} {_text(part)}" for state, rank, part in sent if state == _FAILED]
     if failed:
         raise InvalidArgumentError(f"allgather_object: {'; '.join(failed)}")
-    return [_loads(part, "allgather_object", rank) for _, rank, part in sent]
+    return {rank: _loads(part, "allgather_object", rank) for _, rank, part in sent}
 
 
 def _read_header(header: list[int], operation: str, sender: int) -> tuple[int, int]:

@@ -11,8 +11,9 @@ float8 and ``datetime64``. They do not move text, records, Python objects and qu
 `hvdlite.dtypes`.
 
 *Errors.* A wrong argument raises `InvalidArgumentError` (a ``ValueError``) or `UnsupportedError` at the call, before
-anything is sent. If the ranks disagree, all of them raise `MismatchError` with one text when they wait for the result; the
-engine stays usable. If a rank dies or raises an exception, the others raise `HorovodInternalError`.
+anything is sent. Without `init` a call raises `NotInitializedError`. If the ranks disagree, all of them raise `MismatchError`
+with one text when they wait for the result; the engine stays usable. If a rank dies or raises an exception, the others raise
+`HorovodInternalError`.
 
 The functions whose names end in ``_async`` return a `Handle` at once. Do not write to a tensor until its handle is
 synchronised. The functions whose names end in an underscore write the result into their argument.

@@ -1,4 +1,8 @@
-"""Decides which rank owns which parameter, where only one rank updates each parameter (`shard=True` of the optimizers)."""
+"""Decides which rank owns which parameter, where only one rank updates each parameter (`shard=True` of the optimizers).
+
+Source: the rule "longest processing time first", Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied
+Mathematics, 1969.
+"""
 
 from collections.abc import Sequence
 

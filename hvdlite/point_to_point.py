@@ -8,8 +8,8 @@ The ranks are those of the whole job, for any process set, as with the roots of 
 
 A small message (up to 8 KiB) is sent at once, even before the other rank has posted a receive, unless more than 1 MiB of such
 messages wait there. Any other send ends when the other rank has received the message. So if two ranks both send before they
-receive, they wait for each other, and both get an error within two seconds. Post the receives first (`irecv`), or post sends
-and receives in one `batch`.
+receive, they wait for each other, and by default both get an error within two seconds. Post the receives first (`irecv`), or
+post sends and receives in one `batch`.
 
 A tensor on a GPU goes through page-locked host memory. Its send ends when it has been received, whatever its size. One rank's
 tensor may be on a GPU and the other's in host memory. As with collectives, a receive does not make the host wait for a GPU:

@@ -288,6 +288,7 @@ class Spare:
 
         Raises:
             SystemExit: the job is over, or all of its ranks are lost.
+            BaseException: the exception with which the spare's thread has ended.
         """
         if role is Role.RANK:
             self._is_ready = True

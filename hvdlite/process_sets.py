@@ -150,7 +150,7 @@ def process_set_ids_and_ranks() -> dict[int, list[int]]:
 
 
 def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
-    """Registers a set while hvdlite runs. Collective over all ranks, members or not, with the same set on all.
+    """Registers a set while hvdlite is initialised. Collective over all ranks, members or not, with the same set on all.
 
     Several sets may have the same ranks: their operations are independent.
 
@@ -161,8 +161,8 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
         The set, with its id.
 
     Raises:
-        InvalidArgumentError: a rank is not in this job, or this object is registered already. If the knob horovod_rules is on:
-            the knob dynamic_process_sets is off, or another set has the same members.
+        InvalidArgumentError: there is no rank, a rank is not in this job or is named twice, or this object is registered
+            already. If the knob horovod_rules is on: the knob dynamic_process_sets is off, or another set has the same members.
         MismatchError: the ranks of the job asked for different sets, or some ranks wait in `join`.
         UnsupportedError: the set was made from a communicator.
     """

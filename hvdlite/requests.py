@@ -4,6 +4,8 @@ Ranks find each other's tensors by name. A named tensor may be submitted in any 
 counter, so that ranks must make their unnamed calls of one kind on one process set in the same order.
 """
 
+import os
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -110,13 +112,13 @@ class Request(NamedTuple):
     codec_block: int = 0
 
 
-def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int:
+def resolve_op(op: int | None, average: bool | None) -> int:
     """The reduce operator that ``op`` and the older ``average`` mean together.
 
     Args:
         op: one of the constants of this module, or None.
-        average: Horovod's older spelling of Average (true) and Sum (false), or None.
-        stacklevel: the stack level of the deprecation warning, so that it names the user's line.
+        average: Horovod's older spelling of Average (true) and Sum (false), or None. A deprecation warning names the line of
+            the program that has called hvdlite.
 
     Raises:
         InvalidArgumentError: both are given, or op is not an operator.
@@ -129,7 +131,7 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
         warnings.warn(
             "Parameter `average` has been replaced with `op`: pass op=hvdlite.Average or op=hvdlite.Sum.",
             DeprecationWarning,
-            stacklevel=stacklevel,
+            stacklevel=_level_of_program(),
         )
         return Average if average else Sum
     if op is None:
@@ -137,6 +139,17 @@ def resolve_op(op: int | None, average: bool | None, stacklevel: int = 3) -> int
     if isinstance(op, bool) or not isinstance(op, int) or not Average <= op <= Product:
         raise InvalidArgumentError(f"op={op!r} is no reduce operator: pass hvdlite.Average, Sum, Adasum, Min, Max or Product")
     return op
+
+
+def _level_of_program() -> int:
+    """The stack level, for a warning of the function that calls this one, of the innermost call outside of hvdlite."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def tensor_name(kind: int, name: str) -> str:

@@ -30,7 +30,7 @@ __all__ = ["RUNTIME", "Runtime"]
 _LAST_WORDS = 0.2
 # The seconds within which the watchdog's thread must end after the engine.
 _WATCHDOG_ENDS = 1.0
-# How many ended operations a rank logs if an error of the engine ends the rank and no operation is in flight.
+# How many ended operations a rank prints if an error of hvdlite ends the rank and no operation is in flight.
 _ENDED_SHOWN = 3
 # The seconds that a rank waits before it ends because another rank has failed, so that the other rank ends first.
 _AFTER_CULPRIT = 0.4
@@ -288,7 +288,7 @@ class Runtime:
         return self._armed and os.getpid() == self._pid
 
     def record(self, error: BaseException) -> str:
-        """The unfinished operations of this process. If there are none and this rank caused the error, the last three ones.
+        """The unfinished operations of this process. If there are none and the error is hvdlite's, the last three that ended.
 
         Empty for a rank that ends because another rank failed: it has printed its operations already.
         """
@@ -300,8 +300,9 @@ class Runtime:
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
 
-        It waits until the peers with an engine have answered. A rank that ends because another rank failed waits until that one
-        has ended, so that the launcher names the right rank.
+        It waits until the peers with an engine have answered, at most HVDLITE_FAILURE_LINGER. A rank that ends because another
+        rank failed tells nothing. It only waits for a moment, so that the other rank ends first, and the launcher names that
+        rank. A spare kills its process.
         """
         engine, job = self.engine, self._job
         if self.spare is not None:

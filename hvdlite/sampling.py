@@ -92,7 +92,7 @@ class StackSampler:
             _LOGGER.warning(text, self.path, error.strerror)
 
     def _sample(self) -> None:
-        """Takes a sample for the time since the previous one: this thread cannot run while another one holds the GIL."""
+        """Takes samples. Each stands for the time since the previous one: this thread waits while another one holds the GIL."""
         since = until = _now()
         before = ""
         while not self._stop.wait(_INTERVAL):

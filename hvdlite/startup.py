@@ -250,12 +250,12 @@ def _own_mpirun() -> str | None:
     return shutil.which("mpirun", path=sys.prefix + "/bin")
 
 
-def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> list[Mapping[str, Value]]:
+def agree(comm: Any, config: Config, problem: HvdliteError | None) -> list[Mapping[str, Value]]:
     """Raises the same error on all ranks if a rank cannot start or the knobs differ. Collective over the job.
 
     Args:
         comm: the processes of the job; an object with an ``allgather`` of Python objects.
-        config: this rank's knobs, or None if they could not be read.
+        config: this rank's knobs; the defaults if they could not be read.
         problem: why this rank cannot start, or None.
 
     Returns:
@@ -265,9 +265,8 @@ def agree(comm: Any, config: Config | None, problem: HvdliteError | None) -> lis
         InvalidArgumentError: the must-agree knobs or versions of hvdlite differ.
         HvdliteError: a rank has a problem. The class is that of the first problem, and the text has all problems.
     """
-    values = dict(config.values) if config is not None else {}
     mine = (problem.code, str(problem)) if problem else (ErrorCode.INVALID_ARGUMENT, "")
-    everyone = comm.allgather((mine, __version__, values))
+    everyone = comm.allgather((mine, __version__, dict(config.values)))
     problems: dict[str, list[int]] = {}
     versions: dict[str, list[int]] = {}
     code = next((code for (code, text), _, _ in everyone if text), ErrorCode.INVALID_ARGUMENT)

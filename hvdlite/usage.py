@@ -194,7 +194,7 @@ def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, .
 
     Raises:
         NotInitializedError: `init` has not been called.
-        HorovodInternalError: as for `hvdlite.allgather_object`.
+        InvalidArgumentError, HorovodInternalError: as for `hvdlite.allgather_object`.
     """
     return tuple(allgather_object(stats(), process_set=process_set))
 

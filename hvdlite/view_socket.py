@@ -65,7 +65,11 @@ def bound_socket(name: str) -> socket.socket:
 
 
 def listen(job: str, rank: int) -> socket.socket:
-    """A socket that listens for viewers of this process. Its name ends with random digits, so nobody can take it before."""
+    """A socket that listens for viewers of this process. Its name ends with random digits, so nobody can take it before.
+
+    Raises:
+        OSError: the system refuses the socket.
+    """
     name = ":".join((_PREFIX, str(os.getuid()), job, str(rank), str(os.getpid()), secrets.token_hex(4)))
     listener = bound_socket(name)
     listener.listen(_WAITING)

@@ -70,14 +70,21 @@ bool MpiTransport::close() {
   if (mail_) mail_->close();
   int finalized = 0;
   if (mpi_->finalized(&finalized) != 0 || finalized != 0) return true;
-  for (Incoming& incoming : std::exchange(incoming_, {})) {
+  // MPI may still use a frame whose request has not ended, so the frame must outlive this object.
+  const auto give_up = [this](std::vector<std::byte>& frame, hvdlite_mpi_request& request,
+                              int most_tries) {
     int done = 0, source = 0, bytes = 0;
-    if (mpi_->cancel(&incoming.request) != 0) continue;
-    for (int tries = 0; tries < 1000 && done == 0; ++tries) {
-      if (mpi_->test(&incoming.request, comm_, &done, &source, &bytes) != 0) break;
+    for (int tries = 0; tries < most_tries && done == 0; ++tries) {
+      if (mpi_->test(&request, comm_, &done, &source, &bytes) != 0) break;
     }
-    // MPI may still write to this buffer, so it must outlive this object.
-    if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(incoming.frame)));
+    if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(frame)));
+  };
+  for (Incoming& incoming : std::exchange(incoming_, {})) {
+    const bool is_cancelled = mpi_->cancel(&incoming.request) == 0;
+    give_up(incoming.frame, incoming.request, is_cancelled ? 1000 : 1);
+  }
+  for (Outgoing& outgoing : std::exchange(outgoing_, {})) {
+    give_up(outgoing.frame, outgoing.request, 1);
   }
   return posted_.size() == free_slots_.size();
 }
@@ -181,7 +188,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
     const std::size_t count = std::min(most, stream.size() - offset);
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
     outgoing_.push_back(
-        {std::vector<std::byte>(start, start + static_cast<std::ptrdiff_t>(count)), {}});
+        {std::vector<std::byte>(start, start + static_cast<std::ptrdiff_t>(count)), {}, peer});
     Outgoing& outgoing = outgoing_.back();
     check(mpi_->isend(outgoing.frame.data(), static_cast<int>(count), peer, control_tag_, comm_,
                       &outgoing.request),
@@ -195,7 +202,8 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
 void MpiTransport::reap_outgoing() {
   while (!outgoing_.empty()) {
     int done = 0, source = 0, bytes = 0;
-    check(mpi_->test(&outgoing_.front().request, comm_, &done, &source, &bytes), rank_,
+    Outgoing& first = outgoing_.front();
+    check(mpi_->test(&first.request, comm_, &done, &source, &bytes), first.peer,
           "sending a control message");
     if (done == 0) return;
     outgoing_.pop_front();

@@ -93,6 +93,7 @@ class MpiTransport : public Transport {
   struct Outgoing {
     std::vector<std::byte> frame;
     hvdlite_mpi_request request;
+    int peer = 0;
   };
   struct Incoming {
     std::vector<std::byte> frame;

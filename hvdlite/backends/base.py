@@ -159,6 +159,7 @@ class TensorBackend(Protocol):
 
         Raises:
             InvalidArgumentError: the engine does not know the dtype, but must; or the elements cannot be moved as bytes.
+            UnsupportedError: the tensor has no memory, as inside of ``torch.func`` transformations.
         """
 
     def plain(self, kind: type) -> Plain | None:

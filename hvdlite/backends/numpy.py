@@ -18,8 +18,8 @@ Array = npt.NDArray[Any]
 _DLPACK_HOST_DEVICES = (1, 3, 11)  # CPU, and host memory pinned for CUDA or ROCm
 _DLPACK_CUDA_DEVICES = (2, 13)  # CUDA, and its managed memory
 
-# Kinds of dtypes whose elements may be moved as bytes. Text, records and objects may not.
-_NUMBERS = "fcMm"
+# Kinds of dtypes that may be moved as bytes if the engine does not know them: floats, complex numbers, dates, durations.
+_MOVABLE = "fcMm"
 _OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a dtype that is not NumPy's own, such as those of ml_dtypes
 
 
@@ -88,12 +88,11 @@ class NumpyBackend:
         code = self._codes.get(tensor.dtype)
         if code is not None:
             flags = tensor.flags
-            if flags.carray or (
-                flags.c_contiguous and flags.aligned
-            ):  # carray means all three of C-contiguous, aligned and writable, in one call
+            # carray, in one call: C-contiguous, aligned and writable.
+            if flags.carray or (flags.c_contiguous and flags.aligned):
                 return Exported(tensor, tensor.shape, code, CPU, ROW_MAJOR, tensor, 0)
         dtype = tensor.dtype.newbyteorder("=")
-        any_dtype = any_dtype and (dtype.kind in _NUMBERS or dtype.isbuiltin == _OF_A_PACKAGE)
+        any_dtype = any_dtype and (dtype.kind in _MOVABLE or dtype.isbuiltin == _OF_A_PACKAGE)
         code, layout = elements_of(dtype.name, dtype.itemsize, any_dtype, "NumPy array")
         if layout == ROW_MAJOR:
             self._codes.setdefault(dtype, code)

@@ -52,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "table":
             records = _read(options.lines)
-            guarded = any(record["record"] == "guard_run" for record in records)
-            print(guard.table(records) if guarded else tables.tables(records))
+            kinds = {record["record"] for record in records}
+            render = guard.table if "guard_run" in kinds else kernels.table if "kernel" in kinds else tables.tables
+            print(render(records))
         elif options.command == "plot":
             _draw(_read(options.lines), options.picture)
         elif options.command == "kernels":
@@ -157,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     guarding = guard.GuardPlan()
     job = add("guard", "checks that this build is not slower than another one")
     job.add_argument("--against", type=Path, required=True, metavar="DIR", help="a built checkout of the other hvdlite")
-    job.add_argument("--pairs", type=int, default=guarding.pairs, help="the number of jobs of each build, at least 10")
+    job.add_argument("--pairs", type=int, default=guarding.pairs, help="how often the jobs of each build run, at least 10")
     job.add_argument("--seconds", type=float, default=guarding.seconds, help="the approximate time for each figure in a job")
     job.add_argument(
         "--tolerance", type=float, default=guarding.tolerance, help="the largest accepted ratio of this build to the other"

@@ -85,7 +85,7 @@ def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]],
 
 
 def _peer(way: str, present: Sequence[str]) -> report.Record:
-    absent = None if way in present else "it needs its own processes: start the benchmark without mpirun, and with -n"
+    absent = None if way in present else "it needs its own processes: start the benchmark without mpirun"
     package = {"hvdlite": "hvdlite", "mirrored": "tensorflow"}.get(way)
     version = _version_of_tensorflow() if package == "tensorflow" else importlib.metadata.version(package) if package else ""
     return {"record": "peer", "peer": way, "absent": absent, "version": "" if absent else version}

@@ -2,7 +2,8 @@
 
 A *record* is one line of the output: a dictionary with the key ``record``. Its value is ``run`` (machine and arguments),
 ``gpu`` (the GPUs of the tensors), ``peer`` (a peer's version, or the reason why it is absent), ``measurement``, or ``others``
-(the processor time that others took). Times are seconds of one call on the slowest rank.
+(the processor time that others took). Times are seconds of one call on the slowest rank. `hvdlite.bench.kernels` and
+`hvdlite.bench.guard` have records of their own.
 """
 
 import json

@@ -149,11 +149,11 @@ class Inventory:
         with self._all_or_none():
             for handler in self._handlers:
                 handler.save()
-        self._tree = _copy(self._tree, self._kept, self._kept)
+            self._tree = _copy(self._tree, self._kept, self._kept)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """A with statement in which the handlers save. If a rank is lost meanwhile, all have what they had saved before it:
+        """A with statement in which the handlers save. If it raises an exception, all have what they had saved before it:
         `restore` must not mix states of two moments.
         """
         before = [dict(vars(handler)) for handler in self._handlers]

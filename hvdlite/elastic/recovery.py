@@ -217,6 +217,10 @@ def _enter_next(loss: PeerLostError | None, point: int | None, reports: list[Any
 
     Returns:
         The reports of all ranks.
+
+    Raises:
+        PeerLostError: `loss`, because no process has ended.
+        HvdliteError: the new job could not be made.
     """
     from mpi4py import MPI
 

@@ -133,12 +133,13 @@ def _reset(call: recovery.Call, cause: BaseException | None) -> None:
     try:
         if isinstance(cause, HostsUpdatedInterrupt) and recovery.awaits_spare():
             call.admit()
-        elif isinstance(cause, PeerLostError) and not recovery.why_not(cause):
+            return
+        if isinstance(cause, PeerLostError) and not recovery.why_not(cause):
             call.recover(cause)
-        else:
-            _refuse(cause)
+            return
     except UnsupportedError as error:
-        raise UnsupportedError(f"{error}. {_RESTORED}") from cause
+        raise UnsupportedError(f"{error}. {_state_after(cause)}") from cause
+    _refuse(cause)
 
 
 _RESTORED = (
@@ -147,10 +148,13 @@ _RESTORED = (
 )
 
 
+def _state_after(cause: BaseException | None) -> str:
+    return "The state is as it was when the change was noticed" if isinstance(cause, HostsUpdatedInterrupt) else _RESTORED
+
+
 def _refuse(cause: BaseException | None) -> NoReturn:
     """Ends the training function, because the job cannot go on."""
     why = recovery.why_not(cause)
-    then = "The state is as it was when the change was noticed" if isinstance(cause, HostsUpdatedInterrupt) else _RESTORED
     raise UnsupportedError(
-        f"elastic training cannot go on after this ({type(cause).__name__}: {cause}): {why}. {then}"
+        f"elastic training cannot go on after this ({type(cause).__name__}: {cause}): {why}. {_state_after(cause)}"
     ) from cause

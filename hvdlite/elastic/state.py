@@ -136,7 +136,7 @@ class ObjectState(State):
         def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Replaces an attribute's value by another object that is kept in place, and saves it."""
+        """Sets an attribute. If the new value is an object that is kept in place, it is saved at once."""
         super().__setattr__(name, value)
         if name in self._names and (has_state_dict(value) or self._handler_of(value) is not None):
             for inventory in self._saved:

@@ -222,7 +222,7 @@ class LaunchedJob:
         self.interrupt(signal.SIGTERM)
 
     def _open(self) -> bool:
-        """Is any rank still connected?"""
+        """Is any rank still connected, or mpirun's output open?"""
         return len(self._selector.get_map()) > 1
 
     def _collect(self, seconds: float) -> None:

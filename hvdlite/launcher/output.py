@@ -86,7 +86,7 @@ def parse_marked(line: str) -> tuple[str, str, int, str] | None:
 
 
 class RankOutput:
-    """Prints the ranks' lines and keeps the last ones.
+    """Prints the ranks' lines and keeps the last ones. If a file cannot be written any more, it says so once on stderr.
 
     Args:
         size: the number of ranks.
@@ -131,7 +131,13 @@ class RankOutput:
         """
         file = self._files.get((rank, kind))
         if file is not None:
-            file.write(text + ending)
+            try:
+                file.write(text + ending)
+            except OSError as error:
+                del self._files[rank, kind]
+                with contextlib.suppress(OSError):  # for the text that is still in its buffer
+                    file.close()
+                self.say(f"hvdlite run: {file.name} cannot be written, and the job continues without it: {error.strerror}")
         if ending != "\r":
             self._tails.setdefault((rank, kind), deque(maxlen=_TAIL_LINES)).append(text)
         tag = f"{self._clock()} " if self._timestamps else ""
@@ -154,6 +160,9 @@ class RankOutput:
             self._out[kind].flush()
         except BrokenPipeError:  # the reader has ended, for example in `hvdlite run ... | head`, and the job continues
             self._broken.add(kind)
+        except OSError as error:
+            self._broken.add(kind)
+            self.say(f"hvdlite run: {_STREAMS[kind]} cannot be written, and the job continues without it: {error.strerror}")
 
     def tail(self, rank: int, kind: str) -> list[str]:
         """The last lines that a rank has printed to stdout (kind ``o``) or stderr (``e``), at most 400."""

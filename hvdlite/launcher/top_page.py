@@ -17,7 +17,6 @@ _BAR = 20  # the length of a bar, in characters
 _LAST_CALLS = 2  # the number of calls that are shown of a Python stack
 _WIDE = 120  # characters: a page of this width has all columns
 _MUCH = 0.05  # the row of a rank is marked if the others wait for it for a larger part of the time
-_STATES = {"silent": "silent", "ended": "ended"}
 
 
 @contextlib.contextmanager
@@ -80,7 +79,7 @@ def _table(figures: JobFigures, ranks: Sequence[RankFigures], wide: bool) -> Tab
 def _row(each: RankFigures, wide: bool) -> list[RenderableType]:
     start = [str(each.rank), each.host, *((str(each.pid),) if wide else ())]
     if each.state != "answers" and not wide:
-        return [*start, Text(_STATES[each.state])]
+        return [*start, Text(each.state)]
     return [
         *start,
         _time(each.step_seconds),
@@ -89,7 +88,7 @@ def _row(each: RankFigures, wide: bool) -> list[RenderableType]:
         _percent(each.communicating),
         _UNKNOWN if each.bytes_per_second is None else f"{each.bytes_per_second / 1e9:.3g} GB/s",
         _UNKNOWN if each.memory_bytes is None else f"{each.memory_bytes / (1 << 30):.2f} GiB",
-        *((_bar(each), Text(_STATES.get(each.state) or _now(each))) if wide else ()),
+        *((_bar(each), Text(_now(each) if each.state == "answers" else each.state)) if wide else ()),
     ]
 
 

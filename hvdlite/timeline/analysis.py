@@ -89,9 +89,9 @@ class Analysis:
     traces: Sequence[Trace]
     shifts: Sequence[float]
 
-    def typical(self, rank: int) -> Share:
-        """The medians over the steps of a rank. `rank` is its index in `ranks`."""
-        shares = self.shares[rank]
+    def typical(self, place: int) -> Share:
+        """The medians over the steps of a rank. `place` is its index in `ranks`."""
+        shares = self.shares[place]
         middle = [median(values) for values in zip(*((s.step, s.wait, s.communicate, s.hidden) for s in shares), strict=True)]
         return Share(*middle)
 
@@ -100,10 +100,10 @@ class Analysis:
         """The time of each step on the first rank."""
         return [end - begin for begin, end in itertools.pairwise(self.boundaries)]
 
-    def overlap(self, rank: int) -> float | None:
-        """The share of communication that was hidden behind other work; None if there was no communication."""
-        total = sum(share.communicate for share in self.shares[rank])
-        return sum(share.hidden for share in self.shares[rank]) / total if total > 0 else None
+    def overlap(self, place: int) -> float | None:
+        """The share of a rank's communication that was hidden behind other work; None if there was no communication."""
+        total = sum(share.communicate for share in self.shares[place])
+        return sum(share.hidden for share in self.shares[place]) / total if total > 0 else None
 
 
 def union(spans: Iterable[Span]) -> list[Span]:

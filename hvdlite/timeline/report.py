@@ -281,5 +281,6 @@ def _fusion_table(analysis: Analysis) -> str:
             ("rate while data moves", f"{sum(sizes) / max(busy, 1.0) / 1e3:.2f} GB/s (algbw)"),
         ]
     return (
-        _table(("", "rank 0"), rows) + "<p class='note'>The data of tiny tensors travel in the messages of the agreement.</p>"
+        _table(("", f"rank {analysis.ranks[0][0]}"), rows)
+        + "<p class='note'>The data of tiny tensors travel in the messages of the agreement.</p>"
     )

@@ -10,7 +10,7 @@ import torch
 from hvdlite.agreement import difference
 from hvdlite.compression import describe_compression
 from hvdlite.errors import InvalidArgumentError, MismatchError
-from hvdlite.objects import exchange_object
+from hvdlite.objects import exchange_by_rank, exchange_object
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES
 from hvdlite.torch.gpu import CPU, gpu_of
@@ -137,11 +137,10 @@ def agree(
     dtypes = {place: dtype for place, gradient in enumerate(gradients) if (dtype := _chosen_dtype(gradient)) is not None}
     everyone = exchange_object((digest, sparse, dtypes, kept, unchecked), name, settings.process_set)
     if len({digest for digest, *_ in everyone}) > 1:
-        descriptions = exchange_object(description, f"{name}.differs", settings.process_set)
-        ranks = settings.process_set.ranks or range(len(descriptions))
+        descriptions = exchange_by_rank(description, f"{name}.differs", settings.process_set)
         raise MismatchError(
             f"DistributedOptimizer ({settings.prefix}) in process set {settings.process_set.process_set_id}: "
-            f"{difference(descriptions, list(ranks))}; build the same model and optimizer on every rank"
+            f"{difference(list(descriptions.values()), list(descriptions))}; build the same model and optimizer on every rank"
         )
     widest: dict[int, torch.dtype] = {}
     for _, _, found, *_ in everyone:

@@ -15,7 +15,7 @@ __all__ = ["TUNABLE", "JobShape", "keeps_bits", "parameters"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
-# Powers of two around each default, smaller and larger ones.
+# The values to try. Sizes are powers of two around the default.
 _LADDERS: dict[str, tuple[Value, ...]] = {
     "tile_bytes": tuple(size * _KIB for size in (32, 64, 128, 256, 512, 1024)),
     "fusion_threshold": tuple(size * _MIB for size in (1, 2, 4, 8, 16, 32, 64, 128, 256)),

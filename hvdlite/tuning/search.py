@@ -158,8 +158,8 @@ def search(parameters: Sequence[Parameter], defaults: Settings, rules: Rules | N
         rules: the rules of comparisons.
 
     Returns:
-        A generator of the settings to sample, which is sent the samples. None instead of a sample ends the
-        search; what has been found by then is still compared with the defaults, and None again gives it up for them.
+        A generator of the settings to sample, which is sent the samples. None instead of a sample ends the search. The winner
+        by then is still compared with the defaults; if None comes again, the result is the defaults.
 
     Raises:
         ValueError: a default is not among its parameter's values.
@@ -177,8 +177,8 @@ def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float],
     Args:
         searching: as `search` gives it.
         sample: the seconds of each case with some settings, and the seconds that have passed altogether.
-        seconds: three quarters of this are for the search; what is found is confirmed in the rest, or is not taken
-            if that has lasted until half as long again.
+        seconds: three quarters of this are for the search, and the rest is for the comparison of the winner with the defaults.
+            If that comparison has not ended after 1.5 times this, the result is the defaults.
 
     Returns:
         The result.
@@ -258,7 +258,7 @@ class _Walk:
         self.outcome = SearchResult(start, start)
 
     def all(self, parameters: Sequence[Parameter]) -> Generator[Settings, Sample, None]:
-        """Goes through the parameters until a whole sweep has changed nothing."""
+        """Goes through the parameters until a whole sweep has changed nothing, at most `Rules.sweeps` times."""
         for _ in range(self._rules.sweeps):
             before = dict(self.outcome.chosen)
             for parameter in parameters:

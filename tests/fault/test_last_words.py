@@ -114,6 +114,15 @@ def test_a_non_daemon_thread_that_waits_keeps_no_rank_alive(tmp_path):
     assert job.stderr[1].endswith("ValueError: the real reason\n"), job.report()
 
 
+def test_an_exception_while_the_disk_of_the_output_is_full(tmp_path):
+    """The output in the buffer is lost; the other rank still learns why this one has ended."""
+    end = "sys.stdout = open('/dev/full', 'w'); print('lost'); raise ValueError('the real reason')"
+    job = job_that_ends(end, tmp_path)
+    assert not job.timed_out, job.report()
+    assert job.stderr[1].endswith("ValueError: the real reason\n"), job.report()
+    assert "raised ValueError: the real reason" in job.stderr[0], job.report()
+
+
 def test_sys_exit_with_a_text(tmp_path):
     job = job_that_ends("sys.exit('the real reason')", tmp_path)
     assert job.stderr[1].count("the real reason\n") == 1, job.report()

@@ -169,3 +169,17 @@ def test_the_benchmark_without_torch():
     header = next(line for line in job.stdout[0].splitlines() if line.startswith("|"))
     assert [cell.strip() for cell in header.split("|")[2:-1]] == ["hvdlite", "hvdlite-out", "mpi4py", "memcpy", "rewrite"]
     assert job.stdout[1] == ""
+
+
+def test_a_knob_that_is_wrong_on_one_rank_ends_a_tuning_with_its_name(tmp_path):
+    program = """
+import os, sys
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.environ["HVDLITE_SPIN_US"] = "bad"
+from hvdlite import autotune
+sys.exit(autotune.main(["--seconds", "1", "--output", sys.argv[1]]))
+"""
+    job = run_job(program, 2, args=[str(tmp_path / "tuning.json")], fresh=True)
+    assert not job.timed_out, job.report()
+    assert job.returncode != 0, job.report()
+    assert "hvdlite tune: hvdlite could not be initialized: on rank 1: HVDLITE_SPIN_US='bad'" in job.stderr[0], job.report()

@@ -151,10 +151,11 @@ def test_compression(hvd, name):
 
 def test_average_is_deprecated_but_works(hvd):
     everyone = inputs(FLOAT_SUM, (4,))
-    with pytest.warns(DeprecationWarning, match="average") as caught:
-        out = hvd.allreduce(everyone[RANK], average=False)
-    assert caught[0].filename == __file__
-    check(out, everyone, FLOAT_SUM, "average=False")
+    for call in (hvd.allreduce, lambda *given, **named: hvd.synchronize(hvd.allreduce_async(*given, **named))):
+        with pytest.warns(DeprecationWarning, match="average") as caught:
+            out = call(everyone[RANK], average=False)
+        assert caught[0].filename == __file__
+        check(out, everyone, FLOAT_SUM, "average=False")
     with pytest.raises(ValueError, match="The op parameter supersedes average"):
         hvd.allreduce(everyone[RANK], average=True, op=hvd.Sum)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.world import REPEATS, WORLD
 
+from hvdlite.arenas import make_arena
 from hvdlite.dtypes import code_of_name, numpy_dtype
 from hvdlite.objects import exchange_object
 
@@ -215,6 +216,18 @@ def test_waiting_in_join_while_another_set_needs_this_rank_is_a_deadlock(ended):
     if RANK < 2:  # nobody counts as joined any more
         assert ended.allreduce(np.ones(1), op=ended.Sum, name="pair", process_set=pair).tolist() == [2]
         assert ended.join(process_set=pair) in (0, 1)
+
+
+def test_what_ranks_compare_and_share_leaves_out_the_joined(hvd):
+    if RANK == 1:
+        hvd.join()
+        return
+    if SIZE > 2:
+        with pytest.raises(hvd.MismatchError, match=r"every is 2 on rank 0, but every is 3 on ranks? 2"):
+            hvd.check_consistency(np.ones(2), every=2 + (RANK > 0))
+    if SIZE > 1:
+        assert make_arena(1 << 16, "arena", hvd.global_process_set) == (None, "rank 1 joined before")
+    hvd.join()
 
 
 def test_horovods_device_is_taken_and_not_used(hvd):

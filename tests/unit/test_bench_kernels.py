@@ -64,6 +64,15 @@ def record(size, tensors, percent=100.0, row=1e-6, way="pack"):
     return {**facts, "percent_of_copy": percent, "row": row}
 
 
+def test_an_output_file_can_be_printed_as_a_table_later(capsys, tmp_path):
+    gpu = {"record": "gpu", "gpu": "Fake GPU", "kernels": "compiled in"}
+    records = [gpu, {**record(1 << 20, 160), "alone": 2e-6, "host": 1e-6, "copy_row": 1e-6, "rate": 1e12}]
+    output = tmp_path / "kernels.jsonl"
+    output.write_text("".join(json.dumps(each) + "\n" for each in records))
+    assert main(["table", str(output)]) == 0
+    assert capsys.readouterr().out == kernels.table(records) + "\n"
+
+
 def test_what_is_below_its_target_is_listed():
     good = [
         record(1 << 20, 1, 85.0),

@@ -339,6 +339,20 @@ def test_without_a_reset_changed_hosts_end_it_with_the_present_state():
     assert state.epoch == 99
 
 
+@pytest.mark.parametrize("ulfm", [False, True])
+@pytest.mark.parametrize(
+    ("cause", "then"),
+    [(HorovodInternalError("lost"), "to this rank's last commit"), (HostsUpdatedInterrupt(True), "change was noticed")],
+    ids=repr,
+)
+def test_the_error_says_once_what_became_of_the_state(cause, then, ulfm, monkeypatch):
+    monkeypatch.setattr(elastic.run.__globals__["recovery"], "Call", lambda: None)
+    monkeypatch.setitem(elastic.run.__globals__, "launcher_spares_others", lambda: ulfm)
+    with pytest.raises(UnsupportedError, match=then) as caught:
+        run(raising(cause))(alone(epoch=4))
+    assert str(caught.value).count("The state ") == 1
+
+
 @pytest.mark.parametrize("error", [MismatchError("m"), OperationTimeoutError("t"), ZeroDivisionError("z")], ids=repr)
 def test_the_programs_own_errors_are_not_retried(error):
     state = Recorded()

@@ -10,6 +10,11 @@ from hvdlite.elastic.kept import StateHandler
 from hvdlite.errors import PeerLostError
 
 
+class Uncopied:
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot be copied")
+
+
 def test_a_loss_while_objects_save_leaves_all_of_them_as_they_were_saved():
     class Cell:
         number = 1
@@ -41,6 +46,11 @@ def test_a_loss_while_objects_save_leaves_all_of_them_as_they_were_saved():
         state.restore()
         assert [cell.number for cell in cells] == [1, 1]
         lost.clear()
+    cells[0].number, state.first = 2, [cells[0], Uncopied()]
+    with pytest.raises(TypeError, match="cannot be copied"):
+        state.save()
+    state.restore()
+    assert cells[0].number == 1
 
 
 def test_copies_of_a_sharded_state_lie_in_host_memory_even_if_it_was_loaded(monkeypatch):

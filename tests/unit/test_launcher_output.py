@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from hvdlite.launcher import rank
 from hvdlite.launcher.output import RankExit, RankOutput, first_failure, last_output, parse_marked
 from hvdlite.launcher.rank import Segments
@@ -40,6 +42,22 @@ def test_lines_have_their_rank_in_front_and_a_copy_in_files(tmp_path):
     assert (tmp_path / "logs" / "rank.03" / "stdout").read_text() == "hello\n"
     assert (tmp_path / "logs" / "rank.11" / "stderr").read_bytes() == b"10%\roops\n"
     assert output.tail(11, "e") == ["oops"]
+
+
+def test_a_full_disk_ends_the_output_and_not_the_job(tmp_path):
+    err = io.StringIO()
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0" / "stdout").symlink_to("/dev/full")
+    full = open("/dev/full", "w")  # noqa: SIM115 - its end raises an error
+    output = RankOutput(1, folder=str(tmp_path), stdout=full, stderr=err)
+    for text in ("first", "second"):
+        output.line("o", 0, text, "\n")
+    output.close()
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+    why = "cannot be written, and the job continues without it: No space left on device"
+    assert err.getvalue() == f"hvdlite run: {tmp_path}/rank.0/stdout {why}\nhvdlite run: stdout {why}\n"
+    assert output.tail(0, "o") == ["first", "second"]
 
 
 TRACE = ["Traceback (most recent call last):", "  File 'x', line 1", "ValueError: bad"]

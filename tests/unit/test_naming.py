@@ -34,7 +34,7 @@ def test_op_defaults_to_average():
 @pytest.mark.parametrize(("average", "op"), [(True, Average), (False, Sum)])
 def test_average_still_works_with_a_warning(average, op):
     with pytest.warns(DeprecationWarning, match="replaced with `op`") as caught:
-        assert resolve_op(None, average, stacklevel=2) == op
+        assert resolve_op(None, average) == op
     assert caught[0].filename == __file__
 
 

@@ -252,3 +252,15 @@ def test_a_checkpoint_of_everything(hvd, tmp_path):
     for step in range(2, 4):
         train(resumed, step)
     resumed.check_weights()
+
+
+def test_a_rank_without_any_data_joins_before_gradients_that_are_kept_get_an_arena(hvd):
+    layer = torch.nn.Linear(200, 200, bias=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), layer.named_parameters())
+    if hvd.rank() != hvd.size() - 1 or hvd.size() == 1:
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            layer(torch.ones(1, 200)).sum().backward()
+            optimizer.step()
+        assert layer.weight.grad.unique().tolist() == [pytest.approx(max(1, hvd.size() - 1) / hvd.size())]
+    assert hvd.join() in range(hvd.size())
