@@ -133,10 +133,10 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version is at least the target. A pre-release counts as lower than its release.
+    """Whether a version is at least the target. A pre-release, such as ``"2.1.0-rc1"``, counts as lower than its release.
 
     Args:
-        ver: the version, such as ``"2.1.0+cu121"``. The part from ``+`` on is ignored.
+        ver: the version, such as ``"2.1.0+cu121"``. Only its first three numbers count, and whether it is a pre-release.
         target: a version of three numbers, such as ``"2.1.0"``.
 
     Raises:
@@ -146,7 +146,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         raise ValueError(f"pass versions as text, such as '2.1.0'; got {ver!r} and {target!r}")
     if not re.fullmatch(r"\d+\.\d+\.\d+", target):
         raise ValueError(f"the target version must have the form major.minor.patch, got {target!r}")
-    found = re.match(r"(\d+(?:\.\d+)*)\.?(a|b|rc|dev)?", ver)
+    found = re.match(r"(\d+(?:\.\d+)*)[.\-_]?(a|b|c|rc|pre|dev)?", ver)
     if found is None:
         raise ValueError(f"{ver!r} is no version: pass one such as '2.1.0'")
     wanted = _numbers(target)
