@@ -185,7 +185,8 @@ class LearningRateScheduleCallback(Callback):
         steps_per_epoch: number of batches in an epoch. It is needed if `staircase` is False and Keras does not know the number.
 
     Raises:
-        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is not known.
+        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is needed and not
+            known.
 
     """
 
@@ -240,7 +241,7 @@ class LearningRateScheduleCallback(Callback):
             self._set(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Sets the rate of the epoch's last batch, and logs it as ``lr``."""
+        """Sets the rate of the epoch's last batch if `staircase` is False. Logs the present rate as ``lr``."""
         if not self.staircase and self._in_range():
             steps = self.steps_per_epoch or 1
             self._set(self.current_epoch + (steps - 1) / steps)
@@ -351,7 +352,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
             self.filepath = None
 
     def set_model(self, model: Any) -> None:
-        """Raises UnsupportedError if rank 0 does not have the whole state that is to be saved."""
+        """Raises UnsupportedError on all ranks if rank 0 does not have the whole state that is to be saved."""
         if not self.save_weights_only and shards_of(model.optimizer) is not None:
             raise UnsupportedError(
                 "BestModelCheckpoint saves on rank 0 alone, but all ranks must take part to save an optimizer with shard=True: "

@@ -158,7 +158,7 @@ class CommitStateCallback(Callback):
         self._batches = BatchCount()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts to count at 0, so that all ranks commit after the same batches."""
+        """Begins to count anew, so that all ranks commit after the same batches."""
         self.batches_remaining = self.batches_per_commit
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -213,6 +213,8 @@ class UpdateBatchStateCallback(Callback):
 class UpdateEpochStateCallback(Callback):
     """Sets ``state.epoch`` to the number of complete epochs. Those before the call of ``fit`` are included.
 
+    Do not give ``fit`` the argument ``initial_epoch``: the epochs before it would be counted twice.
+
     Args:
         state: a state with an attribute `epoch`.
 
@@ -224,7 +226,7 @@ class UpdateEpochStateCallback(Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Reads the number of complete epochs. Keras itself counts from 0 in each call of ``fit``."""
+        """Reads the number of complete epochs, because Keras counts those of this call of ``fit`` only."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -128,6 +128,11 @@ def test_far_from_zero(hvd):
     assert_close([tf.cast(output, tf.float64)], [wanted], 2e-3)
 
 
+def test_a_list_of_ranks_has_any_order(hvd):
+    all_ranks = [*range(hvd.size())]
+    assert hvd.SyncBatchNormalization(process_set=all_ranks[::-1]).process_set is hvd.global_process_set
+
+
 def test_process_set(hvd):
     ranks = list(range(1, hvd.size()))
     some = hvd.add_process_set(ranks)
