@@ -129,8 +129,10 @@ def test_far_from_zero(hvd):
 
 
 def test_a_list_of_ranks_has_any_order(hvd):
-    all_ranks = [*range(hvd.size())]
-    assert hvd.SyncBatchNormalization(process_set=all_ranks[::-1]).process_set is hvd.global_process_set
+    ranks = [*range(hvd.size())]
+    everyone = hvd.add_process_set(ranks)
+    assert hvd.SyncBatchNormalization(process_set=ranks[::-1]).process_set is everyone
+    hvd.remove_process_set(everyone)
 
 
 def test_process_set(hvd):
