@@ -185,8 +185,8 @@ class LearningRateScheduleCallback(Callback):
         steps_per_epoch: number of batches in an epoch. It is needed if `staircase` is False and Keras does not know the number.
 
     Raises:
-        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is needed and not
-            known.
+        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is needed and
+            not known.
 
     """
 

@@ -1,7 +1,7 @@
 """Collectives on single values, with the signatures of ``horovod.keras``; the values are tensors of Keras's backend.
 
-In a compiled program of JAX only `allreduce` and `broadcast` work, and they need a name. In a program for XLA on TensorFlow only
-`allreduce` works. The others raise UnsupportedError there.
+In a compiled program of JAX only `allreduce` and `broadcast` work, and they need a name. In a program for XLA on TensorFlow
+only `allreduce` works. The others raise UnsupportedError there.
 """
 
 from typing import Any

@@ -288,7 +288,7 @@ def _unique(name: str) -> str:
 
 
 def _register(kind: str, backward: Callable[..., list[Any]]) -> None:
-    """Registers the gradient of an op. `backward` takes the op and the incoming gradients, and returns a gradient for each tensor."""
+    """Registers the gradient of an op. `backward` gets the op and the incoming gradients. It returns one for each tensor."""
 
     def gradient(op: Any, *grads: Any) -> list[Any]:
         found = backward(_Backward(op), *grads)

@@ -58,8 +58,8 @@ def allreduce_gradients(
         compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense. Under XLA they are always made dense, because XLA has no tensors of
             varying size.
-        groups: lists of indices of `gradients`. The dense gradients of a list are agreed on and sent together; one in no list is
-            sent alone. An index is in one list at most. None: see the module.
+        groups: lists of indices of `gradients`. The dense gradients of a list are agreed on and sent together; one in no list
+            is sent alone. An index is in one list at most. None: see the module.
         process_set: the ranks that take part.
         scoped: as for `hvdlite.tensorflow.names.collective_name`.
         weight: the weight of this rank in a weighted mean, from `hvdlite.tensorflow.tensors.as_weight`. Either all ranks give a

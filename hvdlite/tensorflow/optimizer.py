@@ -73,7 +73,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         The same optimizer, or for Keras what `hvdlite.tensorflow.keras.DistributedOptimizer` returns.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, `optimizer` is no optimizer, or it is a v1 optimizer that is wrapped already.
+        InvalidArgumentError: an argument is wrong, `optimizer` is no optimizer, or a v1 optimizer is wrapped already.
         UnsupportedError: the compression keeps state from step to step; or for Keras, as for `hvdlite.keras`.
 
     """

@@ -41,8 +41,8 @@ def send(
         tape receives the gradient; the receiver must differentiate its `recv` as well.
 
     Raises:
-        UnsupportedError: the call is part of a graph, such as a ``tf.function``; or (in ``tape.gradient``) the gradient that was
-            received is differentiated again.
+        UnsupportedError: the call is part of a graph, such as a ``tf.function``; or (in ``tape.gradient``) the received
+            gradient is differentiated again.
         InvalidArgumentError, MismatchError, HorovodInternalError: as for `hvdlite.send`.
 
     """

@@ -94,7 +94,7 @@ class LocalSources:
         names: Sequence[str],
         weight: Any = None,
     ) -> list[Gradient]:
-        """All gradients in their order: reduced, or for local sources the results of `finish`. Collective over the process set."""
+        """All gradients in order: reduced, or for local sources the results of `finish`. Collective over the process set."""
         own_weight = None if weight is None else as_weight(weight, reduction.op)
         shared = [place for place, source in enumerate(sources) if source not in self]
         local = [place for place, source in enumerate(sources) if source in self]
