@@ -41,10 +41,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         **kwargs: arguments of ``tf.keras.layers.BatchNormalization``.
 
     Raises:
-        InvalidArgumentError: `fused` is True or None; or (in a call in training) this rank is not in the process set, or the set
-            is not registered.
-        UnsupportedError: `kwargs` has renorm, virtual_batch_size, adjustment or synchronized; Keras runs on another backend;
-            or (in a call in training) `axis` has several axes.
+        InvalidArgumentError: `fused` is True or None; or (in a call in training) this rank is not in the process set, or the
+            set is not registered.
+        UnsupportedError: `kwargs` has renorm, virtual_batch_size, adjustment or synchronized; Keras runs on another
+            backend; or (in a call in training) `axis` has several axes.
         tf.errors.OpError: (in a call and in the backward pass) the collective failed.
 
     """
