@@ -62,6 +62,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         root_rank: the rank whose values all ranks get, for example because it has loaded a checkpoint.
         device: accepted for compatibility with Horovod; not used.
         local_variables: variables that are not broadcast, such as the weights of local layers (`PartialDistributedOptimizer`).
+            The optimizer's slots for them are broadcast.
 
     Raises:
         MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers differ.

@@ -97,7 +97,7 @@ class _KerasVariablesHandler(StateHandler):
                     f"{type(self.value).__name__} of an elastic state has a variable that it did not have when it was saved: "
                     "build it before"
                 )
-            # The first step made this slot. Before that step its value counts as zero.
+            # The first step made this slot. Its value before that step is not known; most optimizers begin with zero.
             variable.assign(np.zeros_like(read(variable)) if value is None else value)
 
     def sync(self) -> None:
@@ -195,7 +195,7 @@ class UpdateBatchStateCallback(Callback):
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tells the other callbacks how many batches are left if training resumes in the middle of an epoch."""
+        """Tells the other callbacks how many batches follow if training resumes at the batch ``state.batch`` of an epoch."""
         if self.params.get("steps"):
             if self.steps_per_epoch is None:
                 self.steps_per_epoch = self.params["steps"]

@@ -38,7 +38,7 @@ _cache = functools.cache  # not public, but programs import it
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether hvdlite has a door for this framework (such as ``"torch"``), and the framework is installed. It imports none."""
+    """Whether hvdlite has a door for this framework (such as ``"torch"``) and the framework is installed. Imports neither."""
     return all(importlib.util.find_spec(name) is not None for name in (f"hvdlite.{ext_base_name}", ext_base_name))
 
 
