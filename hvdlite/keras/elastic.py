@@ -211,9 +211,9 @@ class UpdateBatchStateCallback(Callback):
 
 
 class UpdateEpochStateCallback(Callback):
-    """Sets ``state.epoch`` to the number of complete epochs. Those before the call of ``fit`` are included.
+    """Adds 1 to ``state.epoch`` at the end of each epoch. So it is the number of complete epochs, over all calls of ``fit``.
 
-    Do not give ``fit`` the argument ``initial_epoch``: the epochs before it would be counted twice.
+    Call ``fit`` with ``epochs=total - state.epoch``, or with ``epochs=total, initial_epoch=state.epoch``.
 
     Args:
         state: a state with an attribute `epoch`.
@@ -223,12 +223,7 @@ class UpdateEpochStateCallback(Callback):
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.initial_epoch = state.epoch
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Reads the number of complete epochs, because Keras counts those of this call of ``fit`` only."""
-        self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stores the number of complete epochs in the state."""
-        self.state.epoch = self.initial_epoch + epoch + 1
+        """Counts the epoch in the state."""
+        self.state.epoch += 1  # not by `epoch`, which Keras counts from the argument initial_epoch of this call of fit

@@ -138,6 +138,8 @@ def test_what_is_iterable(util):
         ("2.1.0rc2", "2.1.0", False),
         ("2.16.0-rc0", "2.16.0", False),  # as TensorFlow writes it
         ("2.1.0.post1", "2.1.0", True),
+        ("2.1.0-alpha.1", "2.1.0", False),
+        ("2.1.0-cpu", "2.1.0", True),
         ("2.1.0.dev20230901", "2.1.0", False),
         ("2.1.1rc2", "2.1.0", True),
         ("2.1.0.1", "2.1.0", True),

@@ -146,7 +146,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         raise ValueError(f"pass versions as text, such as '2.1.0'; got {ver!r} and {target!r}")
     if not re.fullmatch(r"\d+\.\d+\.\d+", target):
         raise ValueError(f"the target version must have the form major.minor.patch, got {target!r}")
-    found = re.match(r"(\d+(?:\.\d+)*)[.\-_]?(a|b|c|rc|pre|dev)?", ver)
+    found = re.match(r"(\d+(?:\.\d+)*)[.\-_]?((?:a|alpha|b|beta|c|rc|pre|preview|dev)(?![a-z]))?", ver)
     if found is None:
         raise ValueError(f"{ver!r} is no version: pass one such as '2.1.0'")
     wanted = _numbers(target)
