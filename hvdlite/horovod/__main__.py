@@ -1,7 +1,7 @@
 """``python -m hvdlite.horovod script.py args`` and ``python -m hvdlite.horovod -m module args``.
 
 The program runs as under ``python`` alone: as ``__main__``, with its own ``sys.argv`` and ``sys.path``, and with the same exit
-status and tracebacks. The only difference is that ``import horovod`` imports hvdlite.
+status and tracebacks. Two things differ: ``import horovod`` imports hvdlite, and the knob horovod_rules is on.
 """
 
 import builtins

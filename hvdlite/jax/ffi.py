@@ -58,8 +58,8 @@ def parameters() -> Collection[str]:
 def ffi_call(description: str, arrays: Sequence[Any], alone: bool, weight: Any = None) -> list[Any]:
     """Calls a handler with these arrays and, as the last operand, the weight. Returns arrays of the same shapes and dtypes.
 
-    JAX takes some 10 us more for each result of a program with side effects. So a call that is `alone` in its program, with
-    results that every rank uses, is declared without side effects: XLA drops only calls whose results are unused.
+    JAX takes some 10 us more for each result of a program with side effects. So a call that is `alone` (`hvdlite.jax.call`) is
+    declared without side effects. XLA drops such a call only if its results are unused, and every rank uses them.
     """
     _register()
     handler = _ALONE if alone or not has_futures() else _SEVERAL

@@ -52,7 +52,7 @@ def grouped_allreduce(
     Raises:
         NotInitializedError: hvdlite is not initialised.
         InvalidArgumentError: an argument or a dtype is wrong, or this rank is not in the set.
-        UnsupportedError: JAX's default device is no CPU.
+        UnsupportedError: JAX's default device is no CPU, or the operation cannot use `compression`.
         HorovodInternalError: the operation failed. A compiled program raises JAX's `JaxRuntimeError` with the same text
             instead; `hvdlite.xla.failure_in` converts it to hvdlite's error.
 
@@ -83,7 +83,7 @@ def grouped_allreduce(
 def grouped_broadcast(
     arrays: Sequence[Any], root_rank: int, *, name: str, process_set: ProcessSet = global_process_set
 ) -> list[jax.Array]:
-    """Gives all ranks the root's arrays, in one call.
+    """Gives all ranks the root's arrays, in one call. Collective over the set.
 
     Args:
         arrays: as for `grouped_allreduce`.
@@ -95,7 +95,7 @@ def grouped_broadcast(
         The root's arrays, in order.
 
     Raises:
-        HvdliteError: as `grouped_allreduce`.
+        HvdliteError: as for `grouped_allreduce`.
 
     """
     _, process_set_id = enter(Kind.BROADCAST, process_set)
@@ -111,8 +111,9 @@ def call(
     Args:
         groups: the operations, with the arrays' dtypes and shapes.
         arrays: the arrays of all groups, in order.
-        alone: is this the only collective of its program, and does every rank use its results? Then the call is faster. (Do
-            not pass True otherwise: ranks may wait for each other in two such calls, and XLA drops calls with unused results.)
+        alone: True makes the call faster, and has two conditions: no other such call of the program can run at the same time,
+            and every rank uses results of the call. Otherwise ranks may wait for each other in two such calls, and XLA drops
+            a call whose results are unused.
         weight: this rank's weight, from `as_weight`; None if no group is weighted.
 
     Returns:
@@ -120,7 +121,7 @@ def call(
 
     Raises:
         InvalidArgumentError: the arrays have other dtypes or shapes than the groups say.
-        HvdliteError: as `grouped_allreduce`.
+        HvdliteError: as for `grouped_allreduce`.
 
     """
     require_cpu()

@@ -1,7 +1,7 @@
 """`hvdlite.send` and `hvdlite.recv` for JAX arrays outside of compiled programs, with gradients.
 
-The adjoint of a send is a receive, and the other way round. `jax.grad` makes both outside of compiled programs, so the parts of
-a model between the messages may be compiled.
+The adjoint of a send is a receive, and the other way round. `jax.grad` runs both outside of compiled programs, so only the
+parts of a model between the messages may be compiled.
 
 JAX does not know which of a rank's messages came first. If a rank both sends and receives, add the zero that `send` returns to
 the `like` of the next `recv`: then the backward pass takes the messages in the reverse order.

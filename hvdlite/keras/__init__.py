@@ -7,7 +7,7 @@
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size())), loss="mse")
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], verbose=hvd.rank() == 0)
 
-The same module serves Keras 3 on its three backends, Keras 2, and tf_keras if ``TF_USE_LEGACY_KERAS=1`` is set. It imports the
+The same module serves Keras 3 on these backends, Keras 2, and tf_keras if ``TF_USE_LEGACY_KERAS=1`` is set. It imports the
 framework that Keras runs on, and no other framework.
 """
 

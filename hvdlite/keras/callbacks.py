@@ -62,6 +62,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         root_rank: the rank whose values all ranks get, for example because it has loaded a checkpoint.
         device: accepted for compatibility with Horovod; not used.
         local_variables: variables that are not broadcast, such as the weights of local layers (`PartialDistributedOptimizer`).
+            The optimizer's slots for them are broadcast.
 
     Raises:
         MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers differ.
@@ -185,7 +186,8 @@ class LearningRateScheduleCallback(Callback):
         steps_per_epoch: number of batches in an epoch. It is needed if `staircase` is False and Keras does not know the number.
 
     Raises:
-        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is not known.
+        InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is needed and
+            not known.
 
     """
 
@@ -240,7 +242,7 @@ class LearningRateScheduleCallback(Callback):
             self._set(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Sets the rate of the epoch's last batch, and logs it as ``lr``."""
+        """Sets the rate of the epoch's last batch if `staircase` is False. Logs the present rate as ``lr``."""
         if not self.staircase and self._in_range():
             steps = self.steps_per_epoch or 1
             self._set(self.current_epoch + (steps - 1) / steps)
@@ -351,7 +353,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
             self.filepath = None
 
     def set_model(self, model: Any) -> None:
-        """Raises UnsupportedError if rank 0 does not have the whole state that is to be saved."""
+        """Raises UnsupportedError on all ranks if rank 0 does not have the whole state that is to be saved."""
         if not self.save_weights_only and shards_of(model.optimizer) is not None:
             raise UnsupportedError(
                 "BestModelCheckpoint saves on rank 0 alone, but all ranks must take part to save an optimizer with shard=True: "

@@ -93,17 +93,18 @@ class ConsistencyCheckCallback(Callback):
         self._enough = 0  # the next comparison comes after at least this number of batches
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Makes a checker that starts at the optimizer's number of steps. Collective over the process set."""
+        """Makes a checker. Collective over the process set."""
         optimizers = optimizers_of(self.model).values()
         self._checker = check_consistency(
             self.model, *optimizers, every=self.every, buffers=self._buffers, process_set=self._process_set
         )
-        assert self._checker is not None
-        self._checker.steps = self._steps()
-        self._enough = self._remaining()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts to count the batches of the epoch."""
+        """Starts to count at the optimizer's number of steps, and the batches of the epoch at 0."""
+        # Not in on_train_begin, because a callback that follows in the list may broadcast the number of steps there.
+        assert self._checker is not None
+        self._checker.steps = self._steps()
+        self._batches, self._enough = 0, self._remaining()
         self._count.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

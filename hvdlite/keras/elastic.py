@@ -97,7 +97,7 @@ class _KerasVariablesHandler(StateHandler):
                     f"{type(self.value).__name__} of an elastic state has a variable that it did not have when it was saved: "
                     "build it before"
                 )
-            # The first step made this slot. Before that step its value counts as zero.
+            # The first step made this slot. Its value before that step is not known; most optimizers begin with zero.
             variable.assign(np.zeros_like(read(variable)) if value is None else value)
 
     def sync(self) -> None:
@@ -158,7 +158,7 @@ class CommitStateCallback(Callback):
         self._batches = BatchCount()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts to count at 0, so that all ranks commit after the same batches."""
+        """Begins to count anew, so that all ranks commit after the same batches."""
         self.batches_remaining = self.batches_per_commit
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -195,7 +195,7 @@ class UpdateBatchStateCallback(Callback):
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tells the other callbacks how many batches are left if training resumes in the middle of an epoch."""
+        """Tells the other callbacks how many batches follow if training resumes at the batch ``state.batch`` of an epoch."""
         if self.params.get("steps"):
             if self.steps_per_epoch is None:
                 self.steps_per_epoch = self.params["steps"]
@@ -211,7 +211,9 @@ class UpdateBatchStateCallback(Callback):
 
 
 class UpdateEpochStateCallback(Callback):
-    """Sets ``state.epoch`` to the number of complete epochs. Those before the call of ``fit`` are included.
+    """Adds 1 to ``state.epoch`` at the end of each epoch. So it is the number of complete epochs, over all calls of ``fit``.
+
+    Call ``fit`` with ``epochs=total - state.epoch``, or with ``epochs=total, initial_epoch=state.epoch``.
 
     Args:
         state: a state with an attribute `epoch`.
@@ -221,12 +223,7 @@ class UpdateEpochStateCallback(Callback):
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self.initial_epoch = state.epoch
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Reads the number of complete epochs. Keras itself counts from 0 in each call of ``fit``."""
-        self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stores the number of complete epochs in the state."""
-        self.state.epoch = self.initial_epoch + epoch + 1
+        """Counts the epoch in the state."""
+        self.state.epoch += 1  # not by `epoch`, which Keras counts from the argument initial_epoch of this call of fit

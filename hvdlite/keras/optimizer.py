@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: an optimizer of Keras. It is changed in place. Wrapping it again replaces the first wrapping.
-        name: a name of the optimizer for error texts.
+        name: a name of the optimizer, the same on all ranks. Error texts and the names of its operations contain it.
         device_dense: accepted for compatibility with Horovod; not used.
         device_sparse: accepted for compatibility with Horovod; not used.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; a codec such as ``Compression.int8()``;

@@ -35,7 +35,7 @@ class Settings:
     """How a wrapped optimizer treats its gradients.
 
     Attributes:
-        name: the user's name of the optimizer, for error texts.
+        name: the user's name of the optimizer; the same on all ranks.
         serial: number of optimizers that this process had wrapped for the process set before; the same on all ranks.
         reduction: how the gradients are reduced.
         groups: the gradients that are agreed on and sent together.
@@ -94,7 +94,7 @@ class Reducer:
         computed: the gradients that were computed last, and are reduced already (Keras 2).
         aggregation: adds up the gradients of several steps (Keras 2); None: each step is reduced.
         wrap_alike: a function that wraps another optimizer with the same arguments.
-        check: compares the ranks' models; None: there are no other ranks.
+        check: compares the ranks' models; None: this rank is the only one of the process set, or not in it.
         shards: knows which rank updates which variables; None: every rank updates all variables.
         weight: the weight of this rank's gradients that the user has set; None: all ranks have the same weight.
 
@@ -115,7 +115,7 @@ class Reducer:
         self._known: list[Any] = []  # keeps the variables alive, so that no other object gets their ids
         self._local: list[Any] = []
         self._local_layers: list[Any] = []
-        self.check: KerasCheck | None = None  # while there are no other ranks
+        self.check: KerasCheck | None = None
         self.shards: Shards | None = None
         if self._active:
             self.check = KerasCheck(settings, optimizer, self._known, lambda: settings.shard or bool(self.local_ids()))

@@ -1,7 +1,7 @@
 """Sharded optimizer state with Keras 3: each variable is updated by one rank, its owner, and only the owner keeps its slots.
 
 All ranks have whole variables and whole, averaged gradients. In a step each rank updates the variables that it owns. Then the
-owners broadcast their variables. So weights have the same bits as without sharding, for any optimizer. (The torch door splits
+owners broadcast their variables. So weights have the same bits as without sharding. (The torch door splits
 variables into slices. Graphs and programs of XLA know only one shape of a variable, so slices would need copies here.) An empty
 variable stands in for a slot that another rank keeps. Averages of weights (``use_ema``) and sums of gradients
 (``gradient_accumulation_steps``) stay whole on every rank. This partition of the state is stage 1 of ZeRO (Rajbhandari et al.,
@@ -61,7 +61,7 @@ def check_shard(shard: Any, optimizer: Any) -> None:
 
     Raises:
         InvalidArgumentError: `shard` is no bool.
-        UnsupportedError: the state of such an optimizer cannot be split, or it is split already.
+        UnsupportedError: the state of the optimizer cannot be split, or is split already; or this is not Keras 3.
 
     """
     if not isinstance(shard, bool):
@@ -161,8 +161,11 @@ class Shards:
     def split(self) -> None:
         """Replaces the slots of other ranks' variables by empty ones. Before the optimizer is built it does nothing.
 
+        Slots of one element are not replaced, because that would save nothing.
+
         Raises:
-            UnsupportedError: the optimizer has a variable, and it is not known to which variable of the model it belongs.
+            UnsupportedError: the optimizer has a variable that is no scalar, and it is not known to which variable of the model
+                it belongs.
 
         """
         optimizer = self.optimizer
@@ -205,7 +208,7 @@ class Shards:
         return self._owners[number]
 
     def is_slot(self, variable: Any) -> bool:
-        """Whether this variable of the optimizer is a slot, which only its owner keeps."""
+        """Whether this variable of the optimizer is a slot. Only its owner has its value."""
         return id(variable) in self._slots
 
     def share(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
@@ -272,14 +275,17 @@ class KerasShardedState(_KerasOptimizer):
             store[str(number)] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads a state that was saved by any number of ranks. Collective over the process set."""
+        """Loads a state that was saved by any number of ranks. Collective over the process set.
+
+        If the state has another number of variables, Keras warns, and nothing is loaded.
+        """
         if len(store.keys()) != len(self.variables):
-            super().load_own_variables(store)  # raises an error that says what is wrong
+            super().load_own_variables(store)  # warns
         else:
             self._hvdlite_shards.load(self.variables, [store[str(number)] for number in range(len(self.variables))])
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """As `load_own_variables`."""
+        """Loads whole values, one for each variable. Collective over the process set."""
         self._hvdlite_shards.load(self.variables, weights)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Collectives on single values, with the signatures of ``horovod.keras``; the values are tensors of Keras's backend."""
+"""Collectives on single values, with the signatures of ``horovod.keras``; the values are tensors of Keras's backend.
+
+In a compiled program of JAX only `allreduce` and `broadcast` work, and they need a name. In a program for XLA on TensorFlow
+only `allreduce` works. The others raise UnsupportedError there.
+"""
 
 from typing import Any
 
@@ -34,8 +38,9 @@ def allreduce(
         A tensor of Keras's backend with the value's shape and dtype.
 
     Raises:
-        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.allreduce`. In a
-            graph of TensorFlow a subclass of ``tf.errors.OpError`` is raised instead.
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.allreduce`. If the
+            operation fails when it runs, TensorFlow raises a subclass of ``tf.errors.OpError`` instead, and a compiled program
+            of JAX ``JaxRuntimeError``.
     """
     check_given("allreduce", value, name)
     op = resolve_op(op, average)

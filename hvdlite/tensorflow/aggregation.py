@@ -8,6 +8,7 @@ import tensorflow as tf
 from hvdlite.checks import check_passes
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.tensorflow.gradients import Gradient
+from hvdlite.tensorflow.variables import identity_of
 
 __all__ = ["LocalAggregation"]
 
@@ -17,6 +18,7 @@ Reduce = Callable[[list[Gradient], list[Any], Any], list[Gradient]]
 
 class LocalAggregation:
     """Keeps the sums in its own variables, eagerly, in a ``tf.function`` or in a v1 graph. The first pass makes the variables.
+    If `passes` is 1, it keeps nothing and reduces each pass.
 
     In a v1 graph they are local variables (``tf.compat.v1.local_variables_initializer``): each rank has its own, and they are
     not saved.
@@ -40,11 +42,12 @@ class LocalAggregation:
         self._reduce = reduce
         self._count: Any = None
         self._sums: dict[int, Any] = {}
+        self._variables: list[Any] = []  # those of the sums; kept alive, so that no other object gets their ids
         self._weights: Any = None
 
     @property
     def counter(self) -> Any:
-        """The variable that counts the passes since the last reduction; None before the first pass."""
+        """The variable that counts the passes since the last reduction; None before the first pass, or if `passes` is 1."""
         return self._count
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any], weight: tf.Tensor | None = None) -> list[Gradient]:
@@ -60,9 +63,9 @@ class LocalAggregation:
             After the last pass the reduced sums, before it the sums so far. A gradient that is None stays None.
 
         Raises:
-            UnsupportedError: a gradient is IndexedSlices, and `sparse_as_dense` is False.
-            InvalidArgumentError: the gradients of this pass belong to other variables than before, or only some passes have a
-                weight.
+            UnsupportedError: a gradient is IndexedSlices, `sparse_as_dense` is False, and `passes` is above 1.
+            InvalidArgumentError: (if `passes` is above 1) the gradients of this pass belong to other variables than before, or
+                only some passes have a weight.
 
         """
         if self._passes == 1:
@@ -98,7 +101,7 @@ class LocalAggregation:
             The result of the function that was called.
 
         Raises:
-            InvalidArgumentError: `add` has not been called.
+            InvalidArgumentError: `passes` is above 1, and `add` has not been called.
 
         """
         if self._passes == 1:
@@ -125,7 +128,8 @@ class LocalAggregation:
         return tf.convert_to_tensor(gradient)
 
     def _make(self, places: list[int], gradients: list[tf.Tensor], variables: list[Any], weighted: bool) -> None:
-        if self._count is not None and places != list(self._sums):
+        known = (list(self._sums), [identity_of(variable) for variable in self._variables])
+        if self._count is not None and known != (places, [identity_of(variable) for variable in variables]):
             raise InvalidArgumentError(
                 "with backward_passes_per_step > 1 every pass must have gradients of the same variables; use one optimizer for "
                 "each list of variables"
@@ -137,6 +141,7 @@ class LocalAggregation:
             )
         if self._count is not None:
             return
+        self._variables = variables
         with tf.init_scope():
             self._count = _local_variable("hvdlite_passes", (), tf.int64)
             for place, gradient, variable in zip(places, gradients, variables, strict=True):

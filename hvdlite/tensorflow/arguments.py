@@ -9,7 +9,7 @@ from hvdlite.compression import Compression, check_compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.partition import part_of
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Adasum, Average, Sum, resolve_op
+from hvdlite.requests import OP_NAMES, Adasum, Average, Sum, resolve_op
 from hvdlite.tensorflow.gradients import Gradient, allreduce_gradients
 from hvdlite.tensorflow.tensors import as_weight
 from hvdlite.tensorflow.variables import identity_of
@@ -22,7 +22,7 @@ class Reduction:
     """How gradients are reduced: the user's arguments.
 
     Attributes:
-        op: Average, Sum or Adasum.
+        op: Average (also if None is given), Sum or Adasum.
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense.
@@ -31,6 +31,7 @@ class Reduction:
 
     Raises:
         InvalidArgumentError: an argument is wrong, or two arguments exclude each other.
+        UnsupportedError: the compression keeps state from step to step.
 
     """
 
@@ -42,8 +43,9 @@ class Reduction:
     process_set: ProcessSet = global_process_set
 
     def __post_init__(self) -> None:
-        if resolve_op(self.op, None) not in (Average, Sum, Adasum):
-            raise InvalidArgumentError("gradients are reduced with op=Average, op=Sum or op=Adasum")
+        object.__setattr__(self, "op", resolve_op(self.op, None))
+        if self.op not in (Average, Sum, Adasum):
+            raise InvalidArgumentError(f"gradients are reduced with op=Average, op=Sum or op=Adasum, not {OP_NAMES[self.op]}")
         check_predivide(self.gradient_predivide_factor, self.op)
         check_compression(self.compression)
         _check_groups(self.groups)

@@ -1,4 +1,4 @@
-"""The decorator of all functions that users of the TensorFlow door call."""
+"""The decorator of functions of the TensorFlow door that programs may call while a function is traced."""
 
 import functools
 from collections.abc import Callable

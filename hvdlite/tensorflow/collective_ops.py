@@ -1,9 +1,9 @@
 """The ops of csrc/bindings/tensorflow as Python functions, with gradients.
 
-These functions do not check their arguments. Users call the functions of `hvdlite.tensorflow.ops`, which do. All are collective
-over the process set with the number `set_id`. When an op fails, it raises a ``tf.errors.OpError``: FailedPreconditionError if
-the ranks disagree or hvdlite is not initialized, InvalidArgumentError for a bad argument, AbortedError if a rank was lost
-(docs/errors.md).
+These functions do not check their arguments. Users call the functions of `hvdlite.tensorflow.ops`, which do. All but those that
+read the topology are collective over the process set with the number `set_id`. When an op fails, it raises a
+``tf.errors.OpError``: FailedPreconditionError if the ranks disagree or hvdlite is not initialized, InvalidArgumentError for a
+bad argument, AbortedError if a rank was lost (docs/errors.md).
 
 *Names.* The ranks' tensors are matched by `name`. With "" the operation gets a number when it runs; this is for eager mode
 only. The iterations of a loop may overlap, so each iteration after the first adds its number to the name.
@@ -197,7 +197,7 @@ def _reduction(name: str, op: int, prescale: float, postscale: float, set_id: in
 
 
 def barrier(set_id: int = 0) -> tf.Operation | None:
-    """Waits until all ranks of the set have called it. In a graph of TensorFlow 1 it returns the operation."""
+    """Waits until all ranks of the set have called it. In a graph it returns the operation, and eagerly None."""
     return _library("barrier").hvdlite_barrier(process_set=set_id, blocking=tf.executing_eagerly())
 
 
@@ -288,7 +288,7 @@ def _unique(name: str) -> str:
 
 
 def _register(kind: str, backward: Callable[..., list[Any]]) -> None:
-    """Registers the gradient of an op: a function of `_Backward` and incoming gradients that returns a gradient a tensor."""
+    """Registers the gradient of an op. `backward` gets the op and the incoming gradients. It returns one for each tensor."""
 
     def gradient(op: Any, *grads: Any) -> list[Any]:
         found = backward(_Backward(op), *grads)

@@ -1,8 +1,8 @@
 """Reduces gradients, for the tape, for v1 optimizers and for Keras on TensorFlow.
 
-- In a graph each gradient has its own operation, without state. Each is in flight as soon as it is computed, and the engine
-  fuses operations that arrive together.
-- Eagerly an operation ends before the next one begins, so all gradients are in one group.
+- In a graph each gradient has its own operation, unless the user groups them. Each is in flight as soon as it is computed, and
+  the engine fuses operations that arrive together.
+- Eagerly an operation ends before the next one begins, so all dense gradients are in one group, unless the user groups them.
 - XLA runs operations one after another, in an order that it chooses, so all gradients are in one call.
 
 When a step is traced, it is known which gradients are None. A gradient that is None is not sent, and stays None. The same
@@ -58,8 +58,8 @@ def allreduce_gradients(
         compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense. Under XLA they are always made dense, because XLA has no tensors of
             varying size.
-        groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together. An index is in one
-            list at most.
+        groups: lists of indices of `gradients`. The dense gradients of a list are agreed on and sent together; one in no list
+            is sent alone. An index is in one list at most. None: see the module.
         process_set: the ranks that take part.
         scoped: as for `hvdlite.tensorflow.names.collective_name`.
         weight: the weight of this rank in a weighted mean, from `hvdlite.tensorflow.tensors.as_weight`. Either all ranks give a
@@ -70,7 +70,8 @@ def allreduce_gradients(
 
     Raises:
         InvalidArgumentError: a gradient is no tensor, no IndexedSlices and not None; or the process set is not registered.
-        UnsupportedError: IndexedSlices with an op other than Average and Sum.
+        UnsupportedError: IndexedSlices that stay sparse, and an op other than Average and Sum, a codec, or integers with a
+            weight; or `compression` cannot be used here.
         tf.errors.OpError: (when it runs) the collective failed, see docs/errors.md.
 
     """

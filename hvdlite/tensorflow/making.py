@@ -14,12 +14,13 @@ constant:
   large to become a constant of the function. (The outermost function does not use such a tensor, because it arrives after all
   other arguments, which would delay reductions of arguments.)
 
-In three cases ops always have state: in graphs of TensorFlow 1, which does not order ops by itself; in the gradients of loops,
-which cannot refer to tensors that the loop does not use; and if kernels are not asynchronous. In the last case each kernel that
-waits occupies a thread of TensorFlow, which has one thread a processor. If the threads of two ranks waited for different
-tensors, they would wait forever.
+In three cases ops always have state: in graphs of TensorFlow 1, which does not order ops with state either; in the gradients of
+loops, which cannot refer to tensors that the loop does not use; and if kernels are not asynchronous. In the last case each
+kernel that waits occupies a thread of TensorFlow, which has one thread for each processor. If the threads of two ranks waited
+for different tensors, they would wait forever.
 """
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -65,7 +66,7 @@ def make(kind: str, *inputs: Any, stateful: bool, **attributes: Any) -> Any:
 def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """The replacement of an op in a program that XLA compiles."""
     if not kind.endswith("Allreduce"):
-        xla.require_no_xla(kind.lower())
+        xla.require_no_xla(_words(kind))
     grouped, weighted = kind.startswith("Grouped"), kind.endswith("WeightedAllreduce")
     results = xla.grouped_allreduce(
         inputs[0] if grouped else inputs[:1],
@@ -122,5 +123,9 @@ def _captured() -> tf.Tensor:
 
 @cache
 def _wrapper(kind: str, stateful: bool) -> Any:
-    words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind)
-    return getattr(load(), f"hvdlite{words}_stateful" if stateful else f"hvdlite{words}")
+    return getattr(load(), f"hvdlite_{_words(kind)}_stateful" if stateful else f"hvdlite_{_words(kind)}")
+
+
+def _words(kind: str) -> str:
+    """The name of the op in Python: ``"grouped_allreduce"`` for ``"GroupedAllreduce"``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()

@@ -8,8 +8,9 @@ Over 400 lines, because every function has Horovod's full signature. Gradients f
 - reducescatter: that gradient times the number of ranks.
 
 `hvdlite.tensorflow.names` explains how operations without a name are matched, and the meaning of a name in a graph. If an
-operation fails when it runs, it raises a ``tf.errors.OpError``: FailedPreconditionError if the ranks disagree,
-InvalidArgumentError for a bad argument (docs/errors.md lists all).
+operation fails when it runs, it raises a ``tf.errors.OpError``: FailedPreconditionError if the ranks disagree or hvdlite is not
+initialized, InvalidArgumentError for a bad argument (docs/errors.md lists all). XLA can compile `allreduce` and
+`grouped_allreduce` only: the other functions raise UnsupportedError in a program for XLA.
 """
 
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def allreduce(
 
     Args:
         tensor: a tensor, or a value that ``tf.convert_to_tensor`` converts, with the same shape and dtype on all ranks. For
-            ``tf.IndexedSlices`` the rows of all ranks are gathered; they represent the sum.
+            ``tf.IndexedSlices`` the rows of all ranks are gathered; they represent the sum or the mean.
         average: Horovod's older argument for `op`; deprecated.
         device_dense: the device of the operation, such as ``"/cpu:0"``; "": TensorFlow chooses it.
         device_sparse: the device of the operation for IndexedSlices.
@@ -86,7 +87,8 @@ def allreduce(
 
     Raises:
         InvalidArgumentError: an argument is wrong (None, a ragged tensor, strings), or this rank is not in the process set.
-        UnsupportedError: IndexedSlices with an op other than Average and Sum.
+        UnsupportedError: IndexedSlices with an op other than Average and Sum, with a codec, or of integers with a weight; or
+            `compression` cannot be used here.
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
@@ -199,7 +201,7 @@ def allgather(
         A new tensor of shape [sum of n, ...].
 
     Raises:
-        InvalidArgumentError: this rank is not a member of the process set.
+        InvalidArgumentError: the tensor is wrong, as for `allreduce`, or this rank is not a member of the process set.
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
@@ -252,7 +254,8 @@ def broadcast(
         A new tensor with the root's values.
 
     Raises:
-        InvalidArgumentError: this rank or the root is not a member of the process set.
+        InvalidArgumentError: the tensor is wrong, as for `allreduce`, or this rank or the root is not a member of the process
+            set.
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
@@ -284,7 +287,7 @@ def alltoall(
         The received rows in rank order. With `splits` a pair: these rows, and the number of rows from each rank (int32, 1-D).
 
     Raises:
-        InvalidArgumentError: this rank is not a member of the process set.
+        InvalidArgumentError: the tensor is wrong, as for `allreduce`, or this rank is not a member of the process set.
         tf.errors.OpError: (when it runs) the collective failed, or the splits are not possible.
 
     """
@@ -316,7 +319,7 @@ def reducescatter(
         tensor: a tensor of shape [n, ...], with the same shape and dtype on all ranks. If n is no multiple of the number of
             ranks, the first ranks get one row more than the others.
         device_dense: as for `allreduce`.
-        compression: as for `allreduce`.
+        compression: a class with the methods of `hvdlite.compression.Compressor`.
         op: Average (the default) or Sum.
         name: as for `allreduce`.
         process_set: the ranks that take part.
@@ -329,7 +332,7 @@ def reducescatter(
 
     Raises:
         InvalidArgumentError: an argument is wrong, or this rank is not a member of the process set.
-        UnsupportedError: the tensor is IndexedSlices, or `compression` is a codec.
+        UnsupportedError: the tensor is IndexedSlices, or `compression` is a codec or `Compression.auto`.
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
@@ -338,7 +341,8 @@ def reducescatter(
     with _on(device_dense):
         tensor = _dense_only("reducescatter", tensor, name)
         refuse_codec(compression, "reducescatter")
-        sent, context = compression.compress(tensor)
+        compressor, _ = split(compression)
+        sent, context = compressor.compress(tensor)
         output = collective_ops.reducescatter(
             sent,
             op=op,
@@ -347,7 +351,7 @@ def reducescatter(
             postscale=postscale_factor,
             set_id=set_id,
         )
-        return compression.decompress(output, context)
+        return compressor.decompress(output, context)
 
 
 @as_written
@@ -371,7 +375,8 @@ def grouped_reducescatter(
         if not members:
             return []
         refuse_codec(compression, "grouped_reducescatter")
-        sent, contexts = zip(*(compression.compress(member) for member in members), strict=True)
+        compressor, _ = split(compression)
+        sent, contexts = zip(*(compressor.compress(member) for member in members), strict=True)
         outputs = collective_ops.grouped_reducescatter(
             list(sent),
             op=op,
@@ -380,7 +385,7 @@ def grouped_reducescatter(
             postscale=postscale_factor,
             set_id=set_id,
         )
-        return [compression.decompress(output, context) for output, context in zip(outputs, contexts, strict=True)]
+        return [compressor.decompress(output, context) for output, context in zip(outputs, contexts, strict=True)]
 
 
 @as_written
@@ -393,8 +398,7 @@ def join() -> tf.Tensor:
         The rank that joined last, a scalar int32 tensor.
 
     Raises:
-        NotInitializedError: `hvdlite.init` has not been called.
-        tf.errors.OpError: (when it runs) a rank failed.
+        tf.errors.OpError: (when it runs) hvdlite is not initialized, or a rank failed.
 
     """
     return collective_ops.join(global_process_set.require_member(Kind.JOIN))

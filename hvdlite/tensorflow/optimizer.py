@@ -67,13 +67,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: the ranks that take part. On other ranks gradients are not reduced.
         scale_local_gradients: True: divide gradients of local variables by the number of ranks.
         start_check: the reaction if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
-            "broadcast", "warn" or "off"; None: the knob HVDLITE_START_CHECK decides.
+            "broadcast" (not in graphs of TensorFlow 1), "warn" or "off"; None: the knob HVDLITE_START_CHECK decides.
 
     Returns:
-        The same optimizer.
+        The same optimizer, or for Keras what `hvdlite.tensorflow.keras.DistributedOptimizer` returns.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, `optimizer` is no optimizer, or it is wrapped already.
+        InvalidArgumentError: an argument is wrong, `optimizer` is no optimizer, or a v1 optimizer is wrapped already.
+        UnsupportedError: the compression keeps state from step to step; or for Keras, as for `hvdlite.keras`.
 
     """
     if _is_keras(optimizer):

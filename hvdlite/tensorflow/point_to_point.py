@@ -1,6 +1,6 @@
 """`hvdlite.send` and `hvdlite.recv` for TensorFlow's eager tensors, with gradients.
 
-The adjoint of a send is a receive, and the other way round. A tape makes both eagerly, so the parts of a model between the
+The adjoint of a send is a receive, and the other way round. A tape runs both eagerly, so only the parts of a model between the
 messages may be functions (``tf.function``). A tensor on a GPU is copied through host memory.
 
 A tape does not know which of a rank's messages came first. If a rank both sends and receives, add the zero that `send` returns
@@ -41,7 +41,8 @@ def send(
         tape receives the gradient; the receiver must differentiate its `recv` as well.
 
     Raises:
-        UnsupportedError: the call is part of a graph, such as a ``tf.function``.
+        UnsupportedError: the call is part of a graph, such as a ``tf.function``; or (in ``tape.gradient``) the received
+            gradient is differentiated again.
         InvalidArgumentError, MismatchError, HorovodInternalError: as for `hvdlite.send`.
 
     """

@@ -36,12 +36,15 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     Args:
         fused: must be False; accepted for compatibility with Horovod.
-        process_set: the ranks that share their statistics: a process set, or a list of ranks.
+        process_set: the ranks that share their statistics: a process set, a list of the ranks of a registered one, or None for
+            all ranks.
         **kwargs: arguments of ``tf.keras.layers.BatchNormalization``.
 
     Raises:
-        InvalidArgumentError: `fused` is true, or (in a call in training) this rank is not in the process set.
-        UnsupportedError: `kwargs` has renorm, virtual_batch_size, adjustment or synchronized; or Keras runs on another backend.
+        InvalidArgumentError: `fused` is True or None; or (in a call in training) this rank is not in the process set, or the
+            set is not registered.
+        UnsupportedError: `kwargs` has renorm, virtual_batch_size, adjustment or synchronized; Keras runs on another
+            backend; or (in a call in training) `axis` has several axes.
         tf.errors.OpError: (in a call and in the backward pass) the collective failed.
 
     """
@@ -60,7 +63,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             )
         super().__init__(**kwargs, **({} if _KERAS_3 else {"fused": False}))
         given = global_process_set if process_set is None else process_set
-        self.process_set = given if isinstance(given, ProcessSet) else set_of_ranks(given)
+        self.process_set = given if isinstance(given, ProcessSet) else set_of_ranks(sorted(given))
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """The normalized input, see the class.

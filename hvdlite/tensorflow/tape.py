@@ -45,8 +45,8 @@ class LocalSources:
 
     Args:
         scale: True: divide these gradients by the number of ranks, or with weights multiply them by this rank's share of all
-            weights. Then they have the scale of reduced gradients, which are averages over the ranks.
-        process_set: the ranks that are counted.
+            weights. Then they have the scale of gradients that are averages over the ranks. With op=Sum they are divided, too.
+        process_set: the ranks that are counted. A rank outside of it scales nothing.
 
     """
 
@@ -94,7 +94,7 @@ class LocalSources:
         names: Sequence[str],
         weight: Any = None,
     ) -> list[Gradient]:
-        """All gradients in their order: reduced, or for local sources the results of `finish`. Collective."""
+        """All gradients in order: reduced, or for local sources the results of `finish`. Collective over the process set."""
         own_weight = None if weight is None else as_weight(weight, reduction.op)
         shared = [place for place, source in enumerate(sources) if source not in self]
         local = [place for place, source in enumerate(sources) if source in self]
@@ -235,6 +235,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong.
+        UnsupportedError: the compression keeps state from step to step.
 
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedGradientTape):
@@ -248,7 +249,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     )
     tape._hvdlite_local = LocalSources(scale_local_gradients, process_set)
     tape._hvdlite_start_check = mode_of(start_check, "DistributedGradientTape")
-    tape._hvdlite_weight = None if weight is None else as_weight(weight, op)
+    tape._hvdlite_weight = None if weight is None else as_weight(weight, tape._hvdlite_reduction.op)
     return tape
 
 
@@ -290,6 +291,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong, or a layer is not built yet.
+        UnsupportedError: as for `DistributedGradientTape`.
 
     """
     tape = DistributedGradientTape(

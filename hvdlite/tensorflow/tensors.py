@@ -68,7 +68,8 @@ def as_weight(weight: Any, op: int) -> tf.Tensor:
     """A rank's weight in a weighted mean, as a scalar float64 tensor.
 
     Args:
-        weight: a number of 0 or more, or a real scalar tensor or variable. A tensor of a graph is checked when the graph runs.
+        weight: a number of 0 or more, or a real scalar tensor or variable. The value of a tensor of a graph is checked when the
+            graph runs, but not for IndexedSlices.
         op: the reduce operator.
 
     Raises:
@@ -84,6 +85,8 @@ def as_weight(weight: Any, op: int) -> tf.Tensor:
             f"a weight is one real number, such as the number of samples in this rank's batch, not a tensor of dtype "
             f"{tensor.dtype.name} and shape {tensor.shape}"
         )
+    if hasattr(tensor, "numpy"):  # an eager tensor
+        return tf.constant(check_weight(tensor.numpy().item(), op), tf.float64)
     return tf.cast(tensor, tf.float64)
 
 

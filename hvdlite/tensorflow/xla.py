@@ -26,7 +26,8 @@ _REMEDY = "set jit_compile=False (an argument of model.compile in Keras, and of 
 _SELF_TEST_TEXT = "hvdlite's self-test"
 
 # The attribute of a graph that has the token of its last call. The token is an operand of the next call, so XLA cannot change
-# their order. (A table by graph would keep the graphs alive through their tensors. Branches share the collections of a graph.)
+# their order. (It is in no table by graph, which would keep the graphs alive through their tensors, and in no collection of the
+# graph, which the graph shares with those of its branches.)
 _LAST = "_hvdlite_last_call"
 _NO_CODEC: Mapping[str, int] = {}
 

@@ -136,6 +136,10 @@ def test_what_is_iterable(util):
         ("2.9.1", "2.10.0", False),
         ("2.1", "2.1.0", True),
         ("2.1.0rc2", "2.1.0", False),
+        ("2.16.0-rc0", "2.16.0", False),  # as TensorFlow writes it
+        ("2.1.0.post1", "2.1.0", True),
+        ("2.1.0-alpha.1", "2.1.0", False),
+        ("2.1.0-cpu", "2.1.0", True),
         ("2.1.0.dev20230901", "2.1.0", False),
         ("2.1.1rc2", "2.1.0", True),
         ("2.1.0.1", "2.1.0", True),
@@ -260,3 +264,12 @@ def test_a_function_in_many_threads(threads):
     done = queue.SimpleQueue()
     assert threads.execute_function_multithreaded(done.put, [[1], [2], [3]], False, 2) is None
     assert sorted(done.get() for _ in range(3)) == [1, 2, 3]
+
+
+def test_a_failed_call_does_not_end_the_others(threads, monkeypatch):
+    told, done = queue.SimpleQueue(), queue.SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda failure: told.put(failure.exc_type))
+    for at_once in (1, 0):
+        threads.execute_function_multithreaded(lambda number: done.put(1 / number), [[0], [1], [2]], False, at_once)
+        assert [done.get(timeout=60) for _ in range(2)] == [1.0, 0.5]
+        assert told.get(timeout=60) is ZeroDivisionError

@@ -282,7 +282,7 @@ def test_other_hosts_need_a_shared_folder():
     [
         ({"hosts": "a", "hostfile": "b"}, InvalidArgumentError, "either hosts or hostfile"),
         ({"use_gloo": True, "use_mpi": True}, ValueError, "either use_gloo or use_mpi"),
-        ({"min_np": 2, "slots": 3}, UnsupportedError, r"horovod\.run\(min_num_proc, slots\) is not supported"),
+        ({"min_np": 2, "slots": 3}, UnsupportedError, r"horovod\.run\(min_np, slots\) is not supported"),
     ],
 )
 def test_what_horovod_run_refuses(arguments, error, said):

@@ -38,7 +38,7 @@ _cache = functools.cache  # not public, but programs import it
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether hvdlite has a door for this framework (such as ``"torch"``), and the framework is installed. It imports none."""
+    """Whether hvdlite has a door for this framework (such as ``"torch"``) and the framework is installed. Imports neither."""
     return all(importlib.util.find_spec(name) is not None for name in (f"hvdlite.{ext_base_name}", ext_base_name))
 
 
@@ -133,10 +133,10 @@ def is_iterable(x: Any) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version is at least the target. A pre-release counts as lower than its release.
+    """Whether a version is at least the target. A pre-release, such as ``"2.1.0-rc1"``, counts as lower than its release.
 
     Args:
-        ver: the version, such as ``"2.1.0+cu121"``. The part from ``+`` on is ignored.
+        ver: the version, such as ``"2.1.0+cu121"``. Only its first three numbers count, and whether it is a pre-release.
         target: a version of three numbers, such as ``"2.1.0"``.
 
     Raises:
@@ -146,7 +146,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         raise ValueError(f"pass versions as text, such as '2.1.0'; got {ver!r} and {target!r}")
     if not re.fullmatch(r"\d+\.\d+\.\d+", target):
         raise ValueError(f"the target version must have the form major.minor.patch, got {target!r}")
-    found = re.match(r"(\d+(?:\.\d+)*)\.?(a|b|rc|dev)?", ver)
+    found = re.match(r"(\d+(?:\.\d+)*)[.\-_]?((?:a|alpha|b|beta|c|rc|pre|preview|dev)(?![a-z]))?", ver)
     if found is None:
         raise ValueError(f"{ver!r} is no version: pass one such as '2.1.0'")
     wanted = _numbers(target)

@@ -51,15 +51,16 @@ def run(
         slots: not supported.
         reset_limit: not supported.
         cooldown_range: not supported.
-        hosts: the hosts and the number of ranks on each, such as ``"a:2,b:2"``.
-        hostfile: path of a file with the hosts.
+        hosts: the hosts and the number of ranks on each, such as ``"a:2,b:2"``. For other hosts than this one call
+            `hvdlite.run`, which has the argument ``folder`` that they need.
+        hostfile: path of a file with the hosts, as for `hosts`.
         host_discovery_script: not supported.
         start_timeout: seconds within which all ranks must start.
         ssh_port: port of the ssh servers on other hosts.
         ssh_identity_file: key file for ssh to other hosts.
         disable_cache: True: the response cache is off.
         output_filename: a folder for copies of the output of each rank.
-        verbose: True: print the command that starts the ranks.
+        verbose: True: print the launcher, the reason to choose it, and its command line.
         use_gloo: True: a warning is given, and ranks run over MPI all the same.
         use_mpi: accepted for compatibility with Horovod; ranks always run over MPI.
         mpi_args: further arguments for mpirun.
@@ -74,8 +75,9 @@ def run(
         The results of the function, in the order of ranks.
 
     Raises:
-        InvalidArgumentError: arguments contradict each other.
+        InvalidArgumentError: arguments contradict each other, or a host is not this one.
         UnsupportedError: an argument is not supported.
+        Exception, PeerLostError, SystemFailure: as for `hvdlite.run`.
     """
     if hosts is not None and hostfile is not None:
         raise InvalidArgumentError("horovod.run: pass either hosts or hostfile, not both")
@@ -84,8 +86,10 @@ def run(
     if use_gloo:
         warnings.warn("horovod.run(use_gloo=True): hvdlite always runs over MPI; leave the argument out", stacklevel=2)
     elastic = {
-        "min_num_proc": min_num_proc if min_num_proc is not None else min_np,
-        "max_num_proc": max_num_proc if max_num_proc is not None else max_np,
+        "min_num_proc": min_num_proc,
+        "max_num_proc": max_num_proc,
+        "min_np": min_np,
+        "max_np": max_np,
         "slots": slots,
         "reset_limit": reset_limit,
         "cooldown_range": cooldown_range,

@@ -28,9 +28,10 @@ class Reduction:
         op: `hvdlite.Average` or `hvdlite.Sum`.
         prescale: a factor for each rank's gradients.
         postscale: a factor for the results.
-        compression: a class with static `compress` and `decompress`, for tensors of this backend's framework.
+        compression: a class with static `compress` and `decompress`, for tensors of this backend's framework; a codec,
+            `Compression.auto` or None.
         sparse_as_dense: True: sparse gradients are made dense. False: their rows are gathered.
-        process_set: the ranks that take part, at least two; this rank is one of them.
+        process_set: the ranks that take part. A backend reduces only on members of sets with at least two ranks.
 
     """
 
@@ -53,7 +54,10 @@ class WeightTotal(Protocol):
 
 
 class KerasBackend(Protocol):
-    """One Keras backend. All tensors are those of the backend's framework. Methods raise the errors of `hvdlite.ops`."""
+    """One Keras backend. All tensors are those of the backend's framework.
+
+    Methods raise the errors of `hvdlite.ops`, or those that the framework raises instead when an operation fails.
+    """
 
     @property
     def name(self) -> str:

@@ -38,7 +38,7 @@ class TorchWeightTotal:
 
 
 class TorchKerasBackend:
-    """Reduces all gradients of a step in one group, so that they are fused in the same way in each step.
+    """Reduces all gradients of a step in one group (or in the user's groups), so each step fuses them in the same way.
 
     A compiled step (``jit_compile=True``) leaves its graph for the calls of this class.
     """

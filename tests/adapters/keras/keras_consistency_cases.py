@@ -64,6 +64,13 @@ def test_the_callback_counts_steps_and_not_accumulated_batches(hvd):
     assert ", after step 3: " in text
 
 
+def test_the_callback_counts_from_steps_that_a_later_callback_broadcasts(hvd):
+    model = make_model(hvd)
+    if WORLD.rank == 0:
+        model.optimizer.iterations.assign(2)  # as from a checkpoint
+    train(model, hvd.callbacks.ConsistencyCheckCallback(every=3), hvd.callbacks.BroadcastGlobalVariablesCallback(0))
+
+
 def test_once_and_without_what_each_rank_has_by_itself(hvd):
     model = make_model(hvd)
     train(model, hvd.callbacks.ConsistencyCheckCallback(every=1), epochs=1)

@@ -233,6 +233,10 @@ def test_elastic_state(hvd):
     state.restore()
     assert_close(state_of(model), committed, 0)
     assert state.epoch == EPOCHS
+    fit(model, *map(part, data()), ROWS, epochs=EPOCHS + 1, initial_epoch=EPOCHS, callbacks=callbacks)
+    assert state.epoch == EPOCHS + 1
+    fit(model, *map(part, data()), ROWS, epochs=1, callbacks=callbacks)
+    assert state.epoch == EPOCHS + 2
     with pytest.raises(InvalidArgumentError, match="a model whose variables exist"):
         hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
 

@@ -148,6 +148,22 @@ def test_indexed_slices(hvd, mode):
         hvd.reducescatter(slices(RANK))
 
 
+def test_every_reduction_checks_its_compression(hvd):
+    row = tf.constant([[1.0 * RANK, 2.0]])
+    slices = tf.IndexedSlices(row, tf.constant([0]), tf.constant([1, 2]))
+    both = tf.concat([row] * SIZE, 0)
+    calls = (
+        lambda **how: hvd.allreduce(row, **how),
+        lambda **how: hvd.allreduce(slices, **how),
+        lambda **how: hvd.reducescatter(both, **how),
+        lambda **how: hvd.grouped_reducescatter([both], **how)[0],
+    )
+    for call in calls:
+        assert_close([tf.convert_to_tensor(call(compression=None))], [tf.constant([[(SIZE - 1) / 2, 2.0]])])
+        with pytest.raises(InvalidArgumentError, match="compression must have the methods"):
+            call(compression="fp16")
+
+
 @modes
 def test_groups_with_slices_and_compression(hvd, mode):
     @mode

@@ -128,6 +128,13 @@ def test_far_from_zero(hvd):
     assert_close([tf.cast(output, tf.float64)], [wanted], 2e-3)
 
 
+def test_a_list_of_ranks_has_any_order(hvd):
+    ranks = [*range(hvd.size())]
+    everyone = hvd.add_process_set(ranks)
+    assert hvd.SyncBatchNormalization(process_set=ranks[::-1]).process_set is everyone
+    hvd.remove_process_set(everyone)
+
+
 def test_process_set(hvd):
     ranks = list(range(1, hvd.size()))
     some = hvd.add_process_set(ranks)

@@ -60,6 +60,7 @@ OPTIONS = {
     "plain": {},
     "predivide": {"gradient_predivide_factor": 2.0},
     "two groups": {"num_groups": 2},
+    "no op": {"op": None},  # stands for Average, as in the collectives
 }
 
 
@@ -327,11 +328,19 @@ def test_v1_adasum_is_of_steps(hvd):
     assert_same_bits(network.variables)
 
 
+def test_passes_of_other_variables_are_not_added_up(hvd):
+    optimizer = hvd.DistributedOptimizer(make_optimizer(), backward_passes_per_step=2)
+    one, other = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer.compute_gradients(lambda: 2.0 * one, [one])
+    with pytest.raises(InvalidArgumentError, match="every pass must have gradients of the same variables"):
+        optimizer.compute_gradients(lambda: 2.0 * other, [other])
+
+
 def test_arguments_are_refused_at_once(hvd):
     plain = make_optimizer()
     with pytest.raises(InvalidArgumentError, match="op != Average"):
         hvd.DistributedOptimizer(plain, op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(InvalidArgumentError, match="op=Average, op=Sum or op=Adasum"):
+    with pytest.raises(InvalidArgumentError, match="op=Average, op=Sum or op=Adasum, not Min"):
         hvd.DistributedOptimizer(plain, op=hvd.Min)
     with pytest.raises(InvalidArgumentError, match="backward_passes_per_step must be > 0"):
         hvd.DistributedOptimizer(plain, backward_passes_per_step=0)

@@ -177,6 +177,11 @@ def test_other_operators_refuse_a_weight(hvd, op):
 
 
 def test_what_is_no_weight(hvd):
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([4, 2]))
+    for bad in (tf.constant(-1), tf.constant(np.inf), tf.Variable(np.nan)):
+        for tensor in (tf.ones(1), slices):
+            with pytest.raises(InvalidArgumentError, match="a weight is a finite number of 0 or more"):
+                hvd.allreduce(tensor, weight=bad)
     for bad in (-1, np.nan, True, "5"):
         with pytest.raises(InvalidArgumentError, match="a weight is a finite number of 0 or more"):
             hvd.allreduce([1.0], weight=bad)

@@ -146,14 +146,15 @@ def test_a_mismatch_says_so_and_the_engine_goes_on():
         assert step(tf.ones(2)).numpy().tolist() == [SIZE] * 2
 
 
-@pytest.mark.parametrize("what", ["broadcast", "alltoall", "size"])
+@pytest.mark.parametrize("what", ["broadcast", "alltoall", "grouped_allgather", "size"])
 def test_other_operations_are_refused_with_what_to_set(what):
     calls = {
         "broadcast": lambda: ops.broadcast(tf.ones(2), root_rank=0, name="xla.b"),
         "alltoall": lambda: ops.alltoall(tf.ones(2), name="xla.a")[0],
+        "grouped_allgather": lambda: ops.grouped_allgather([tf.ones(2)], name="xla.g"),
         "size": ops.size,
     }
-    with pytest.raises(UnsupportedError, match=f"{what} cannot be compiled by XLA.*jit_compile=False"):
+    with pytest.raises(UnsupportedError, match=f"^{what} cannot be compiled by XLA.*jit_compile=False"):
         compiled(calls[what])()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,17 +107,20 @@ def execute_function_multithreaded(
     Args:
         fn: the function.
         args_list: a list of arguments for each call.
-        block_until_all_done: True: wait for all calls.
-        max_concurrent_executions: largest number of threads.
+        block_until_all_done: True: wait for all calls. False: the process may end before the calls end, and an exception of a
+            call goes to ``threading.excepthook``, which prints it.
+        max_concurrent_executions: largest number of threads; a number below 1 counts as 1.
 
     Returns:
-        The result of each call, by its index in `args_list`. None: it has not waited.
+        The result of each call, by its index in `args_list`; None if `block_until_all_done` is False.
 
     Raises:
-        Exception: the exception of a call, if it waits. If several calls fail, that of the first one in `args_list`.
+        Exception: (if `block_until_all_done` is True) a call failed; all calls have ended. If several calls fail, the exception
+            of the first one in `args_list`.
     """
+    threads = max(1, min(max_concurrent_executions, len(args_list)))
     if block_until_all_done:
-        with ThreadPoolExecutor(max(1, min(max_concurrent_executions, len(args_list)))) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             calls = [pool.submit(fn, *args) for args in args_list]
         return {place: call.result() for place, call in enumerate(calls)}
     waiting: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
@@ -129,8 +133,11 @@ def execute_function_multithreaded(
                 args = waiting.get_nowait()
             except queue.Empty:
                 return
-            fn(*args)
+            try:
+                fn(*args)
+            except Exception:  # the other calls must still run
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
-    for _ in range(min(max_concurrent_executions, len(args_list))):
+    for _ in range(threads):
         in_thread(work)
     return None
