@@ -116,9 +116,9 @@ void HostOperation::reduce(collectives::Reduction reduction) {
   }
 }
 
-// Reduces straight from and to the tensors. A joined rank's pointers are null. If the members agreed on an arena, the tensors of
-// all members lie in it, and no member has joined. allreduce_push would read the other members' tensors there with this member's
-// prescale. So if the members' prescales differ (own_prescale), the tensors are reduced as in any other memory.
+// Reduces straight from and to the tensors. A joined rank's pointers are null. If the members agreed on an arena, the tensors
+// of all members lie in it, and no member has joined. allreduce_push would read the other members' tensors there with this
+// member's prescale. So if the members' prescales differ (own_prescale), the tensors are reduced as in any other memory.
 void HostOperation::start_scattered_allreduce(collectives::Reduction reduction) {
   collectives::AllreduceArgs args;
   args.parts.reserve(fused().parts.size());
