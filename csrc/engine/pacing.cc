@@ -9,39 +9,44 @@ using base::microseconds;
 
 namespace {
 
+// The longest sleeps if every other rank can ring this rank's bell.
 constexpr microseconds kSleepIdle{250'000};
-constexpr microseconds kSleepIdleNoBell{50'000};
 constexpr microseconds kSleepNegotiating{10'000};
+// If some rank cannot ring it, the longest sleep is a share of the time waited (kIdleShare), between two limits: the first two
+// for a rank that negotiates, the last two for an idle rank.
 constexpr microseconds kSleepNegotiatingNoBell{200};
-constexpr microseconds kSleepPatientNoBell{5'000};
+constexpr microseconds kSleepLongNoBell{5'000};
+constexpr microseconds kSleepIdleNoBell{50'000};
 constexpr microseconds kSleepMovingData{200};
-// How often to look for NCCL's errors while the GPU works.
+// How often to ask for NCCL's errors while the GPU works.
 constexpr microseconds kSleepGpu{2'000};
 constexpr microseconds kFirstSleep{20};
-// If a rank that no bell wakes has waited long, another rank is slow. The pause between two looks may then be this share of the
-// time waited, because so short a pause hardly delays the rank. A rank without work takes the same share: no operation waits
-// for that rank, and a caller that submits rings its own engine's bell.
+// If a rank has waited long, another rank is slow. If no bell may ring, the waiting rank sleeps for this share of the time
+// waited and then makes a pass: so short a sleep hardly delays it. A rank without work takes the same share. An operation waits
+// for such a rank only if the rank coordinates while other ranks add a process set for themselves. A caller that submits rings
+// its own engine's bell.
 constexpr double kIdleShare = 0.04;
-// The rank that holds the lock may be stopped for a long time, and each try costs some ten microseconds. So the first try comes
-// after this time, and each later pause is a share of the time in which nothing has happened.
+// A step at a port (Negotiation::tries_again) was refused, most often because another rank holds the ledger's lock. That rank
+// may be stopped for a long time, and each try costs some ten microseconds. So the pause before the next try is the time in
+// which nothing has happened, divided by kTryDivisor, but at least kTryAgain and at most kTryAgainLater.
 constexpr microseconds kTryAgain{20};
 constexpr microseconds kTryAgainLater{10'000};
-constexpr int kLooksPerWait = 8;
-// Gradients of one step follow each other faster than this part of a cycle.
-constexpr int kPausesInCycle = 8;
+constexpr int kTryDivisor = 8;
+// The time between two gradients of one step is usually less than HVDLITE_CYCLE_TIME divided by this number.
+constexpr int kCycleDivisor = 8;
 
 }  // namespace
 
 microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all) {
   // Exponential back-off: sleep as long as this wait has lasted so far, within the limits.
   const auto grown = std::max(kFirstSleep, outlook.idle);
-  const auto patient = microseconds(
+  const auto share = microseconds(
       static_cast<std::int64_t>(static_cast<double>(outlook.idle.count()) * kIdleShare));
   microseconds limit =
-      bells_reach_all ? kSleepIdle : std::clamp(patient, kSleepPatientNoBell, kSleepIdleNoBell);
+      bells_reach_all ? kSleepIdle : std::clamp(share, kSleepLongNoBell, kSleepIdleNoBell);
   if (outlook.negotiating || outlook.watching) {
     limit = bells_reach_all ? kSleepNegotiating
-                            : std::clamp(patient, kSleepNegotiatingNoBell, kSleepPatientNoBell);
+                            : std::clamp(share, kSleepNegotiatingNoBell, kSleepLongNoBell);
   }
   if (outlook.gpu_at_work) limit = std::min(limit, kSleepGpu);
   // A message under way may need progress on both sides, and no bell rings for that.
@@ -52,13 +57,13 @@ microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all) {
 }
 
 microseconds pause_before_trying_again(microseconds idle) {
-  return std::clamp(idle / kLooksPerWait, kTryAgain, kTryAgainLater);
+  return std::clamp(idle / kTryDivisor, kTryAgain, kTryAgainLater);
 }
 
 Patience patience_of(double cycle_time_ms, int ranks) {
   const microseconds cycle = base::from_seconds(cycle_time_ms / 1000);
-  const microseconds nothing{0};
-  return {.since_first = cycle, .since_last = ranks > 1 ? cycle / kPausesInCycle : nothing};
+  const microseconds nothing{0};  // a rank that is alone has nobody to send to
+  return {.since_first = cycle, .since_last = ranks > 1 ? cycle / kCycleDivisor : nothing};
 }
 
 }  // namespace hvdlite::engine

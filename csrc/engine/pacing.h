@@ -15,14 +15,14 @@ struct Outlook {
   bool negotiating = false;    // an operation of this rank is not agreed or not matched
   bool watching = false;       // Membership::watching()
   base::microseconds idle{0};  // the time since anything happened
-  // > 0: after this time queued entries will be announced, or a step that another rank's lock prevented is tried again.
+  // > 0: after this time queued entries will be announced, or a refused step (Negotiation::tries_again) is tried again.
   base::microseconds due{0};
 };
 
 // A ring of the doorbell ends the sleep early. bells_reach_all: every rank can ring this rank's bell.
 base::microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all);
 
-// A step failed because another rank held a lock. After how long to try again, if nothing has happened for `idle`.
+// A step at a port was refused (Negotiation::tries_again). After how long to try again, if nothing has happened for `idle`.
 base::microseconds pause_before_trying_again(base::microseconds idle);
 
 // How long submitted entries wait for later ones, in a job of this many ranks.

@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// Rounds up to a power of two, and above 1 MiB to a multiple of an eighth of the next smaller power of two. So little memory is
-// wasted, and most is reused.
+// Rounds up to a power of two of at least a page, and above 1 MiB to a multiple of an eighth of the next smaller power of two.
+// So less than an eighth of a new large buffer is unused, and operations of similar sizes use the same buffers again.
 std::size_t capacity_for(std::size_t bytes) {
   const std::size_t power = std::bit_ceil(bytes < kPage ? kPage : bytes);
   if (power <= (std::size_t{1} << 20)) return power;
@@ -27,6 +27,7 @@ FusionBufferPool::~FusionBufferPool() {
 FusionBufferPool::Lease FusionBufferPool::get(std::size_t bytes) {
   const std::size_t capacity = capacity_for(bytes);
   const auto found = free_.lower_bound(capacity);
+  // A buffer of more than twice this capacity stays free for larger operations.
   if (found != free_.end() && found->first <= 2 * capacity) {
     Lease buffer(this, found->second, found->first);
     kept_ -= found->first;

@@ -49,7 +49,8 @@ inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
 // The tag of an operation's messages. Two operations of a set that are in flight together have different tags.
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
-// The tag of all point-to-point payloads; no operation has it. Both ranks start these payloads in one order.
+// The tag of all point-to-point payloads; no operation has it. Both ranks start the payloads from one to the other in the same
+// order.
 std::uint32_t point_to_point_tag(const transport::Transport& transport);
 
 // How ranks combine their values for this request. An Average divides by `divisor`.

@@ -27,7 +27,7 @@ class Transfers {
   Transfers(transport::Transport& transport, SharedState& shared, DeviceWatcher& watcher)
       : transport_(transport), shared_(shared), staging_(shared.devices, watcher) {}
 
-  // Start a payload. The two ranks must start the payloads between them in the same order.
+  // Start a payload. Both ranks must start the payloads from one to the other in the same order.
   void send(Entry entry, int to);
   void receive(Entry entry, int from);
   // Copies the payload of a message that travelled whole, and ends the receive.

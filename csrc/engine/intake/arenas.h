@@ -1,7 +1,7 @@
 // The arenas that requests of this rank may name, and how an arena is made.
 // Thread: any for ArenaDirectory, with one lock that is held for a look-up; one at a time for an ArenaDraft. Owns: the open
 // arenas, of which operations in flight keep a share; a draft owns this rank's part. Blocks: no. Throws: Error, as each
-// function says.
+// function says, and std::bad_alloc.
 //
 // The engine has no operation that makes an arena: the callers make it together (hvdlite/arenas.py). Each member creates its
 // part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then they tell each other

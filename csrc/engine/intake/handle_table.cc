@@ -42,7 +42,7 @@ CompletionArray HandleTable::find(std::int64_t handle) const {
   if (row == nullptr) {
     throw base::Error(base::ErrorCode::kInvalidArgument,
                       "handle " + std::to_string(handle) +
-                          " is unknown: it was already synchronized or never existed");
+                          " is unknown: it was released already, or never existed");
   }
   return row->batch;
 }

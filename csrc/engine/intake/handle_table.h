@@ -1,6 +1,6 @@
 // Handles: the numbers that callers hold, and the completions behind each number.
 // Thread: any; one lock, never held across a transport call. Owns: completions, and through them outputs that the engine made.
-// Blocks: no. Throws: Error, as each function says.
+// Blocks: no. Throws: Error, as each function says, and std::bad_alloc.
 //
 //   handle = generation of the row * 2^24 + number of the row + 1
 //
@@ -28,9 +28,9 @@ class HandleTable {
  public:
   // Adds a submission of at least one operation, and returns its handle. Throws Error(System) if all rows are in use.
   std::int64_t add(CompletionArray batch);
-  // Throws Error(InvalidArgument) for a number that names no handle.
+  // Throws Error(InvalidArgument) if the handle was released, or never existed.
   CompletionArray find(std::int64_t handle) const;
-  // Frees the row for another submission. Does nothing if the number names no handle.
+  // Frees the row for another submission. Does nothing if the handle was released already, or never existed.
   void release(std::int64_t handle);
 
  private:
@@ -39,7 +39,7 @@ class HandleTable {
     std::int64_t generation = 0;
     std::uint32_t next_free = 0;
   };
-  // The row that a handle names; null if it names none.
+  // The row of this handle; null if the handle was released, or never existed.
   const Row* row_of(std::int64_t handle) const;
 
   mutable std::mutex mutex_;

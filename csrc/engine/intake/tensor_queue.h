@@ -1,7 +1,7 @@
 // Operations that are submitted but that the engine has not taken yet, and the names of all operations in flight. Callers push
 // operations, and the holder of the progress token takes them.
 // Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws:
-// Error(InvalidArgument) for a name that is in flight already.
+// Error(InvalidArgument) for a name that is in flight already, std::bad_alloc.
 #pragma once
 
 #include <mutex>
@@ -39,9 +39,9 @@ class NamesInFlight {
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait so that later ones can join them: at most `since_first` after the first entry was pushed. If
-// entries have a callback, a framework probably waits until they have ended. Then all queued entries also wait at most
-// `since_last` after the last entry with a callback.
+// How long queued entries wait for later ones, to be announced and fused together with them: at most `since_first` after the
+// first entry was pushed. If entries have a callback, a framework probably waits until they have ended. Then the wait of all
+// queued entries ends at the latest `since_last` after the last entry with a callback was pushed.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};
@@ -52,9 +52,9 @@ class TensorQueue {
   explicit TensorQueue(base::TimeSource time) : time_(time) {}
   // Takes all entries or none. Returns true if the queue was empty, so that the caller has to wake the engine.
   bool push(std::span<Entry> entries);
-  // If the queued entries are due, moves them into an empty vector, whose memory the queue reuses. They are due when flush is
-  // set, when they have enough bytes, or when their patience is over. Then *since is the time at which the first of them was
-  // pushed.
+  // If the queued entries are due, moves them into *into, and sets *since to the time at which the first of them was pushed.
+  // *into must be empty; the queue reuses its memory. Entries are due when flush is set, when they have enough bytes, or when
+  // their patience is over.
   void take(bool flush, std::size_t enough_bytes, const Patience& patience,
             std::vector<Entry>* into, base::Clock::time_point* since);
   std::vector<Entry> take_all();

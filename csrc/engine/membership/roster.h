@@ -31,6 +31,7 @@ class Roster {
   bool has_left(int rank) const { return at(rank).left; }
   // The other ranks that have not left.
   std::vector<int> others() const;
+  // The rank has left or failed.
   void leave(int rank);
 
   void add_set(SetId id, Members members) { sets_[id] = std::move(members); }

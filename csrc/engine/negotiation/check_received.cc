@@ -15,18 +15,14 @@ using base::ReduceOp;
 
 namespace {
 
-[[noreturn]] void disprove(const Request& request, const std::string& what) {
-  throw Error(ErrorCode::kInternal, describe(request) + ": " + what);
-}
-
 void require(bool condition, const Request& request, const char* what) {
-  if (!condition) disprove(request, what);
+  if (!condition) throw Error(ErrorCode::kInternal, describe(request) + ": " + what);
 }
 
 bool has_rows(OpKind kind) { return rows_may_differ(kind) || kind == OpKind::kReducescatter; }
 
 // Is the sum at most `most`, and is no value negative?
-bool add_up(std::span<const std::int64_t> values, std::int64_t most) {
+bool sum_is_at_most(std::span<const std::int64_t> values, std::int64_t most) {
   for (const std::int64_t value : values) {
     if (value < 0 || value > most) return false;
     most -= value;
@@ -39,24 +35,25 @@ void check_received_codec(const Request& request) {
   require(request.kind == OpKind::kAllreduce && sums && !request.on_gpu() &&
               base::is_possible_block(request.codec.block) &&
               kernels::accumulator_of(request.dtype, request.op) == base::DType::kFloat32,
-          request, "such a reduction has no codec");
+          request,
+          "its codec has an impossible block, or does not fit its kind, op, dtype or device");
 }
 
 void check_received_reduction(const Request& request, std::size_t ranks) {
   if (request.op == ReduceOp::kAdasum) {
     require(request.kind == OpKind::kAllreduce && kernels::is_float(request.dtype) &&
                 std::has_single_bit(ranks),
-            request, "such a reduction does not exist");
+            request, "Adasum does not fit its kind, its dtype or the number of members");
     return;
   }
   require(kernels::why_unsupported(request.dtype, request.op).empty(), request,
-          "such a reduction does not exist");
+          "no kernel has this op for this dtype");
 }
 
 void check_set_change(const Request& request, SetId set, std::size_t ranks) {
-  require(set.id == 0, request, "process sets are changed by all ranks together");
+  require(set.id == 0, request, "a change of process sets belongs to process set 0");
   if (request.kind == OpKind::kRemoveProcessSet) {
-    require(request.root > 0, request, "this process set cannot be removed");
+    require(request.root > 0, request, "only a process set with an id above 0 can be removed");
     return;
   }
   const auto& chosen = request.splits;
@@ -64,7 +61,7 @@ void check_set_change(const Request& request, SetId set, std::size_t ranks) {
       std::ranges::adjacent_find(chosen, std::ranges::greater_equal()) == chosen.end();
   require(!chosen.empty() && ascending && chosen.front() >= 0 &&
               chosen.back() < static_cast<std::int64_t>(ranks),
-          request, "these are no ranks of a new process set");
+          request, "the ranks of the new process set are missing, not ascending or not in the job");
 }
 
 void check_sizes(const Response& response, std::size_t ranks) {
@@ -121,12 +118,12 @@ void check_without_mine(const Response& response, bool joined, const std::vector
   require(joined, agreed, "was decided though this rank has not asked for it");
   require(agreed.arena == 0, agreed, "was decided for an arena in which this rank has no tensor");
   if (rows_may_differ(agreed.kind)) {
-    require(add_up(rows_of(response, index, members.size()), 0), agreed,
+    require(sum_is_at_most(rows_of(response, index, members.size()), 0), agreed,
             "was decided with rows that this rank does not have");
   }
   require(
       agreed.kind != OpKind::kBroadcast || agreed.root != members[static_cast<std::size_t>(index)],
-      agreed, "was decided with a root, this rank, that has nothing to send");
+      agreed, "was decided although the root is this rank, which has not asked and sends nothing");
 }
 
 }  // namespace
@@ -134,23 +131,25 @@ void check_without_mine(const Response& response, bool joined, const std::vector
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes) {
   const std::int64_t row_bytes =
       request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
-  return add_up(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);
+  return sum_is_at_most(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);
 }
 
 void check_received(const Request& request, SetId set, const std::vector<int>& members) {
   const OpKind kind = request.kind;
   require(request.set == set, request, "was sent for another process set");
   require(!request.name.empty(), request, "has no name");
-  require(!base::is_point_to_point(kind), request, "is never agreed on");
+  require(!base::is_point_to_point(kind), request,
+          "is a send or a receive, on which ranks do not agree");
   require(request.group_size >= 0 &&
               (request.group_size == 0 ||
                (request.group_index >= 0 && request.group_index < request.group_size)),
-          request, "has no such place in its group");
-  require(!request.absent || kind == OpKind::kAllreduce, request, "cannot be absent");
+          request, "has an impossible place in its group");
+  require(!request.absent || kind == OpKind::kAllreduce, request,
+          "is absent, which only an allreduce can be");
   require(!has_rows(kind) || !request.shape.empty(), request, "a scalar has no rows");
   require(request.arena >= 0 && request.arena_offset >= 0 &&
               (request.arena == 0 || kind == OpKind::kAllreduce),
-          request, "has no such place in an arena");
+          request, "has an impossible place in an arena, or is no allreduce");
   if (reduces(kind)) check_received_reduction(request, members.size());
   if (request.codec) check_received_codec(request);
   if (kind == OpKind::kBroadcast) {
@@ -158,8 +157,9 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
             "its root is not in the process set");
   }
   if (kind == OpKind::kAlltoall) {
-    require(request.splits.size() == members.size() && add_up(request.splits, request.shape[0]),
-            request, "its splits do not fit its rows or the members");
+    require(
+        request.splits.size() == members.size() && sum_is_at_most(request.splits, request.shape[0]),
+        request, "its splits do not fit its rows or the members");
   }
   if (changes_sets(kind)) check_set_change(request, set, members.size());
 }
@@ -170,7 +170,7 @@ void check_received(const Response& response, SetId set, const std::vector<int>&
   const auto ranks = static_cast<std::int32_t>(members.size());
   require(response.slot >= -1 && response.contributors >= 0 && response.contributors <= ranks &&
               response.divisor >= 0 && response.divisor <= ranks,
-          request, "was decided with counts that cannot be");
+          request, "was decided with an impossible slot, divisor or number of contributors");
   if (response.error.ok()) check_sizes(response, members.size());
 }
 

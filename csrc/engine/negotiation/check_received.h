@@ -23,9 +23,9 @@ void check_received(const Response& response, SetId set, const std::vector<int>&
 // Can one tensor hold the rows of all members (Response::sizes) of this request?
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes);
 
-// Checks an agreed response without error before this rank carries it out. mine: the entry with which this rank asked for that
-// name. It is null if this rank did not ask; for a barrier or an operation that moves data, this rank must then have joined.
-// index: of this rank among the members.
+// Checks an agreed response that has no error (Response::error), before this rank carries it out. mine: the entry with which
+// this rank asked for that name. It is null if this rank did not ask; for a barrier or an operation that moves data, this rank
+// must then have joined or left. index: of this rank among the members.
 void check_fits(const Response& response, const Entry* mine, bool joined,
                 const std::vector<int>& members, int index);
 

@@ -38,7 +38,8 @@ class Negotiation {
     std::size_t cache_capacity = 0;     // slots
     bool join_refuses_others = false;   // the coordinator calls refuse_without_joined()
     bool agreement_is_barrier = false;  // a barrier that is agreed at the port needs no collective
-    // Sets of at most this many members agree in copies of a ledger, if they do not share one.
+    // Sets of at most this many members (never more than ReplicatedLedger::kMaxMembers) agree in copies of a ledger, if they do
+    // not share one.
     std::size_t ledger_copies = 0;
   };
 

@@ -4,10 +4,10 @@
 // A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index
 // of the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller
 // than any stamp that it has received. If it sends several messages one directly after the other, this holds for the last one,
-// and the others have the numbers before. (So members that send equally many messages use equal stamps, whoever is first.) After
-// a message with stamp s, a member sends no message with a stamp up to s. A copy makes a step when no message that comes before
-// it in this order can arrive any more. For that it needs a message of every other member with the step's stamp or a later one;
-// of a member with a higher index, a message with the stamp before is enough.
+// and the others have the numbers before. (So members that send equally many messages use equal stamps, whoever is first.)
+// After a message with stamp s, a member sends no message with a stamp up to s. A copy makes a step when no message that comes
+// before it in this order can arrive any more. For that it needs a message of every other member with the step's stamp or a
+// later one; of a member with a higher index, a message with the stamp before is enough.
 //
 //   member 0: announce x (stamp 7) ----> member 1      Each copy has stamp 7 of both members. So it makes the step of member 0,
 //   member 1: announce x (stamp 7) ----> member 0      and then the step of member 1, which completes x.

@@ -24,8 +24,8 @@ class ResponseCache {
   // The slot of this request's name, if this rank asked for an equal request when the slot was filled.
   std::optional<std::uint32_t> find(const Request& request) const;
   const ResponsePtr& at(std::uint32_t slot) const;
-  // Fills the slot. The caller checks the slot against the capacity, because the cache grows up to it. mine: what this rank
-  // asked for; null if it did not ask. Returns the name that lost its slot, or "".
+  // Fills the slot, and makes room for all slots below it. So the caller first checks the slot against the capacity. mine: what
+  // this rank asked for; null if it did not ask. Returns the name that lost its slot, or "".
   std::string put(std::uint32_t slot, ResponsePtr response, RequestPtr mine);
 
   void add_to(base::Hasher& hasher) const;

@@ -1,4 +1,5 @@
-// The part of Negotiation about changes of process sets and the end of a join. The rest is in negotiation.cc.
+// The part of Negotiation about changes of process sets, the regions for staged GPU tensors, and the end of a join. The rest is
+// in negotiation.cc.
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +15,7 @@ using base::Status;
 
 namespace {
 
-// Message tags contain set ids, so the number of sets at a time is limited.
+// Message tags contain set ids, so the number of sets at a time is limited. kSetBits (execution/operation.cc) depends on it.
 constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
@@ -32,8 +33,9 @@ void Negotiation::carry_out(const Response& response, Entry& entry) {
     remove_set(response.request->root);
   } else if (sets_.size() >= kMaxSets) {
     status = {ErrorCode::kInvalidArgument,
-              "there are " + std::to_string(kMaxSets) +
-                  " process sets already; remove one before adding another"};
+              describe(*response.request) + ": there are " + std::to_string(kMaxSets) +
+                  " process sets already, with the set of all ranks; remove one before adding "
+                  "another"};
   } else {
     const auto& ranks = response.request->splits;
     const SetId id = create_set({ranks.begin(), ranks.end()});
@@ -79,7 +81,8 @@ SetId Negotiation::create_set(std::vector<int> members) {
   return id;
 }
 
-// A port for members that do not share a ledger; null if they are too many or one alone, or this rank is no member.
+// A port for members that do not share a ledger. Null if there are too many of them (Settings::ledger_copies), if there is only
+// one, or if this rank is no member.
 std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   const int most = static_cast<int>(
       std::min(settings_.ledger_copies, static_cast<std::size_t>(ReplicatedLedger::kMaxMembers)));
@@ -109,9 +112,9 @@ void Negotiation::remove_set(std::int32_t id) {
   free_set_ids_.push_back(id);
 }
 
-// This rank agrees to a set's removal when all its operations on the set have ended, and submits nothing more to the set.
-// Otherwise one member could follow the removal, while another waited for ever for an operation that both had agreed on.
-// Returns true, and takes the entry, if the removal has to be held back.
+// This rank agrees to a set's removal when all of this rank's operations on the set have ended, and submits nothing more to
+// the set. Otherwise one member could carry out the removal, while another waited for ever for an operation that both had
+// agreed on. Returns true, and takes the entry, if the removal has to be held back.
 bool Negotiation::hold_removal(Entry& entry) {
   const auto found = sets_.find(entry.request->root);
   if (found == sets_.end()) return false;  // another thread removed it first
@@ -129,8 +132,8 @@ bool Negotiation::resume_removals() {
   return held_removals_.size() != held;
 }
 
-// Takes a removal that failed for all ranks, such as by a deadlock, while this rank held it back. Returns an entry without a
-// request if there is none.
+// Takes a removal that failed for all ranks (for example, because of a deadlock) while this rank held it back. Returns an entry
+// without a request if there is none.
 Entry Negotiation::take_held_removal(SetId set, const std::string& name) {
   const auto held = std::ranges::find_if(held_removals_, [&](const Entry& entry) {
     return entry.request->set == set && entry.request->name == name;

@@ -10,12 +10,13 @@
 //
 //   what callers ask ---------> admit() ----------------+
 //   what another rank says ---> hear() -----------------+--> Effects: send, finish, start_send, start_receive, take, take_own
-//   how ranks and sets end ---> left, leave, end_all ---+
+//   how ranks end ------------> left, leave, end_all ---+
+//   which sets there are -----> add_set, remove_set ----+
 //
 // A small message travels whole: its Offer holds the payload, and the send ends when the Offer is sent. A sender may do this
-// while the whole messages that no receive has taken yet stay within a limit (Settings::unreceived_bytes). The receiving rank
-// counts the bytes that its receives have taken, and reports them from time to time (Receipt). For a large message, and for a
-// small one over the limit, the Offer only announces the payload. When there is a receive for it:
+// while its whole messages to one rank stay within a limit (Settings::unreceived_bytes). A message counts until a Receipt has
+// come for its bytes. The receiving rank sends a Receipt when its receives have taken half of the limit. For a large message,
+// and for a small one over the limit, the Offer only announces the payload. When there is a receive for it:
 //
 //   sender                     receiver
 //      Offer       ------------->   a receive that fits is there, or comes later
@@ -63,7 +64,7 @@ class PointToPoint {
     virtual void send(int rank, const Message& message) = 0;
     virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
     // Begins to move the payload from or to the entry's memory; the entry ends when that is done. Both ranks start the payloads
-    // between them in the same order, and the payloads move in this order.
+    // from one to the other in the same order, so this order says which payload belongs to which receive.
     virtual void start_send(Entry entry, int to) = 0;
     virtual void start_receive(Entry entry, int from) = 0;
     // take: gives a receive the payload of a message that travelled whole; the payload is valid during the call only. take_own:
@@ -79,7 +80,7 @@ class PointToPoint {
     int rank = 0;
     int ranks = 1;
     std::size_t whole_bytes = 0;  // the size of the largest message that travels whole
-    // The limit to the bytes (counted_bytes) of whole messages from one rank to another that no receive has taken yet.
+    // The limit to the bytes (counted_bytes) of whole messages from one rank to another that no Receipt has reported.
     std::size_t unreceived_bytes = 0;
   };
   // The bytes for which a whole message counts: its payload, and a constant for its name and its place in the list.

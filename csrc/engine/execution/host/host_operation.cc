@@ -116,8 +116,9 @@ void HostOperation::reduce(collectives::Reduction reduction) {
   }
 }
 
-// Reduces straight from and to the tensors. A joined rank's pointers are null. If members agreed on an arena, all have one, and
-// none has joined.
+// Reduces straight from and to the tensors. A joined rank's pointers are null. If the members agreed on an arena, the tensors
+// of all members lie in it, and no member has joined. allreduce_push would read the other members' tensors there with this
+// member's prescale. So if the members' prescales differ (own_prescale), the tensors are reduced as in any other memory.
 void HostOperation::start_scattered_allreduce(collectives::Reduction reduction) {
   collectives::AllreduceArgs args;
   args.parts.reserve(fused().parts.size());
@@ -141,7 +142,7 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
     if (const void* const input = input_of(i)) {
       copy(buffer_->data() + offset, input, bytes);
     } else {
-      // The planner fuses absent values into sums only.
+      // This rank has no value. 0 is the identity of sums, and the planner fuses no other operation that lacks a value.
       std::memset(buffer_->data() + offset, 0, bytes);
     }
     offset += bytes;
