@@ -18,11 +18,9 @@ from hvdlite.torch.sharding import sharded_state_of
 
 __all__ = [
     "allgather_object",
-    "broadcast_calls",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "root_of",
 ]
 
 
