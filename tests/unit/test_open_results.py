@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from support.limits import DEADLINE
 from support.mappings import mapping_at
-from support.thread_ranks import ABSENT, ALLREDUCE, SUM, engines, run_ranks
+from support.thread_ranks import ABSENT, ALLREDUCE, AVERAGE, SUM, engines, run_ranks
 
 from hvdlite.errors import HorovodInternalError
+from hvdlite.requests import Flag
 
 MIB = 1 << 20
 
@@ -75,6 +76,16 @@ def test_everybody_stores_into_the_results_of_all(ranks, dtype):
         return open_results(rank)
 
     assert run_ranks(ranks, body) == [9] * ranks
+
+
+def test_results_of_weighted_means_count_too():
+    def body(rank):
+        mine, output = contribution(rank.rank, MIB), new_result(rank.engine, contribution(rank.rank, MIB))
+        rank.start(ALLREDUCE, "x", mine, output, op=AVERAGE, flags=Flag.WEIGHTED, weight=0.5).result()
+        assert np.array_equal(output, total(2, MIB) / 2)
+        return open_results(rank)
+
+    assert run_ranks(2, body) == [1, 1]
 
 
 @pytest.mark.parametrize("private", [{0}, {2}, {0, 2}, {0, 1, 2}])

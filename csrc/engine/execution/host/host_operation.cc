@@ -45,7 +45,6 @@ void HostOperation::start() {
     case OpKind::kRecv:
       HVD_CHECK(false);  // Negotiation and PointToPoint handle these kinds
   }
-  if (collective_ && collective_->result_is_open()) ++context_.counters.open_results;
 }
 
 bool HostOperation::advance() {
@@ -114,6 +113,7 @@ void HostOperation::reduce(collectives::Reduction reduction) {
   } else {
     start_single_allreduce(reduction);
   }
+  if (collective_->result_is_open()) ++context_.counters.open_results;
 }
 
 // Reduces straight from and to the tensors. A joined rank's pointers are null. If the members agreed on an arena, the tensors
