@@ -295,7 +295,7 @@ def main(words: Sequence[str] | None = None) -> int:
     job = TuningRanks(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
     problem = None
     try:
-        knobs, wrong = _knobs_here()
+        knobs, wrong = startup.own_knobs()
         startup.agree(job.comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
         report = tune(job, startup.place_of(mpi, job.comm, knobs), knobs, options.seconds, options.any_bits)
         if job.comm.rank == 0:
@@ -307,14 +307,6 @@ def main(words: Sequence[str] | None = None) -> int:
     if problem and job.comm.rank == 0:
         print(f"hvdlite tune: {problem}", file=sys.stderr)
     return int(bool(problem))
-
-
-def _knobs_here() -> tuple[Config, HvdliteError | None]:
-    """The knobs of this rank; the defaults and the error if a variable is wrong."""
-    try:
-        return config.from_environment(), None
-    except HvdliteError as error:
-        return config.from_environment({}), error
 
 
 def _write(path: Path | None, report: Report, log: str) -> str | None:

@@ -160,11 +160,8 @@ class Runtime:
 
     def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
         """The knobs; and this rank's error if they are wrong, or None."""
-        try:
-            config = knobs.from_environment()
-        except HvdliteError as error:
-            return knobs.from_environment({}), error
-        return config.replace(dynamic_process_sets=True) if dynamic else config, None
+        config, wrong = startup.own_knobs()
+        return config.replace(dynamic_process_sets=True) if dynamic and wrong is None else config, wrong
 
     def _guard_exit(self, alone: bool) -> None:
         """Installs the handlers for uncaught exceptions, forks and the end of the process."""

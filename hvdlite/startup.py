@@ -44,6 +44,7 @@ __all__ = [
     "load_mpi",
     "machine_id",
     "make_pool",
+    "own_knobs",
     "patience_of",
     "place_of",
 ]
@@ -248,6 +249,14 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
 
 def _own_mpirun() -> str | None:
     return shutil.which("mpirun", path=sys.prefix + "/bin")
+
+
+def own_knobs() -> tuple[Config, HvdliteError | None]:
+    """The knobs of this rank and None; or, if a variable is wrong, the defaults and the error. `agree` takes both."""
+    try:
+        return knobs.from_environment(), None
+    except HvdliteError as error:
+        return knobs.from_environment({}), error
 
 
 def agree(comm: Any, config: Config, problem: HvdliteError | None) -> list[Mapping[str, Value]]:

@@ -201,8 +201,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
     const Stalled* still = find(stalled, asked.record);
     if (still == nullptr || in_hand(asked.set, question.last, now)) continue;
     std::vector<int> missing;
-    bool early =
-        false;  // a rank is missing, but this rank has not waited for it for the whole limit
+    // Is a rank missing for which this rank has not waited for the whole limit?
+    bool early = false;
     for (const int rank : asked.others) {
       if (!is_missing(question, i, rank)) continue;
       const auto answer = question.answers.find(rank);

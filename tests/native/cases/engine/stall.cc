@@ -85,6 +85,15 @@ struct Rank {
       inspector.hear(rank, reply);
     };
   }
+  // Rank 1 lacks the first operation of each question, rank 2 the second one.
+  void lacking_one_each() {
+    answer = [this](int each, const Inquiry& question) {
+      StallReply reply{.number = question.number, .since_exemption = 1e18};
+      if (each == 1) reply.lacks = {0};
+      if (each == 2) reply.lacks = {1};
+      inspector.hear(each, reply);
+    };
+  }
 
   bool under_way = false;            // all operations
   std::set<std::string> agreed_too;  // names of operations that are under way in any case
@@ -139,12 +148,7 @@ TEST(two_hundred_tensors_are_one_line) {
 
 TEST(those_that_wait_for_other_ranks_are_another_line) {
   Rank rank(0);
-  rank.answer = [&](int each, const Inquiry& question) {
-    StallReply answer{.number = question.number, .since_exemption = 1e18};
-    if (each == 1) answer.lacks = {0};
-    if (each == 2) answer.lacks = {1};
-    rank.inspector.hear(each, answer);
-  };
+  rank.lacking_one_each();
   rank.submit("a");
   rank.submit("b");
   rank.at(15);
@@ -155,12 +159,7 @@ TEST(those_that_wait_for_other_ranks_are_another_line) {
 
 TEST(what_no_question_named_is_said_to_wait_for_no_rank) {
   Rank rank(0);
-  rank.answer = [&](int each, const Inquiry& question) {
-    StallReply answer{.number = question.number, .since_exemption = 1e18};
-    if (each == 1) answer.lacks = {0};
-    if (each == 2) answer.lacks = {1};
-    rank.inspector.hear(each, answer);
-  };
+  rank.lacking_one_each();
   for (std::size_t i = 0; i < Inquiry::kMost + 6; ++i) rank.submit("t" + std::to_string(i));
   rank.at(15);
   EXPECT(rank.warnings.size() == 2 && !has(rank.warnings[0], "more operations"));
