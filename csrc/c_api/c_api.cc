@@ -121,8 +121,9 @@ const char* hvdlite_dtype_name(int dtype) {
   return hvdlite::base::name_of(static_cast<hvdlite::base::DType>(dtype)).data();
 }
 
-void hvdlite_config_init(hvdlite_config* config) {
-  config->struct_size = sizeof(hvdlite_config);
+void hvdlite_config_init(hvdlite_config* config, size_t struct_size) {
+  config->struct_size = struct_size;
+  if (struct_size != sizeof(hvdlite_config)) return;
 #define HVDLITE_KNOB(type, name, value) config->name = value;
 #include "hvdlite/knobs.inc"
 #undef HVDLITE_KNOB

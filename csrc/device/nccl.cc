@@ -84,7 +84,12 @@ Nccl::Nccl(const Candidates& candidates)
     : library_("NCCL", candidates, "HVDLITE_NCCL_LIBRARY"), endings_(std::make_shared<Endings>()) {
   library_.require(&functions_.GetVersion, "ncclGetVersion");
   const nccl::Result result = functions_.GetVersion(&version_);
-  if (result != nccl::kSuccess || version_ < nccl::kOldestVersion) {
+  if (result != nccl::kSuccess) {
+    throw Error(ErrorCode::kSystem, "ncclGetVersion of " + library_.path() + " failed (" +
+                                        std::to_string(result) +
+                                        "); name another NCCL by HVDLITE_NCCL_LIBRARY");
+  }
+  if (version_ < nccl::kOldestVersion) {
     throw Error(ErrorCode::kUnsupported,
                 "NCCL " + nccl_version_text(version_) + " (" + library_.path() +
                     ") is too old: hvdlite needs " + nccl_version_text(nccl::kOldestVersion) +

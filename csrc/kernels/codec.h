@@ -9,9 +9,10 @@
 //   fp8    a byte with an E4M3 float (1 sign bit, 4 of exponent, 3 of mantissa, subnormals); scale = largest / 448
 //
 // The code is that of x * (m / largest), m = 127, 7 or 448, rounded to nearest, ties to even. If a block holds an inf or a nan,
-// its scale is nan and its codes are 0, so all its elements decode to nan. If no magnitude of a block reaches 2^-100, all its
-// elements decode to 0. So no result depends on how the calling thread treats subnormals, and all instruction sets give the
-// same bits. A run of zero bytes decodes to zeros.
+// its scale is nan and its codes are 0, so all its elements decode to nan. If the largest element would decode to inf, the
+// scale is the next smaller float. If no magnitude of a block reaches 2^-100, all its elements decode to 0. So no result depends
+// on how the calling thread treats subnormals, and all instruction sets give the same bits. A run of zero bytes decodes to
+// zeros.
 //
 // Sources: blocks with a scale, Dettmers, 8-bit approximations for parallelism in deep learning (2016); E4M3, Micikevicius et
 // al., FP8 formats for deep learning (2022), in its variant without infinities.

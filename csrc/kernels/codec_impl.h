@@ -161,6 +161,14 @@ HVD_INLINE std::uint32_t largest_magnitude(const void* in, std::size_t n) {
 }
 
 template <class Format>
+HVD_INLINE float scale_of(float largest) {
+  const float scale = largest / Format::kLargest;
+  // Rounding can make the code of the largest element of a block decode to inf; then the next smaller scale is nearer.
+  if (scale * Format::kLargest <= __FLT_MAX__) return scale;
+  return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, scale) - 1U);
+}
+
+template <class Format>
 HVD_INLINE void encode_block(std::byte* out, const void* in, std::size_t n) {
   const std::uint32_t bits = largest_magnitude(in, n);
   std::byte* const codes = out + kScaleBytes;
@@ -171,7 +179,7 @@ HVD_INLINE void encode_block(std::byte* out, const void* in, std::size_t n) {
   }
   const float largest = __builtin_bit_cast(float, bits);
   const float factor = Format::kLargest / largest;
-  write_raw(out, largest / Format::kLargest);
+  write_raw(out, scale_of<Format>(largest));
   const auto code_at = [=](auto unit, std::size_t i) HVD_INLINE_BODY {
     using U = decltype(unit);
     return Format::template code<U>(U::template read<float, float>(at<float>(in, i)) * factor);

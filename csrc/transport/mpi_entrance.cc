@@ -9,23 +9,27 @@
 namespace hvdlite::transport {
 
 MpiEntrance::MpiEntrance(const char* shim_path, const void* comm_address, bool takes_comm)
-    : mpi_(load_mpi(shim_path)),
-      takes_threads_(transport::takes_threads(mpi_)),
-      takes_comm_(takes_comm) {
+    : mpi_(load_mpi(shim_path)), takes_threads_(transport::takes_threads(mpi_)) {
   check(mpi_, mpi_->comm_from_address(comm_address, &given_), "reading the communicator");
   check(mpi_, mpi_->comm_rank(given_, &rank_), "MPI_Comm_rank");
-  if (takes_comm_) {
+  if (takes_comm) {
     comm_ = given_;
   } else {
-    check(mpi_, mpi_->comm_idup(given_, &comm_, &request_), "MPI_Comm_idup");
+    duplicate_ = std::make_unique<Duplicate>();
+    check(mpi_, mpi_->comm_idup(given_, &duplicate_->comm, &duplicate_->request), "MPI_Comm_idup");
   }
 }
 
+MpiEntrance::~MpiEntrance() { static_cast<void>(duplicate_.release()); }
+
 bool MpiEntrance::open() {
-  if (takes_comm_) return true;
+  if (!duplicate_) return true;
   int done = 0, source = 0, bytes = 0;
-  check(mpi_, mpi_->test(&request_, given_, &done, &source, &bytes), "MPI_Comm_idup");
-  return done != 0;
+  check(mpi_, mpi_->test(&duplicate_->request, given_, &done, &source, &bytes), "MPI_Comm_idup");
+  if (done == 0) return false;
+  comm_ = duplicate_->comm;
+  duplicate_.reset();
+  return true;
 }
 
 std::unique_ptr<Transport> MpiEntrance::take() {

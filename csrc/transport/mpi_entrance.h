@@ -1,6 +1,7 @@
 // Makes a transport for control messages between the ranks of an MPI communicator, without waiting for any rank. JobDriver uses
 // it.
-// Thread: one at a time. Owns: a duplicated communicator until take(). Blocks: never. Throws: what load_mpi() throws
+// Thread: one at a time. Owns: the duplicate of a communicator until take(). If it is destroyed before open() has returned
+// true, it leaks the duplicate, because MPI may still write its handle. Blocks: never. Throws: what load_mpi() throws
 // (mpi_library.h), and Error(System, PeerLost) if MPI refuses.
 #pragma once
 
@@ -16,6 +17,7 @@ class MpiEntrance {
   // comm_address: of an MPI_Comm. All its ranks must make an entrance. takes_comm: the transport uses it instead of a
   // duplicate.
   MpiEntrance(const char* shim_path, const void* comm_address, bool takes_comm);
+  ~MpiEntrance();
   MpiEntrance(const MpiEntrance&) = delete;
   MpiEntrance& operator=(const MpiEntrance&) = delete;
 
@@ -30,10 +32,17 @@ class MpiEntrance {
   int rank() const { return rank_; }
 
  private:
+  // MPI writes both members until open() has returned true, so they stay at their address.
+  struct Duplicate {
+    hvdlite_mpi_comm comm = {};
+    hvdlite_mpi_request request = {};
+  };
+
   const hvdlite_mpi* mpi_;
-  bool takes_threads_, takes_comm_;
-  hvdlite_mpi_comm given_ = {}, comm_ = {};
-  hvdlite_mpi_request request_ = {};
+  bool takes_threads_;
+  hvdlite_mpi_comm given_ = {};
+  hvdlite_mpi_comm comm_ = {};            // set when it can be used
+  std::unique_ptr<Duplicate> duplicate_;  // null: it is complete, or none is made
   int rank_ = 0;
 };
 

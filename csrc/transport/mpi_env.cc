@@ -270,20 +270,26 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
   check(mpi, mpi->allgather(&has_window, 1, windows.data(), comm), "MPI_Allgather");
   const bool windows_everywhere =
       std::all_of(windows.begin(), windows.end(), [](char has) { return has != 0; });
-  if (local_rank == 0 && config.shared_memory != "off") {
+  if (local_rank == 0 && !window && config.shared_memory != "off") {
     const base::Logger log(config.log_level, config.log_timestamps, rank, size);
-    if (!page) {
+    if (local_size > 1 && !page) {
       log.write(base::LogLevel::kWarning, "init",
                 std::string("no shared memory between the ranks of host ") + me.host + " (" +
                     why_no_page +
                     "): they poll instead of waking each other and exchange tensors by MPI's "
                     "messages, which costs latency, bandwidth and processor time");
-    } else if (!window && local_size > 1) {
+    } else if (local_size > 1) {
       log.write(base::LogLevel::kWarning, "init",
                 std::string("the ranks of host ") + me.host + " share no window (" + why_no_window +
                     "): they exchange tensors by MPI's messages, which costs latency and "
                     "bandwidth; give the host's /dev/shm more room (docker: --shm-size), or leave "
                     "HVDLITE_SHARED_MEMORY at auto");
+    } else if (some_share_a_host(leaders)) {
+      log.write(base::LogLevel::kWarning, "init",
+                std::string("host ") + me.host + " has no window (" +
+                    (page ? why_no_window : why_no_page) +
+                    "): the job's collectives cannot be hierarchical, which costs bandwidth "
+                    "between hosts; give the host's /dev/shm more room (docker: --shm-size)");
     }
   }
   world.waiting = choose_waiting(config, page ? page->union_of_cpus().count() : 0, local_size);

@@ -65,8 +65,9 @@ std::string path_of(const SharedMemory::Address& address) {
 std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string& name,
                                                    std::size_t bytes, Address* address) {
   *address = Address{};
-  std::string path;
-  int fd = -1;
+  std::unique_ptr<SharedMemory> memory(new SharedMemory());
+  std::string& path = memory->path_;
+  int& fd = memory->fd_;
   if (kind == Kind::kMemfd) {
     fd = memfd_create(name.c_str(), MFD_CLOEXEC);
     if (fd < 0) refuse("memfd_create", errno);
@@ -78,10 +79,8 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
     path = random_name(name);
     fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
     if (fd < 0) refuse("creating " + path, errno);
+    memory->linked_ = true;
   }
-  std::unique_ptr<SharedMemory> memory(new SharedMemory(fd));
-  memory->path_ = path;
-  memory->linked_ = kind == Kind::kShm;
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) refuse("ftruncate of " + path, errno);
   struct stat info;
   if (fstat(fd, &info) != 0) refuse("fstat of " + path, errno);
@@ -98,10 +97,10 @@ std::unique_ptr<SharedMemory> SharedMemory::open(const Address& address, std::si
   const std::string path = path_of(address);
   // In /proc the last part of the path is always a link, to the memfd. In /dev/shm another user may have put a link.
   const int no_link = path.starts_with(kShmFolder) ? O_NOFOLLOW : 0;
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | no_link);
-  if (fd < 0) refuse("opening " + path, errno);
-  std::unique_ptr<SharedMemory> memory(new SharedMemory(fd));
+  std::unique_ptr<SharedMemory> memory(new SharedMemory());
   memory->path_ = path;
+  const int fd = memory->fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | no_link);
+  if (fd < 0) refuse("opening " + path, errno);
   struct stat info;
   if (fstat(fd, &info) != 0) refuse("fstat of " + path, errno);
   if (info.st_dev != address.device || info.st_ino != address.inode ||
@@ -146,7 +145,7 @@ void SharedMemory::unlink() {
 SharedMemory::~SharedMemory() {
   unlink();
   if (memory_ != nullptr) munmap(memory_, bytes_);
-  close(fd_);
+  if (fd_ >= 0) close(fd_);
 }
 
 }  // namespace hvdlite::transport

@@ -49,10 +49,10 @@ class SharedMemory {
   void reserve(std::size_t offset, std::size_t bytes);
 
  private:
-  explicit SharedMemory(int fd) : fd_(fd) {}
+  SharedMemory() = default;
   void map(std::size_t bytes);
 
-  int fd_;
+  int fd_ = -1;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
   std::string path_;  // for messages

@@ -1,9 +1,11 @@
 """Ranks on several hosts: where they find themselves, and that what they reduce is right."""
 
 import json
+import textwrap
 
 import pytest
 from support.hosts import emulated_hosts
+from support.shared_memory import SMALL_SHM, needs_mount
 
 PROGRAM = """
     import json, os, socket
@@ -56,3 +58,13 @@ def test_ranks_dealt_to_the_hosts_in_turn(hosts):
     found = places(hosts.run(2, PROGRAM, interleaved=True))
     assert [place["host"] for place in found] == ["h0", "h1", "h0", "h1"]
     assert [place["local"] for place in found] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+
+
+@needs_mount
+def test_a_host_of_one_rank_without_room_for_a_window_is_named(hosts):
+    """Without its window, no collective of the job can be hierarchical."""
+    job = hosts.run([2, 1], SMALL_SHM % 64 + textwrap.dedent(PROGRAM), env={"HVDLITE_SHARED_MEMORY": "shm"})
+    assert job.returncode == 0, job.report()
+    assert "the ranks of host h0 share no window (shm: " in job.stderr[0], job.report()
+    for part in ("host h1 has no window (shm: ", "No space left on device", "cannot be hierarchical", "--shm-size"):
+        assert part in job.stderr[2], job.report()

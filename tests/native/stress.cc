@@ -269,7 +269,7 @@ std::vector<Step> random_steps(const Round& round, int number, std::span<const K
 
 hvdlite_config random_config(const Round& round, std::mt19937& random) {
   hvdlite_config config;
-  hvdlite_config_init(&config);
+  hvdlite_config_init(&config, sizeof(config));
   config.log_level = 5;
   config.failure_linger = 0.5;
   config.cache_capacity = random() % 2 == 0 ? 16 : 1024;

@@ -63,6 +63,20 @@ def test_named_in_any_order_and_other_layouts(hvd):
             np.testing.assert_array_equal(hvd.synchronize(handles[name]), gathered(shapes, salt=len(name)))
 
 
+def test_a_group_with_the_name_of_an_operation_whose_rows_differed(hvd):
+    hvd.allgather(distinct(RANK, (RANK + 1, 2)), name="pair_1of2")
+    shapes = [[(2, 3), (rank + 1, 2)] for rank in range(SIZE)]
+    outputs = hvd.grouped_allgather([distinct(RANK, shape) for shape in shapes[RANK]], name="pair")
+    for place, out in enumerate(outputs):
+        np.testing.assert_array_equal(out, gathered([each[place] for each in shapes]))
+
+
+def test_a_group_with_more_rows_than_are_announced(hvd):
+    large, small = hvd.grouped_allgather([np.empty((1 << 41, 0)), distinct(RANK, (RANK + 1, 2))])
+    assert large.shape == (SIZE << 41, 0)
+    np.testing.assert_array_equal(small, gathered([(rank + 1, 2) for rank in range(SIZE)]))
+
+
 def test_megabytes(hvd):
     shapes = [(300_000 + 1000 * rank,) for rank in range(SIZE)]
     for repeat in REPEATS:

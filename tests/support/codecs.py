@@ -29,6 +29,12 @@ def values_of(codes: np.ndarray, kind: int) -> np.ndarray:
     return codes.view(np.int8).astype(np.float32)
 
 
+def scale_of(largest: np.float32, kind: int) -> np.float32:
+    scale = largest / LARGEST[kind]
+    with np.errstate(over="ignore"):
+        return scale if np.isfinite(scale * LARGEST[kind]) else np.nextafter(scale, np.float32(0))
+
+
 def encoded(array: np.ndarray, kind: int, block: int) -> bytes:
     """The coded bytes of an array, in the format that csrc/kernels/codec.h defines."""
     run = b""
@@ -39,7 +45,7 @@ def encoded(array: np.ndarray, kind: int, block: int) -> bytes:
         if not np.isfinite(largest):
             scale = np.float32(np.nan)
         elif largest >= 2.0**-100:
-            scale = largest / LARGEST[kind]
+            scale = scale_of(largest, kind)
             codes = codes_of(piece * (LARGEST[kind] / largest), kind)
         if kind == INT4:
             half = (piece.size + 1) // 2
@@ -59,7 +65,7 @@ def decoded(array: np.ndarray, kind: int, block: int) -> np.ndarray:
             result[begin : begin + block] = np.nan
         elif largest >= 2.0**-100:
             codes = codes_of(piece * (LARGEST[kind] / largest), kind)
-            result[begin : begin + block] = values_of(codes, kind) * (largest / LARGEST[kind])
+            result[begin : begin + block] = values_of(codes, kind) * scale_of(largest, kind)
     return result
 
 

@@ -12,8 +12,8 @@ from support.limits import eventually
 
 __all__ = ["NO_PROC", "SMALL_SHM", "needs_mount", "nothing_left_behind"]
 
-# Moves the job into a namespace with its own small /dev/shm (the size is in KiB), after MPI has allocated its memory in the old
-# one.
+# Moves each host's ranks into a namespace with its own small /dev/shm (the size is in KiB), after MPI has allocated its memory
+# in the old one.
 SMALL_SHM = """
 import ctypes, os
 from mpi4py import MPI
@@ -24,12 +24,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 def check(result):
     assert result == 0, os.strerror(ctypes.get_errno())
 
-if MPI.COMM_WORLD.rank == 0:
+host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+if host.rank == 0:
     check(libc.unshare(NEWNS))
     check(libc.mount(b"none", b"/", None, REC | PRIVATE, None))
     check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=%dk"))
-leader = MPI.COMM_WORLD.bcast(os.getpid())
-if MPI.COMM_WORLD.rank > 0:
+leader = host.bcast(os.getpid())
+if host.rank > 0:
     check(libc.unshare(FS))
     check(libc.setns(os.open(f"/proc/{leader}/ns/mnt", os.O_RDONLY), NEWNS))
 """

@@ -74,6 +74,18 @@ def test_ties_go_to_even_and_tiny_blocks_are_zero(kind, isa):
         assert any(run.tolist()) is is_kept
 
 
+@each_isa
+@each_kind
+def test_the_largest_float_stays_finite(kind, isa):
+    array = values(64, 2)
+    array[20] = -np.finfo(np.float32).max
+    run = call(ENCODE, isa, kind, 64, array, np.zeros(native.encoded_bytes(kind, 64, 64), np.uint8), 0)
+    assert run.tobytes() == encoded(array, kind, 64)
+    back = call(DECODE, isa, kind, 64, run, np.zeros(64, np.float32), 0)
+    assert np.isfinite(back).all()
+    assert back[20] == pytest.approx(array[20], rel=1e-6)
+
+
 @each_kind
 def test_errors_stay_below_half_a_step(kind):
     array = values(4096, 5)

@@ -272,6 +272,11 @@ def test_a_file_that_cannot_be_made_is_named_and_nothing_changes(tmp_path):
     assert [operation.name for operation in files.read(tmp_path / "t.json").operations.values()] == ["still traced"]
 
 
+def test_a_file_without_room_is_named(tmp_path):
+    with engines(1) as (rank,), pytest.raises(InvalidArgumentError, match="cannot be written to '/dev/full': No space left"):
+        rank.engine.start_timeline("/dev/full", ROOM)
+
+
 def test_a_write_that_was_cut_off_costs_its_last_events_only(tmp_path):
     def body(rank):
         for step in range(20):

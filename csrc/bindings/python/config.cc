@@ -31,7 +31,7 @@ constexpr const char* kTypeName = std::is_same_v<Value, std::int64_t>   ? "a 64-
 
 hvdlite_config defaults() {
   hvdlite_config config{};
-  hvdlite_config_init(&config);
+  hvdlite_config_init(&config, sizeof(config));
   return config;
 }
 

@@ -242,17 +242,22 @@ void Engine::sweep() {
   for (nb::object& each : all) {
     Work& work = work_of(each);
     int done = 0;
-    if (hvdlite_poll(engine_, work.number, &done) == HVDLITE_OK && done == 0) {
-      dropped_.push_back(std::move(each));
-      continue;
-    }
-    set_ended(work);
-    // Streams may reuse the memory only after the operations.
-    const Int64List streams(work.streams != nullptr ? nb::handle(work.streams) : nb::tuple());
-    for (std::int32_t i = 0; i < streams.size(); ++i) {
-      void* const stream = reinterpret_cast<void*>(streams.data()[i]);
-      // The GPU may be lost. The caller has nothing to do with this work, so it gets no error.
-      if (hvdlite_order(engine_, work.number, stream) != HVDLITE_OK) Py_XINCREF(work.memory);
+    // The caller has nothing to do with this work, so it gets no error.
+    try {
+      if (hvdlite_poll(engine_, work.number, &done) == HVDLITE_OK && done == 0) {
+        dropped_.push_back(std::move(each));
+        continue;
+      }
+      set_ended(work);
+      // Streams may reuse the memory only after the operations.
+      const Int64List streams(work.streams != nullptr ? nb::handle(work.streams) : nb::tuple());
+      for (std::int32_t i = 0; i < streams.size(); ++i) {
+        void* const stream = reinterpret_cast<void*>(streams.data()[i]);
+        // The GPU may be lost.
+        if (hvdlite_order(engine_, work.number, stream) != HVDLITE_OK) Py_XINCREF(work.memory);
+      }
+    } catch (const std::exception&) {  // no memory: the work is kept for ever
+      each.release();
     }
   }
 }

@@ -18,7 +18,7 @@ std::size_t NamesInFlight::find(const Request& request) const {
 }
 
 bool NamesInFlight::insert(const Request& request) {
-  if (2 * (used_ + 1) > cells_.size()) grow();
+  reserve(1);
   HashCell& cell = cells_[find(request)];
   if (cell.request != nullptr) return false;
   cell = {request.name_hash, &request};
@@ -42,8 +42,11 @@ void NamesInFlight::erase(const Request& request) {
   cells_[gap] = {};
 }
 
-void NamesInFlight::grow() {
-  std::vector<HashCell> before(2 * cells_.size());
+void NamesInFlight::reserve(std::size_t more) {
+  std::size_t cells = cells_.size();
+  while (2 * (used_ + more) > cells) cells *= 2;
+  if (cells == cells_.size()) return;
+  std::vector<HashCell> before(cells);
   before.swap(cells_);
   for (const HashCell& cell : before) {
     if (cell.request != nullptr) cells_[find(*cell.request)] = cell;
@@ -52,6 +55,10 @@ void NamesInFlight::grow() {
 
 bool TensorQueue::push(std::span<Entry> entries) {
   const std::lock_guard lock(mutex_);
+  // First make room, because this may throw.
+  const std::size_t needed = entries_.size() + entries.size();
+  if (needed > entries_.capacity()) entries_.reserve(std::max(needed, 2 * entries_.capacity()));
+  names_.reserve(entries.size());
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Request& request = *entries[i].request;
     if (names_.insert(request)) continue;

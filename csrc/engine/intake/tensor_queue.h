@@ -18,6 +18,8 @@ namespace hvdlite::engine {
 // full. The table points to requests, which live as long as their operations are in flight.
 class NamesInFlight {
  public:
+  // Makes room, so that inserting so many more names cannot throw.
+  void reserve(std::size_t more);
   // Returns false if the name is there already, on that process set.
   bool insert(const Request& request);
   void erase(const Request& request);
@@ -32,7 +34,6 @@ class NamesInFlight {
   std::size_t after(std::size_t place) const { return (place + 1) & (cells_.size() - 1); }
   // The place of the cell with the request's name, or of the free cell where the name belongs.
   std::size_t find(const Request& request) const;
-  void grow();
 
   // A power of two; at most half of the cells are used.
   std::vector<HashCell> cells_ = std::vector<HashCell>(64);

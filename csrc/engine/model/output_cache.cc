@@ -50,7 +50,12 @@ void free_aligned(void* data) { std::free(static_cast<void**>(data)[-1]); }
 
 }  // namespace
 
-OutputCache::~OutputCache() { close(); }
+OutputCache::~OutputCache() {
+  // No other thread uses the cache any more, so another owner of the lock was a thread of the parent before a fork.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  for (const FreeBlock& memory : kept_) unmap(memory);
+}
 
 void OutputCache::unmap(const FreeBlock& memory) const noexcept {
   if (memory.shared) {

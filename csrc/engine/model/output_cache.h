@@ -15,7 +15,8 @@
 //
 // Fork: a child may inherit the lock in the locked state, and a list that was half changed, because another thread of the
 // parent held the lock. So a thread that returns a block stops trying to take the lock after some tries, and frees the memory
-// instead. In such a child this happens every time, and elsewhere almost never.
+// instead. In such a child this happens every time, and elsewhere almost never. A cache that is destroyed in such a child leaks
+// what it keeps.
 #pragma once
 
 #include <cstddef>

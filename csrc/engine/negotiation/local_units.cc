@@ -66,32 +66,42 @@ void LocalUnits::wait(const Agreement::Unit& unit, std::vector<Entry> entries) {
   waiting_.push_back(std::move(entries));
 }
 
-bool LocalUnits::admit(Entry& entry) {
+std::vector<Entry> LocalUnits::admit(Entry entry) {
   const Request& request = *entry.request;
-  if (!covers(request)) return false;
-  if (!uneven_.empty() && uneven_.contains(lasting_name(request))) return false;
-  if (!request.in_group()) {
-    wait({request.name_hash, request.content_hash, request.absent}, {});
-    waiting_.back().push_back(std::move(entry));
-    return true;
-  }
+  if (request.in_group()) return admit_to_group(std::move(entry));
+  std::vector<Entry> unit;
+  unit.push_back(std::move(entry));
+  if (!covers(request)) return unit;
+  if (!uneven_.empty() && uneven_.contains(lasting_name(request))) return unit;
+  wait({request.name_hash, request.content_hash, request.absent}, std::move(unit));
+  return {};
+}
+
+std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
+  const Request& request = *entry.request;
   const std::uint64_t key = request.group_hash;
   const auto sent = sent_groups_.find(key);
   if (sent != sent_groups_.end()) {
     if (--sent->second == 0) sent_groups_.erase(sent);
-    return false;
+    std::vector<Entry> alone;
+    alone.push_back(std::move(entry));
+    return alone;
   }
   const auto size = static_cast<std::size_t>(request.group_size);
   std::vector<Entry>& group = groups_[key];
   if (group.empty()) group.reserve(size);
   group.push_back(std::move(entry));
-  if (group.size() < size) return true;
+  if (group.size() < size) return {};
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
-  // The content includes which members of the group are absent. If that differs, the coordinator settles the group.
-  const std::uint64_t content = content_of(group);
-  wait({key, content}, std::move(group));
+  std::vector<Entry> unit = std::move(group);
   groups_.erase(key);
-  return true;
+  if (!std::ranges::all_of(unit, [](const Entry& each) { return covers(*each.request); })) {
+    return unit;
+  }
+  // The content includes which members of the group are absent. If that differs, the coordinator settles the group.
+  const std::uint64_t content = content_of(unit);
+  wait({key, content}, std::move(unit));
+  return {};
 }
 
 void LocalUnits::remember_rows(const Response& response, int members) {

@@ -27,9 +27,9 @@ class LocalUnits {
   // Adds the keys that a request may have in the agreement: its own key, and its group's.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
-  // Takes an entry of this rank. When its unit is complete, the unit waits for announce(). Returns false, and does not take the
-  // entry, if the entry must go by message: it is no part of a unit, or other entries of its group went by message.
-  bool admit(Entry& entry);
+  // Takes an entry of this rank. When its unit is complete, the unit waits for announce(). Returns the entries that must go by
+  // message: a unit with an entry that is no part of a unit, or the entry of a group of which other entries went by message.
+  std::vector<Entry> admit(Entry entry);
   // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. If they did, the next
   // request of this name goes by message at once. All members get the same responses, so all remember the same names. Ignores
   // an operation that has failed or belongs to a group.
@@ -75,6 +75,7 @@ class LocalUnits {
   // A limit to the announcements in one step, so that no member holds the lock for long.
   static constexpr std::size_t kMostAtOnce = 512;
 
+  std::vector<Entry> admit_to_group(Entry entry);
   void wait(const Agreement::Unit& unit, std::vector<Entry> entries);
   std::vector<Entry> take_waiting(std::size_t place);
   // Takes the entries of an incomplete group. Its later entries go by message, too.

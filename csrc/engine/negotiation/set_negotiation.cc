@@ -43,7 +43,9 @@ void SetNegotiation::admit(Entry& entry) {
   if (port_ && entry.request->kind == OpKind::kJoin) {
     joins_ = true;
     pending_.emplace(kJoinName, Pending{std::move(entry)});
-  } else if (!port_ || !local_units_.admit(entry)) {
+  } else if (port_) {
+    await_decisions(local_units_.admit(std::move(entry)));
+  } else {
     await_decision(std::move(entry));
   }
 }

@@ -95,6 +95,13 @@ std::string span_name(Stage stage, Stage next, const Request& request) {
   return operation;
 }
 
+[[noreturn]] void refuse(const std::string& path, int error) {
+  throw base::Error(base::ErrorCode::kInvalidArgument,
+                    "the timeline cannot be written to '" + path + "': " + std::strerror(error) +
+                        "; give a file that this process may write, in a folder that exists and "
+                        "has room");
+}
+
 }  // namespace
 
 TimelineWriter::TimelineWriter(std::string path, std::size_t max_bytes, TimelineOwner owner,
@@ -103,7 +110,7 @@ TimelineWriter::TimelineWriter(std::string path, std::size_t max_bytes, Timeline
   open_file(path_);
   std::remove((path_ + ".old").c_str());  // an earlier trace may have left it
   header();
-  flush();
+  if (const int error = flush()) refuse(path_, error);
 }
 
 TimelineWriter::~TimelineWriter() {
@@ -112,11 +119,7 @@ TimelineWriter::~TimelineWriter() {
 
 void TimelineWriter::open_file(const std::string& path) {
   file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file_ < 0) {
-    throw base::Error(base::ErrorCode::kInvalidArgument,
-                      "the timeline cannot be written to '" + path + "': " + std::strerror(errno) +
-                          "; give a file that this process may write, in a folder that exists");
-  }
+  if (file_ < 0) refuse(path, errno);
   written_ = 0;
 }
 
@@ -145,9 +148,10 @@ void TimelineWriter::add(const std::string& event) {
   text_ += event;
 }
 
-// Writes the new text and the closing bracket. The next text overwrites the bracket.
-void TimelineWriter::flush() {
-  if (file_ < 0 || text_.empty()) return;
+// Writes the new text and the closing bracket. The next text overwrites the bracket. If a write fails, closes the file and
+// returns the system's error number; otherwise 0.
+int TimelineWriter::flush() {
+  if (file_ < 0 || text_.empty()) return 0;
   const std::size_t size = text_.size();
   text_ += kEnd;
   std::size_t done = 0;
@@ -156,18 +160,20 @@ void TimelineWriter::flush() {
                                  static_cast<off_t>(written_ + done));
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) {
+      const int error = wrote < 0 ? errno : ENOSPC;
       // The write failed, for example because the disk is full. Cut the file back to the earlier content, which is valid.
       [[maybe_unused]] const int cut = ftruncate(file_, static_cast<off_t>(written_));
       [[maybe_unused]] const ssize_t end =
           pwrite(file_, kEnd, std::strlen(kEnd), static_cast<off_t>(written_));
       close(file_);
       file_ = -1;
-      return;
+      return error;
     }
     done += static_cast<std::size_t>(wrote);
   }
   written_ += size;
   text_.clear();
+  return 0;
 }
 
 // The file becomes FILE.old, and a new file begins. At every moment there is a valid file at the path, if the file system can
@@ -183,8 +189,7 @@ void TimelineWriter::rotate() {
     return;  // the folder is gone, or not writable any more: the trace ends
   }
   header();
-  flush();
-  if (file_ < 0) {  // the disk is full: the trace ends, and the last file stays
+  if (flush() != 0) {  // the disk is full: the trace ends, and the last file stays
     std::remove(next.c_str());
     return;
   }
@@ -201,8 +206,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   for (const TimelineEvent& event : events) {
     follow(event);
     if (written_ + text_.size() > max_bytes_ / 2) {
-      flush();
-      if (file_ < 0) return;
+      if (flush() != 0) return;
       rotate();
     }
   }

@@ -1,6 +1,6 @@
 // The file of a timeline: turns events into spans, and spans into JSON of Chrome's trace event format.
-// Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be made. If a
-// later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays valid.
+// Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be begun. If
+// a later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays valid.
 //
 // In the words of that format, a rank is a process. Each tensor is a thread of that process, and has the spans of
 // docs/timeline.md. Each caller that waits is a thread, too. The code calls these threads tracks.
@@ -60,7 +60,7 @@ class TimelineWriter {
   void open_file(const std::string& path);
   void header();
   void rotate();
-  void flush();
+  int flush();
   std::int32_t track_of(const std::string& name);
   std::int32_t track_of_caller(std::int32_t thread);
   void name_track(std::int32_t track, const std::string& name);

@@ -367,6 +367,7 @@ bool PointToPoint::waits(SetId id) const {
 std::uint64_t PointToPoint::digest() const {
   base::Hasher hasher;
   hasher.add_pair(owed_ ? 1 : 0, ended_ ? 1 : 0);
+  hasher.add(newest_epoch_);
   hasher.add(last_number_);
   for (const bool gone : left_) hasher.add(gone ? 1 : 0);
   for (const std::size_t bytes : unreceived_) hasher.add(bytes);

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define HVDLITE_API __attribute__((visibility("default")))
-#define HVDLITE_ABI_VERSION 9
+#define HVDLITE_ABI_VERSION 10
 
 enum {
   HVDLITE_OK = 0,
@@ -89,7 +89,7 @@ typedef struct hvdlite_block hvdlite_block; /* memory for a result */
 /* The knobs that the engine reads, one field for each line of knobs.inc. hvdlite_config_init fills in the defaults. A text that
  * is null counts as its default, and so do all knobs if a function gets null in place of the config. */
 typedef struct hvdlite_config {
-  /* sizeof(hvdlite_config): hvdlite_config_init sets it, and an engine refuses another size. */
+  /* sizeof(hvdlite_config), as the caller was compiled. An engine refuses a size that is not the library's own. */
   size_t struct_size;
 #define HVDLITE_FIELD_count int64_t
 #define HVDLITE_FIELD_number double
@@ -204,7 +204,8 @@ HVDLITE_API int hvdlite_abi_version(void);
 HVDLITE_API const char* hvdlite_version(void);
 HVDLITE_API const char* hvdlite_last_error(void);
 HVDLITE_API const char* hvdlite_dtype_name(int dtype); /* "float32"; null after the last code */
-HVDLITE_API void hvdlite_config_init(hvdlite_config* config);
+/* struct_size: sizeof(hvdlite_config). If the library has another one, only struct_size is set. */
+HVDLITE_API void hvdlite_config_init(hvdlite_config* config, size_t struct_size);
 
 /* Engines. hvdlite_engine_create_mpi is collective over the communicator at comm_address (the address of an MPI_Comm);
  * shim_path is the library compiled for that MPI. An empty path or null fabric is an invalid argument. takes_comm: 0: the

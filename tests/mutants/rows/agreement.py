@@ -184,7 +184,7 @@ ROWS = (
         "rows-forgotten",
         "operations whose rows differ are announced in the ledger each time",
         "csrc/engine/negotiation/local_units.cc",
-        "if (!uneven_.empty() && uneven_.contains(lasting_name(request))) return false;",
+        "if (!uneven_.empty() && uneven_.contains(lasting_name(request))) return unit;",
         "",
         guards.COPIES,
     ),

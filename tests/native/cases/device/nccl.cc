@@ -68,6 +68,13 @@ TEST(an_old_nccl_is_refused) {
   EXPECT(device::nccl_version_text(22703) == "2.27.3");
 }
 
+TEST(an_nccl_that_fails_to_tell_its_version_is_not_called_old) {
+  fail("ncclGetVersion", 1, nccl::kInternalError);
+  const std::string text = error_of(ErrorCode::kSystem, [] { open_nccl(); });
+  EXPECT_HAS(text, "ncclGetVersion of ");
+  EXPECT_HAS(text, "HVDLITE_NCCL_LIBRARY");
+}
+
 TEST(another_library_is_no_nccl) {
   EXPECT_HAS(error_of(ErrorCode::kUnsupported, [] { Nccl({"libm.so.6"}); }),
              "NCCL (libm.so.6) has no ncclGetVersion");
