@@ -66,7 +66,7 @@ def row_titles() -> list[tuple[str, str]]:
 
 
 def describe(outcome: Outcome) -> str:
-    """The text of a cell: the name of the survivors' text, the time at which the last of them reported it, mpirun's exit code."""
+    """The text of a cell: the name of the survivors' text, the time at which the last of them has it, mpirun's exit code."""
     case, parts = outcome.case, []
     if len(outcome.went_on) == len(case.survivors):
         late, ranks = max(outcome.went_on.values())
@@ -118,7 +118,7 @@ def table(outcomes: Mapping[Case, Outcome]) -> str:
             "",
             "| rank 1 … | while … | `mpirun` | `mpirun --with-ft ulfm` | `--with-ft ulfm`, `hvd.elastic.run` |",
             "|---|---|---|---|---|",
-            *(f"| {end} | {place} | " + " | ".join(cells[mode] for mode in MODES) + " |" for (end, place), cells in rows.items()),
+            *("| " + " | ".join([*titles, *(cells[mode] for mode in MODES)]) + " |" for titles, cells in rows.items()),
         ]
     return "\n".join(lines)
 
