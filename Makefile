@@ -90,7 +90,7 @@ test-loaded: venv
 	taskset -c $$core sh -c 'while :; do :; done' & one=$$!; taskset -c $$core sh -c 'while :; do :; done' & two=$$!; \
 	trap "kill $$one $$two" EXIT; taskset -c $$core $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
-# Runs all cases of docs/failures.md and writes its table. This takes a few minutes.
+# Runs all cases of docs/failures.md and writes its tables. This takes a few minutes.
 failures: venv
 	cd tests && ../$(BIN)/python -m support.failure_report
 

@@ -258,7 +258,8 @@ KNOBS: tuple[Knob, ...] = (
         "float",
         1800.0,
         "How long a rank waits for an operation before all ranks give up with an error; 0 waits for ever. stall_limit() makes "
-        "them wait longer for one rank. init(), and elastic training after a loss, wait as long for other processes.",
+        "them wait longer for one rank. init(), after all ranks have called it, and elastic training, after a loss, wait as "
+        "long for other processes.",
         unit="seconds",
         low=0,
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
