@@ -360,8 +360,8 @@ KNOBS: tuple[Knob, ...] = (
         "gpu_route",
         "choice",
         "auto",
-        "How tensors in GPU memory get from rank to rank: auto takes NCCL where every rank of the process set has it and a "
-        "GPU of its own, and otherwise goes through host memory (staged).",
+        "How tensors in GPU memory get from rank to rank. auto: by NCCL if every rank of the process set has it and a GPU of "
+        "its own, otherwise through host memory. nccl: by NCCL, or the operations fail. staged: through host memory.",
         choices=("auto", "nccl", "staged"),
     ),
     Knob(
