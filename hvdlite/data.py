@@ -77,7 +77,7 @@ class AsyncDataLoaderMixin:
         try:
             for batch, ready in running:
                 if self.debug_data_loader:
-                    logging.getLogger("hvdlite").info("data loader: %d batches lay ready", ready)
+                    logging.getLogger("hvdlite").info("data loader: %d batches were ready", ready)
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
         finally:
             running.close()

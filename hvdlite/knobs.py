@@ -187,10 +187,8 @@ KNOBS: tuple[Knob, ...] = (
         "recursive_doubling_max_bytes",
         "bytes",
         512 << 10,
-        "Where ranks only send messages, auto takes up to this size the algorithm with low latency (recursive doubling for 2 "
-        "ranks; direct for 3 to 16 ranks, and for reducescatter), and above it the ring (with HVDLITE_DETERMINISTIC direct). "
-        "Up to half of it data travel with the announcements of up to 16 ranks. Up to an eighth of it more than 16 ranks take "
-        "recursive doubling.",
+        "Among ranks that send messages, auto takes an algorithm with few delays up to this size, and an algorithm that sends "
+        "fewer bytes above it. docs/algorithms.md says which one.",
         low=0,
     ),
     Knob(
@@ -279,8 +277,8 @@ KNOBS: tuple[Knob, ...] = (
         "failure_linger",
         "float",
         1.5,
-        "The longest time for which a failing rank waits until its peers know the cause; and for which shutdown() waits while "
-        "no data of operations in flight move.",
+        "The longest time for which a failing rank waits until its peers know the cause. shutdown() waits as long while no "
+        "data of operations in flight move.",
         unit="seconds",
         low=0,
     ),
@@ -296,7 +294,7 @@ KNOBS: tuple[Knob, ...] = (
         "elastic_min_ranks",
         "int",
         1,
-        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes.",
+        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes in time.",
         low=1,
         native=False,
     ),
@@ -363,8 +361,8 @@ KNOBS: tuple[Knob, ...] = (
         "gpu_route",
         "choice",
         "auto",
-        "How tensors in GPU memory get from rank to rank: auto takes NCCL where every rank of the process set has it and a "
-        "GPU of its own, and otherwise goes through host memory (staged).",
+        "How tensors in GPU memory get from rank to rank. auto: by NCCL if every rank of the process set has it and a GPU of "
+        "its own, otherwise through host memory. nccl: by NCCL, or the operations fail. staged: through host memory.",
         choices=("auto", "nccl", "staged"),
     ),
     Knob(
@@ -407,15 +405,15 @@ KNOBS: tuple[Knob, ...] = (
         "nccl_library",
         "str",
         "",
-        "NCCL's library, as for cuda_library; + before a name: only if the process has loaded it already. Empty: the "
-        "process's, that of NVIDIA's wheel, the system's.",
+        "NCCL's library: names or paths as for HVDLITE_CUDA_LIBRARY; + before a name: only if the process has loaded it "
+        "already. Empty: the one that the process has loaded, else that of NVIDIA's wheel, else the system's.",
         must_agree=False,
     ),
     Knob(
         "nvrtc_library",
         "str",
         "",
-        "The library of NVIDIA's run-time compiler, as for nccl_library; empty: also that of a CUDA toolkit.",
+        "The library of NVIDIA's run-time compiler, as for HVDLITE_NCCL_LIBRARY; if empty, also that of a CUDA toolkit.",
         must_agree=False,
     ),
     Knob(
@@ -431,7 +429,7 @@ KNOBS: tuple[Knob, ...] = (
         "auto",
         "What an optimizer does if the ranks' parameters differ after its first update, because they were not broadcast. "
         "error: it raises MismatchError; warn: it logs a warning; broadcast: it logs a warning and gives all ranks the "
-        "parameters of the first rank; off: it does not compare them; auto: error, or warn if horovod_rules is on.",
+        "parameters of the first rank; off: it does not compare them; auto: error, or warn if HVDLITE_HOROVOD_RULES is on.",
         choices=("auto", "error", "broadcast", "warn", "off"),
         native=False,
     ),
@@ -448,7 +446,7 @@ KNOBS: tuple[Knob, ...] = (
         "bool",
         False,
         "If there is no tuning file for this machine and job, init() measures which knobs are best, uses them, and writes the "
-        "file that tuning_file names (auto, if it is empty).",
+        "file that HVDLITE_TUNING_FILE names (auto, if it is empty).",
         horovod="HOROVOD_AUTOTUNE",
         from_horovod=_horovod_bool,
         native=False,
@@ -483,8 +481,8 @@ KNOBS: tuple[Knob, ...] = (
         "timeline",
         "str",
         "",
-        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers; where several ranks are given "
-        "the same, rank 3 takes the name with .rank3 before its ending. Empty traces nothing until start_timeline().",
+        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers. If several ranks have the same "
+        "path, rank 3 takes the name with .rank3 before its ending. Empty: no trace before start_timeline().",
         horovod="HOROVOD_TIMELINE",
         from_horovod=lambda text: "" if text == "DYNAMIC" else text,
         must_agree=False,
@@ -523,7 +521,7 @@ KNOBS: tuple[Knob, ...] = (
         "metrics_interval",
         "float",
         15.0,
-        "The time from one writing of metrics_file to the next.",
+        "The time from one writing of HVDLITE_METRICS_FILE to the next.",
         unit="seconds",
         low=0.1,
         must_agree=False,
@@ -548,7 +546,7 @@ KNOBS: tuple[Knob, ...] = (
         "dynamic_process_sets",
         "bool",
         False,
-        "Allows add_process_set and remove_process_set after initialisation where horovod_rules forbids them.",
+        "Allows add_process_set and remove_process_set after initialisation where HVDLITE_HOROVOD_RULES forbids them.",
         horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
         from_horovod=_horovod_bool,
         native=False,
@@ -558,9 +556,9 @@ KNOBS: tuple[Knob, ...] = (
         "bool",
         False,
         "Raises the errors that Horovod raises, where hvdlite itself needs none: for process sets that are added or removed "
-        "after initialisation without dynamic_process_sets, for a second set of the same ranks, and for operations other than "
-        "allreduce while ranks have joined. It also warns of a step() after synchronize() outside of skip_synchronize(). The "
-        "default is 1 in programs that import horovod (docs/shim.md).",
+        "after initialisation without HVDLITE_DYNAMIC_PROCESS_SETS, for a second set of the same ranks, and for operations "
+        "other than allreduce while ranks have joined. It also warns of a step() after synchronize() outside of "
+        "skip_synchronize(). The default is 1 in programs that import horovod (docs/shim.md).",
     ),
     Knob(
         "log_level",

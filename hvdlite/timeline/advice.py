@@ -39,8 +39,8 @@ def advice(analysis: Analysis) -> list[str]:
     if exposed > _NOTHING * time and overlap is not None and overlap < 0.5:
         lines.append(
             f"Only {overlap:.0%} of the time in which data moves is hidden behind computation. With a smaller "
-            "HVDLITE_FUSION_THRESHOLD gradients that are ready are sent earlier, and compression "
-            "(compression=hvdlite.Compression.bf16) halves the bytes that are sent."
+            "HVDLITE_FUSION_THRESHOLD gradients that are ready are sent earlier, and with compression "
+            "(compression=hvdlite.Compression.bf16) fewer bytes are sent."
         )
     lines += _about_fusion(analysis)
     if analysis.dropped:

@@ -165,4 +165,4 @@ def test_it_says_how_many_lay_ready(caplog):
         assert not caplog.records
         list(AsyncNumbers(2, True, batches=[1, 2]))
     assert len(caplog.records) == 2
-    assert all("batches lay ready" in record.message for record in caplog.records)
+    assert all("batches were ready" in record.message for record in caplog.records)
