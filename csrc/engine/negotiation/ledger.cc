@@ -25,7 +25,7 @@ constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1
                     std::string("the shared memory in which ranks agree is damaged: ") + how);
 }
 
-// After this many tries the caller yields its processor, in case the holder of the lock needs it.
+// After this many tries the caller yields its processor between tries, in case the holder of the lock needs it.
 constexpr int kTriesBeforeYield = 64;
 
 }  // namespace
@@ -151,15 +151,15 @@ void Ledger::unlock() {
 bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
-  return tail_ + entries - slowest_reader(tail_) <= capacity_.entries;
+  return tail_ + entries - slowest_reader() <= capacity_.entries;
 }
 
-// How many entries all members have read, at most `most`.
-std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
-  std::uint64_t slowest = most;
-  for (int member = 0; (everyone_ >> member) != 0; ++member) {
+// How many entries all members have read. A member that has called stop_reading() does not count.
+std::uint64_t Ledger::slowest_reader() const {
+  const int members = std::popcount(everyone_);
+  std::uint64_t slowest = tail_;
+  for (int member = 0; member < members; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
-    if (member + 1 == kMaxMembers) break;
   }
   return slowest;
 }

@@ -17,7 +17,7 @@
 //   diverted: members that have announced the unit read this in the log and send their requests to the coordinator. A member
 //   that announces it later is told at once to send its request. The diverted cell stays until the coordinator has decided the
 //   unit.
-//   closed: the same for all units. The coordinator opens the ledger again.
+//   closed: the same for all units, and the table is emptied. The coordinator opens the ledger again.
 //   list n: the place of the coordinator's n-th response list among the agreements of the ledger.
 //
 // Every unit is agreed exactly once, in one place in one order, because
@@ -105,7 +105,7 @@ class Ledger {
   void reopen(std::span<const std::uint64_t> keys);
   // Needs no lock; the answer may be out of date.
   bool is_open() const;
-  // The number of cells in use.
+  // The number of cells in use, for tests.
   std::uint32_t used() const;
 
  private:
@@ -113,7 +113,7 @@ class Ledger {
   struct Cell;
 
   std::uint64_t news() const;
-  std::uint64_t slowest_reader(std::uint64_t most) const;
+  std::uint64_t slowest_reader() const;
   Cell* find(std::uint64_t key) const;  // its cell, or the empty cell where it belongs
   void erase(Cell* cell);
   void append(LogEntry entry);
@@ -133,8 +133,8 @@ class Ledger {
   std::uint64_t tail_at_lock_ = 0;
 };
 
-// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. It keeps the
-// channel alive, and with it this rank's use of the region (SharedChannel). try_abandon may take some milliseconds.
+// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. The object
+// keeps the channel alive, and with it this rank's use of the region (SharedChannel). try_abandon may take some milliseconds.
 class SharedAgreement final : public Agreement {
  public:
   // memory: the part of the channel's region for a ledger. serial: as Ledger's.
