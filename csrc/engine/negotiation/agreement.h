@@ -87,7 +87,7 @@ class Agreement {
   struct Unit {
     std::uint64_t key = 0;      // hash of the set and the name of the operation or group
     std::uint64_t content = 0;  // hash of everything that members must agree on
-    bool absent = false;        // no value on this member
+    bool absent = false;        // no value on this member; false for a group, whose content says so
     // This member has prepared it; the agreement only reports whether all members have.
     bool prepared = false;
     InlinePayload payload{};  // of a prepared unit

@@ -166,35 +166,34 @@ std::uint64_t Ledger::slowest_reader() const {
 
 // --- announcements --------------------------------------------------------------------------------------------------
 
-Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent,
-                                bool prepared) {
+bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bool prepared) {
   const std::uint64_t key = as_key(hash);
-  if (!is_open()) return Answer::kByMessage;
+  if (!is_open()) return false;
   const std::uint64_t me = std::uint64_t{1} << index_;
   Cell* cell = find(key);
   if (cell->key == 0) {
-    if (header_->used >= capacity_.cells / 2) return Answer::kByMessage;
+    if (header_->used >= capacity_.cells / 2) return false;
     ++header_->used;
     *cell = {key, content, 0, 0, 0, 0};
   } else if (cell->diverted != 0) {
-    return Answer::kByMessage;
+    return false;
   } else if (cell->content != content) {
     cell->diverted = 1;
     append({.key = key, .kind = Kind::kDiverted});
-    return Answer::kByMessage;
+    return false;
   }
   HVD_CHECK((cell->announced & me) == 0);
   cell->announced |= me;
   if (!absent) ++cell->contributors;
   if (prepared) ++cell->preparers;
-  if (cell->announced != everyone_) return Answer::kWaits;
+  if (cell->announced != everyone_) return true;
   const bool by_all = cell->preparers == std::popcount(everyone_);
   append({.key = key,
           .kind = Kind::kComplete,
           .contributors = cell->contributors,
           .prepared = by_all ? std::uint16_t{1} : std::uint16_t{0}});
   erase(cell);
-  return Answer::kComplete;
+  return true;
 }
 
 void Ledger::divert(std::uint64_t hash) {
@@ -311,8 +310,7 @@ Agreement::Step SharedAgreement::try_announce(std::span<Unit> units) {
   const auto announce = [&] {
     if (!ledger_.has_room(static_cast<std::uint32_t>(units.size()))) return false;
     for (Unit& unit : units) {
-      unit.by_message = ledger_.announce(unit.key, unit.content, unit.absent, unit.prepared) ==
-                        Ledger::Answer::kByMessage;
+      unit.by_message = !ledger_.announce(unit.key, unit.content, unit.absent, unit.prepared);
     }
     return true;
   };
