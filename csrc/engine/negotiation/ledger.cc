@@ -327,7 +327,7 @@ Agreement::Step SharedAgreement::close(bool up_to_date, int tries) {
 
 void SharedAgreement::hear(int, LedgerSteps) {
   throw base::Error(base::ErrorCode::kInternal,
-                    "it has steps in a ledger that the ranks of the set share in memory");
+                    "it makes steps in a copy of a ledger that the ranks share in memory");
 }
 
 Agreement::Step SharedAgreement::try_list(std::uint64_t number,

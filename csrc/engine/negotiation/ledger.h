@@ -92,8 +92,8 @@ class Ledger {
   // up_to_date: has this member read the whole log? has_room: is there room for this many more entries?
   bool up_to_date() const;
   bool has_room(std::uint32_t entries) const;
-  // Needs up_to_date() and room for one entry. The arguments are as in Agreement::Unit. Returns false if the unit must go to the
-  // coordinator by message.
+  // Needs up_to_date() and room for one entry. The arguments are as in Agreement::Unit. Returns false if the unit has to go by
+  // message.
   bool announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
   // For the coordinator; close() also for a member that leaves, joins or fails. reopen() needs no room in the log, and each of
