@@ -1,5 +1,5 @@
-// Negotiation without messages: if all members of a process set are on one host and share a region of its window, they agree
-// there on what they all asked for and on its order.
+// Negotiation without messages: if all members of a process set (at most kMaxMembers) are on one host and share a region of its
+// window, they agree there on what they all asked for and on its order.
 //
 // The ledger has a table and a log. A member announces a unit (an operation, or a whole group) by its key (a hash of its name)
 // and content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their
