@@ -3,11 +3,11 @@
 // agreed exactly once. Members that share memory share the table and the log (SharedAgreement). Other members have a copy each,
 // in which all make the same steps in the same order (ReplicatedLedger).
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
-// Throws: Error(Internal) if the shared memory holds what no correct member writes, or a member sends what no correct one
-// sends.
+// Throws: Error(Internal) on what no correct member sends, or writes into the shared memory; what sending a message throws.
 //
-// Each try_... is one step: the other members see all of it or nothing. A step may be refused; the caller tries it again later.
-// With copies a step counts as done when its message has been sent. The copies make the step later, in their common order.
+// Each try_... is one step: the other members see all of it or nothing. (With copies, each prepared unit of try_announce is a
+// step of its own.) A step may be refused; the caller tries it again later. With copies a step counts as done when its message
+// has been sent, and a closing only when all members have read it. The copies make the step later, in their common order.
 //
 // If a member dies in the middle of a step in shared memory, the other members see nothing of the step. With copies some
 // members may have the message, and others not. From then on the other members' steps are refused, or their copies wait for the
@@ -64,7 +64,8 @@ class Agreement {
   struct LogEntry {
     std::uint64_t key = 0;  // the unit's key; of a response list its number
     Kind kind = Kind::kComplete;
-    // The index of the member that appended the entry; of a complete unit, of the last member to ask.
+    // The index of the member that appended the entry; of a complete unit, of the last member to ask. (With copies: of the one
+    // whose announcement came last here.)
     std::uint8_t by = 0;
     std::uint16_t contributors = 0;  // of a complete unit: members with a value
     std::uint16_t prepared = 0;      // of a complete unit: 1 if all members have prepared it
@@ -86,13 +87,13 @@ class Agreement {
   struct Unit {
     std::uint64_t key = 0;      // hash of the set and the name of the operation or group
     std::uint64_t content = 0;  // hash of everything that members must agree on
-    bool absent = false;        // no value on this member
+    bool absent = false;        // no value on this member; false for a group, whose content says so
     // This member has prepared it; the agreement only reports whether all members have.
     bool prepared = false;
     InlinePayload payload{};  // of a prepared unit
     bool by_message = false;  // output: the caller has to send it to the coordinator
   };
-  // kUnread unless this member has read the whole log.
+  // kUnread or kRefused unless this member has read the whole log.
   virtual Step try_announce(std::span<Unit> units) = 0;
   // Called before this member leaves or joins; kUnread as above. Once it is done, no unit that this member has announced
   // becomes complete any more.

@@ -14,10 +14,7 @@ using base::Status;
 
 namespace {
 
-bool cacheable(OpKind kind) {
-  return kind != OpKind::kJoin && kind != OpKind::kAddProcessSet &&
-         kind != OpKind::kRemoveProcessSet;
-}
+bool cacheable(OpKind kind) { return kind != OpKind::kJoin && !base::changes_sets(kind); }
 
 RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   Request request;
@@ -113,7 +110,7 @@ Coordinator::RequestTally& Coordinator::add(int member, RequestPtr request) {
   if (tally.requests.empty()) tally.requests.resize(members_.size());
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
   HVD_CHECK(place == nullptr);
-  // Members with equal requests share one object, so that the common case compares pointers only.
+  // A request that equals the first one is replaced by it, so that the common case compares pointers only.
   const auto other = std::find_if(tally.requests.begin(), tally.requests.end(),
                                   [](const auto& r) { return r != nullptr; });
   if (other != tally.requests.end() && *other != request && **other == *request) request = *other;
@@ -271,11 +268,11 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     if (!request) request = name_only(set_, OpKind::kAllreduce, name);
     // A group that has lost an operation can never complete: its settled operations fail as well.
     for (auto group = groups_.begin(); group != groups_.end();) {
-      const bool member =
+      const bool has_lost =
           group->first == request->group ||
           std::any_of(group->second.ready.begin(), group->second.ready.end(),
                       [&](const Settled& s) { return s.response->request->name == name; });
-      if (!member) {
+      if (!has_lost) {
         ++group;
         continue;
       }
@@ -317,43 +314,39 @@ std::vector<Decision> Coordinator::collect() {
 
 void Coordinator::remember(Settled& settled) {
   const std::string& name = settled.response->request->name;
-  std::uint32_t slot = 0;
-  if (!slot_for(name, &slot)) return;
-  AssignedSlot& assigned = slots_[slot];
+  const std::optional<std::uint32_t> slot = slot_for(name);
+  if (!slot) return;
+  AssignedSlot& assigned = slots_[*slot];
   if (assigned.response) slot_by_name_.erase(assigned.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
-  response->slot = static_cast<std::int32_t>(slot);
+  response->slot = static_cast<std::int32_t>(*slot);
   settled.response = response;
   assigned.response = std::move(response);
   assigned.requests = std::move(settled.requests);
   assigned.filled = sequence_;
-  slot_by_name_[assigned.response->request->name] = slot;
+  slot_by_name_[assigned.response->request->name] = *slot;
   touch(assigned);
 }
 
-// Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation. Returns false if
-// it finds none in kEvictionTries tries.
-bool Coordinator::slot_for(const std::string& name, std::uint32_t* slot) {
+// Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation. Returns nothing
+// if it finds none in kEvictionTries tries.
+std::optional<std::uint32_t> Coordinator::slot_for(const std::string& name) {
   const auto own = slot_by_name_.find(name);
-  if (own != slot_by_name_.end()) {
-    *slot = own->second;
-    return true;
-  }
+  if (own != slot_by_name_.end()) return own->second;
   if (slots_.size() < capacity_) {
-    *slot = static_cast<std::uint32_t>(slots_.size());
+    const auto slot = static_cast<std::uint32_t>(slots_.size());
     slots_.emplace_back();
-    slots_.back().recency = recency_.insert(recency_.begin(), *slot);
-    return true;
+    slots_.back().recency = recency_.insert(recency_.begin(), slot);
+    return slot;
   }
   int tries = kEvictionTries;
   for (auto candidate = recency_.rbegin(); candidate != recency_.rend() && tries > 0;
        ++candidate, --tries) {
     const std::string& victim = slots_[*candidate].response->request->name;
     if (tallies_.contains(victim) || settled_names_.contains(victim)) continue;
-    *slot = *candidate;
-    return true;
+    return *candidate;
   }
-  return false;
+  return std::nullopt;
 }
 
 void Coordinator::touch(AssignedSlot& assigned) {

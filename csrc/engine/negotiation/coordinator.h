@@ -4,12 +4,13 @@
 // Throws: Error(Internal) on announcements that no correct member sends.
 //
 // The life of a name: some members announce it (RequestTally) -> all members that must ask and have not joined have announced
-// it: it is settled -> if it belongs to a group, it waits until the whole group is settled -> it is decided -> collect() puts
-// it into the next response list.
+// it: it is settled -> if it belongs to a group, it waits until the whole group is settled or one of the group has failed -> it
+// is decided -> collect() puts it into the next response list.
 #pragma once
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -46,8 +47,6 @@ class Coordinator {
 
   // Must everything go through messages? This is so while members have joined or left.
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
-  // Does the coordinator count this name, or does the name wait for its group?
-  bool knows(const std::string& name) const;
   // One request for each name that the coordinator counts or that waits for its group. Joins are not included.
   std::vector<RequestPtr> open() const;
 
@@ -83,12 +82,14 @@ class Coordinator {
   };
   struct AssignedSlot {
     ResponsePtr response;
-    std::vector<RequestPtr> requests;  // by member; members with equal requests share one
+    std::vector<RequestPtr> requests;  // by member
     std::uint64_t filled = 0;          // number of the response list that told the members
     std::list<std::uint32_t>::iterator recency;
   };
 
   RequestTally& add(int member, RequestPtr request);
+  // Does the coordinator count this name, or does the name wait for its group?
+  bool knows(const std::string& name) const;
   std::int32_t divisor_of(const RequestTally& tally) const;
   void settle_if_complete(const std::string& name);
   Settled settle(RequestTally tally);
@@ -99,7 +100,7 @@ class Coordinator {
   void end_join(RequestPtr request, int last, base::Status error = {});
   void decide_failure(RequestPtr request, base::Status why);
   void remember(Settled& settled);
-  bool slot_for(const std::string& name, std::uint32_t* slot);
+  std::optional<std::uint32_t> slot_for(const std::string& name);
   void touch(AssignedSlot& assigned);
 
   SetId set_;

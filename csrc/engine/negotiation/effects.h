@@ -51,7 +51,7 @@ class Effects {
 
   // --- process sets ---
   // A set was added; it gets these regions of the window. Returns the port in the memory that all its members share; null if
-  // there is none.
+  // there is none, or if this rank is no member.
   virtual std::unique_ptr<Agreement> add_set(const ProcessSet& set,
                                              const Regions::Grant& regions) = 0;
   virtual void remove_set(SetId set) = 0;
@@ -67,7 +67,7 @@ class Effects {
   // Called just before announcements at a port. What takes time belongs here and not in announced_at_port(), because members
   // may wait for what this rank does after the announcements.
   virtual void before_announcing() = 0;
-  // Rank `rank` was the last to ask for this many operations, which are now agreed.
+  // This many operations are now agreed, and the last request for any of them came from rank `rank`.
   virtual void came_last(int rank, std::size_t operations) = 0;
 };
 

@@ -25,7 +25,7 @@ constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1
                     std::string("the shared memory in which ranks agree is damaged: ") + how);
 }
 
-// After this many tries the caller yields its processor, in case the holder of the lock needs it.
+// After this many tries the caller yields its processor between tries, in case the holder of the lock needs it.
 constexpr int kTriesBeforeYield = 64;
 
 }  // namespace
@@ -151,50 +151,49 @@ void Ledger::unlock() {
 bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
-  return tail_ + entries - slowest_reader(tail_) <= capacity_.entries;
+  return tail_ + entries - slowest_reader() <= capacity_.entries;
 }
 
-// How many entries all members have read, at most `most`.
-std::uint64_t Ledger::slowest_reader(std::uint64_t most) const {
-  std::uint64_t slowest = most;
-  for (int member = 0; (everyone_ >> member) != 0; ++member) {
+// How many entries all members have read. A member that has called stop_reading() does not count.
+std::uint64_t Ledger::slowest_reader() const {
+  const int members = std::popcount(everyone_);
+  std::uint64_t slowest = tail_;
+  for (int member = 0; member < members; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
-    if (member + 1 == kMaxMembers) break;
   }
   return slowest;
 }
 
 // --- announcements --------------------------------------------------------------------------------------------------
 
-Ledger::Answer Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent,
-                                bool prepared) {
+bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bool prepared) {
   const std::uint64_t key = as_key(hash);
-  if (!is_open()) return Answer::kByMessage;
+  if (!is_open()) return false;
   const std::uint64_t me = std::uint64_t{1} << index_;
   Cell* cell = find(key);
   if (cell->key == 0) {
-    if (header_->used >= capacity_.cells / 2) return Answer::kByMessage;
+    if (header_->used >= capacity_.cells / 2) return false;
     ++header_->used;
     *cell = {key, content, 0, 0, 0, 0};
   } else if (cell->diverted != 0) {
-    return Answer::kByMessage;
+    return false;
   } else if (cell->content != content) {
     cell->diverted = 1;
     append({.key = key, .kind = Kind::kDiverted});
-    return Answer::kByMessage;
+    return false;
   }
   HVD_CHECK((cell->announced & me) == 0);
   cell->announced |= me;
   if (!absent) ++cell->contributors;
   if (prepared) ++cell->preparers;
-  if (cell->announced != everyone_) return Answer::kWaits;
+  if (cell->announced != everyone_) return true;
   const bool by_all = cell->preparers == std::popcount(everyone_);
   append({.key = key,
           .kind = Kind::kComplete,
           .contributors = cell->contributors,
           .prepared = by_all ? std::uint16_t{1} : std::uint16_t{0}});
   erase(cell);
-  return Answer::kComplete;
+  return true;
 }
 
 void Ledger::divert(std::uint64_t hash) {
@@ -311,8 +310,7 @@ Agreement::Step SharedAgreement::try_announce(std::span<Unit> units) {
   const auto announce = [&] {
     if (!ledger_.has_room(static_cast<std::uint32_t>(units.size()))) return false;
     for (Unit& unit : units) {
-      unit.by_message = ledger_.announce(unit.key, unit.content, unit.absent, unit.prepared) ==
-                        Ledger::Answer::kByMessage;
+      unit.by_message = !ledger_.announce(unit.key, unit.content, unit.absent, unit.prepared);
     }
     return true;
   };
@@ -329,7 +327,7 @@ Agreement::Step SharedAgreement::close(bool up_to_date, int tries) {
 
 void SharedAgreement::hear(int, LedgerSteps) {
   throw base::Error(base::ErrorCode::kInternal,
-                    "it has steps in a ledger that the ranks of the set share in memory");
+                    "it makes steps in a copy of a ledger that the ranks share in memory");
 }
 
 Agreement::Step SharedAgreement::try_list(std::uint64_t number,

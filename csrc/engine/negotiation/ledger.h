@@ -1,5 +1,5 @@
-// Negotiation without messages: if all members of a process set are on one host and share a region of its window, they agree
-// there on what they all asked for and on its order.
+// Negotiation without messages: if all members of a process set (at most kMaxMembers) are on one host and share a region of its
+// window, they agree there on what they all asked for and on its order.
 //
 // The ledger has a table and a log. A member announces a unit (an operation, or a whole group) by its key (a hash of its name)
 // and content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their
@@ -17,7 +17,7 @@
 //   diverted: members that have announced the unit read this in the log and send their requests to the coordinator. A member
 //   that announces it later is told at once to send its request. The diverted cell stays until the coordinator has decided the
 //   unit.
-//   closed: the same for all units. The coordinator opens the ledger again.
+//   closed: the same for all units, and the table is emptied. The coordinator opens the ledger again.
 //   list n: the place of the coordinator's n-th response list among the agreements of the ledger.
 //
 // Every unit is agreed exactly once, in one place in one order, because
@@ -92,9 +92,9 @@ class Ledger {
   // up_to_date: has this member read the whole log? has_room: is there room for this many more entries?
   bool up_to_date() const;
   bool has_room(std::uint32_t entries) const;
-  enum class Answer : std::uint8_t { kWaits, kComplete, kByMessage };
-  // Needs up_to_date() and room for one entry. prepared: as in Agreement::Unit.
-  Answer announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
+  // Needs up_to_date() and room for one entry. The arguments are as in Agreement::Unit. Returns false if the unit has to go by
+  // message.
+  bool announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
   // For the coordinator; close() also for a member that leaves, joins or fails. reopen() needs no room in the log, and each of
   // the others needs room for one entry, for any number of keys. divert() closes the ledger, and reopen() leaves it closed, if
@@ -105,7 +105,7 @@ class Ledger {
   void reopen(std::span<const std::uint64_t> keys);
   // Needs no lock; the answer may be out of date.
   bool is_open() const;
-  // The number of cells in use.
+  // The number of cells in use, for tests.
   std::uint32_t used() const;
 
  private:
@@ -113,7 +113,7 @@ class Ledger {
   struct Cell;
 
   std::uint64_t news() const;
-  std::uint64_t slowest_reader(std::uint64_t most) const;
+  std::uint64_t slowest_reader() const;
   Cell* find(std::uint64_t key) const;  // its cell, or the empty cell where it belongs
   void erase(Cell* cell);
   void append(LogEntry entry);
@@ -133,8 +133,8 @@ class Ledger {
   std::uint64_t tail_at_lock_ = 0;
 };
 
-// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. It keeps the
-// channel alive, and with it this rank's use of the region (SharedChannel). try_abandon may take some milliseconds.
+// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. The object
+// keeps the channel alive, and with it this rank's use of the region (SharedChannel). try_abandon may take some milliseconds.
 class SharedAgreement final : public Agreement {
  public:
   // memory: the part of the channel's region for a ledger. serial: as Ledger's.

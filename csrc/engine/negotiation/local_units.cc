@@ -17,7 +17,7 @@ constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
 // The most names in uneven_. When it has so many, all are removed before another one is added.
 constexpr std::size_t kMostUneven = 1024;
 
-// If the requests of all members are equal, do they describe the whole operation?
+// May the members agree on this operation by equal requests alone?
 bool covers(const Request& request) {
   if (rows_may_differ(request.kind)) {
     return request.shape[0] <= kMostRows && request.bytes() <= kMostBytesOfRows;

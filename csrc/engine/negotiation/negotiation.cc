@@ -23,7 +23,7 @@ Negotiation::Negotiation(const Settings& settings, int ranks, Regions regions, C
   agrees_in_memory_ = sets_.begin()->second->agrees_in_memory();
 }
 
-SetNegotiation* Negotiation::find(SetId id) {
+SetNegotiation* Negotiation::find(SetId id) const {
   const auto found = sets_.find(id.id);
   return found != sets_.end() && found->second->set().id == id ? found->second.get() : nullptr;
 }
@@ -69,15 +69,13 @@ bool Negotiation::coordinate() {
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
-template <typename Content>
-void Negotiation::deliver(int rank, Content message) {
+void Negotiation::deliver(int rank, Announcement message) {
   if (rank == settings_.rank) {
     hear(rank, std::move(message));
   } else if (!has_left(rank)) {
     effects_.send(rank, std::move(message));
   }
 }
-template void Negotiation::deliver(int rank, Announcement message);
 
 void Negotiation::tell_members(const ProcessSet& set, const Message& message) {
   for (const int member : *set.members) {
@@ -86,18 +84,12 @@ void Negotiation::tell_members(const ProcessSet& set, const Message& message) {
 }
 
 template <typename Content>
-void Negotiation::keep_for_later(int source, Content message) {
-  const std::uint32_t epoch = message.set.epoch;
-  if (epoch > last_epoch_) early_[epoch].emplace_back(source, std::move(message));
-}
-
-template <typename Content>
 void Negotiation::hear_in_set(int source, Content message) {
-  SetNegotiation* set = find(message.set);
-  if (set == nullptr) {
-    keep_for_later(source, std::move(message));
-  } else {
+  const std::uint32_t epoch = message.set.epoch;
+  if (SetNegotiation* set = find(message.set)) {
     set->hear(source, std::move(message));
+  } else if (epoch > last_epoch_) {
+    early_[epoch].emplace_back(source, std::move(message));
   }
 }
 
@@ -188,13 +180,13 @@ bool Negotiation::tries_again() const {
 }
 
 bool Negotiation::is_removing(SetId id) const {
-  const SetNegotiation* set = find(id.id);
-  return set != nullptr && set->set().id == id && set->is_being_removed();
+  const SetNegotiation* set = find(id);
+  return set != nullptr && set->is_being_removed();
 }
 
 bool Negotiation::has_joined(SetId id) const {
-  const SetNegotiation* set = find(id.id);
-  return set != nullptr && set->set().id == id && set->has_joined();
+  const SetNegotiation* set = find(id);
+  return set != nullptr && set->has_joined();
 }
 
 }  // namespace hvdlite::engine

@@ -1,14 +1,14 @@
 // One rank's part in the agreement on what all ranks do and in which order: for all its process sets, and for changes of them.
 // Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: only in the effects.
-// Throws: Error(Internal) on messages that no correct rank sends, and what the effects throw.
+// Throws: Error(Internal) on what no correct rank sends, or writes into shared memory, and what the effects throw.
 //
 // A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members
 // agree through a port, an Agreement; in a set without a port, such as a large one, through the coordinator alone. The digest
 // tells states apart.
 //
 // A Negotiation cannot be copied: it shares its entries with callers (through their completions) and its ports with other
-// members. A test that wants to return to a state makes new machines and repeats the steps that led to the state. For some
-// twenty steps this takes 75 µs a state (negotiation_explored.cc).
+// members. A test that wants to return to a state makes new machines and repeats the steps that led to the state
+// (negotiation_explored.cc).
 //
 //   what callers ask ---------> admit() --------+
 //   what another rank says ---> hear() ---------+--> Effects: send, ring, execute, finish, add_set, remove_set
@@ -103,7 +103,7 @@ class Negotiation {
  private:
   friend class SetNegotiation;
 
-  SetNegotiation* find(SetId id);
+  SetNegotiation* find(SetId id) const;
   // Visits every set. A visit may add and remove other sets.
   template <typename Visit>
   void visit_sets(Visit visit) {
@@ -115,8 +115,6 @@ class Negotiation {
   }
   // Keeps a message for a set that this rank does not know yet. Drops a message for a removed set.
   template <typename Content>
-  void keep_for_later(int source, Content message);
-  template <typename Content>
   void hear_in_set(int source, Content message);
 
   bool coordinate();
@@ -124,11 +122,10 @@ class Negotiation {
   // --- for its sets ---
   bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
   // Sends to a rank that has not left. A message to this rank itself is handled at once.
-  template <typename Content>
-  void deliver(int rank, Content message);
+  void deliver(int rank, Announcement message);
   // Sends to all other members of the set that have not left.
   void tell_members(const ProcessSet& set, const Message& message);
-  // Entries without a request belong to no caller of this rank.
+  // As Effects::finish. A set whose removal has failed accepts requests again.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   base::Status refusal(const SetNegotiation* set, const Request& request) const;

@@ -15,7 +15,7 @@ namespace {
   throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
 }
 
-// Of a step that is made later than its message has come, perhaps when another member's message comes.
+// For announce(), which may be called when another member's message has come. So the text names the member that it concerns.
 [[noreturn]] void wrong(int member, const SetId& set, const char* what) {
   throw base::Error(base::ErrorCode::kInternal, "member " + std::to_string(member) +
                                                     " of process set " + std::to_string(set.id) +
@@ -190,7 +190,7 @@ void ReplicatedLedger::take(int member, LedgerSteps message) {
 
 // --- all members' steps, in their order -------------------------------------------------------------------------------
 
-// Have all messages of this member come that belong before this place?
+// Have all messages of this member that belong before this place arrived?
 bool ReplicatedLedger::has_passed(int member, Place place) const {
   const MemberState& other = members_[static_cast<std::size_t>(member)];
   // Its next stamp is greater than its last one. With an equal stamp, the lower index comes first.
@@ -239,7 +239,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         break;
     }
   }
-  // The entries of one message form one batch: what they complete is fused.
+  // The entries that one message appends are a batch: their operations are fused.
   if (log_.size() > before) log_.back().last = 1;
   members_[static_cast<std::size_t>(member)].exceptions = heard.message.exceptions;
   forget_exceptions();

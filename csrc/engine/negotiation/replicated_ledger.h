@@ -25,9 +25,9 @@
 //     They are numbered, and each message says how many exceptions its sender has read. An announcement is void if an exception
 //     that its sender had not read concerns its key (a closing concerns all keys). The sender takes the unit back when it reads
 //     that exception.
-//   - A member that leaves waits until all members have read its closing, and its lists if it is the coordinator. Then all have
-//     executed the operations in which it took part. So members report at once that they have read a closing, and what they
-//     read while the ledger is closed.
+//   - A member that leaves or joins waits until all members have read its closing, and its lists if it is the coordinator. Then
+//     all have executed the operations in which it took part. So members report at once that they have read a closing, and what
+//     they read while the ledger is closed.
 //   - A small payload travels with its announcement (inline payload): every member gets all of it, or its part. When the unit
 //     becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
@@ -75,7 +75,7 @@ class ReplicatedLedger final : public Agreement {
 
   Step try_announce(std::span<Unit> units) override;
   Step try_close() override;
-  Step try_abandon() override { return Step::kDone; }  // the failure itself tells the others
+  Step try_abandon() override { return Step::kDone; }
   bool is_open() const override { return open_; }
   Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) override;
   Step try_keep(Upkeep& upkeep) override;
@@ -88,7 +88,6 @@ class ReplicatedLedger final : public Agreement {
   void add_to(base::Hasher& hasher) const override;
 
  private:
-  using Kind = Agreement::Kind;
   using Place = std::pair<std::uint64_t, int>;  // in the order of all steps: stamp, member
   struct MemberState {
     std::uint64_t stamp = 0;       // of its last message
@@ -109,7 +108,7 @@ class ReplicatedLedger final : public Agreement {
     bool prepared = true;  // by all that have announced it
     std::uint64_t last_arrival = 0;
     std::uint8_t last = 0;  // the member whose announcement arrived last here
-    // Of each member, its payload for this member. Empty unless prepared.
+    // By member: its payload for this member, if it has prepared the unit. Empty if none has.
     std::vector<std::vector<std::byte>> payloads;
   };
 

@@ -34,8 +34,8 @@ void Negotiation::carry_out(const Response& response, Entry& entry) {
   } else if (sets_.size() >= kMaxSets) {
     status = {ErrorCode::kInvalidArgument,
               describe(*response.request) + ": there are " + std::to_string(kMaxSets) +
-                  " process sets already, with the set of all ranks; remove one before adding "
-                  "another"};
+                  " process sets already, including the set of all ranks; remove one before "
+                  "adding another"};
   } else {
     const auto& ranks = response.request->splits;
     const SetId id = create_set({ranks.begin(), ranks.end()});

@@ -156,7 +156,7 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
       mine != pending_.end() && mine->second.announced ? mine->second.entry.request : nullptr);
   const auto replaced = pending_.find(lost);
   if (!lost.empty() && replaced != pending_.end() && replaced->second.by_slot) {
-    // This rank announced by a slot that the coordinator replaced meanwhile. The coordinator ignored the announcement.
+    // This rank announced by a slot that the coordinator replaced meanwhile. The coordinator ignores the announcement.
     replaced->second.announced = false;
     replaced->second.by_slot = false;
     to_announce_.push_back(lost);
@@ -175,8 +175,8 @@ void SetNegotiation::check_mine(const Response& response) const {
   }
 }
 
-// Some of these entries have no request. That is correct if this rank has joined, and an error if the list names an operation
-// twice.
+// Some of these entries have no request. That is correct if this rank has joined or need not ask, and an error if the list
+// names an operation twice.
 void SetNegotiation::check_absence(const Response& first, std::span<const Entry> entries) {
   try {
     check_fits(first, nullptr, has_joined(), *set_.members, set_.index);
@@ -192,7 +192,7 @@ bool SetNegotiation::has_joined() const {
   return pending_.contains(kJoinName) || all_.said_goodbye_;
 }
 
-// Returns an entry without a request if this rank did not ask: it has joined, or the error concerns another rank's operation.
+// Returns an entry without a request if this rank did not ask.
 Entry SetNegotiation::take_entry(const std::string& name) {
   const auto found = pending_.find(name);
   if (found == pending_.end()) return all_.take_held_removal(set_.id, name);
@@ -228,7 +228,7 @@ void SetNegotiation::execute(FusedOp fused, std::vector<Entry> entries) {
   all_.effects_.execute(set_.id, std::move(fused), std::move(entries));
 }
 
-// `member` was the last to ask for this many operations, which are now agreed; -1: no member's request completed them.
+// As Effects::came_last, with a member's index; -1: no member's request completed the operations.
 void SetNegotiation::came_last(int member, std::size_t operations) {
   if (set_.size() == 1 || member < 0) return;
   HVD_CHECK(member < set_.size());

@@ -3,8 +3,8 @@
 // operation (set_port.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member only
 // knows the set.
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
-// Coordinator. Blocks: only in the effects. Throws: Error(Internal) on messages that no correct member sends, and what the
-// effects throw.
+// Coordinator. Blocks: only in the effects. Throws: Error(Internal) on what no correct member sends, or writes into shared
+// memory, and what the effects throw.
 #pragma once
 
 #include <deque>
@@ -163,8 +163,8 @@ class SetNegotiation {
   bool attentive_ = false;  // may the coordinator have work? false: it only waits for other ranks
   Agreement::Upkeep upkeep_;
   std::vector<std::uint64_t> closings_of_;  // how many closings each member has reported
-  // They wait until all members that have not left have reported the last closing. By then all that these announced at the port
-  // has come in messages.
+  // They wait until all members that have not left have reported the last closing. By then everything that these members
+  // announced at the port has come in messages.
   std::vector<Verdict> verdicts_;
 };
 

@@ -91,7 +91,7 @@ void SetNegotiation::abandon() {
   if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
 }
 
-// Prepares those waiting units that the port serves. What is prepared is not fused with other units.
+// Prepares the waiting units for which this is possible and saves time. A prepared unit is not fused with other units.
 void SetNegotiation::prepare_waiting() {
   const bool in_memory = port_->is_in_memory();
   // The memory has one place for this rank's next input.

@@ -8,9 +8,9 @@
 
 namespace hvdlite::engine {
 
-// requests[i] is the request of member i (global rank members[i]); null: the member has not asked (it has joined, or need not
-// ask). At least one is not null. The result carries what all agreed on, or one error text, the same for every rank. The text
-// names the operation, the tensor, the process set, the differences by rank (or another fault), and the remedy.
+// requests[i] is the request of member i (global rank members[i]); null: the member has not asked. At least one is not null.
+// The result carries what all agreed on, or one error text, the same for every rank. The text names the operation, the tensor,
+// the process set, the differences by rank (or another fault), and the remedy.
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
 
 // As in Horovod: not ok if some ranks have joined without having asked, and the operation moves data but is no allreduce.

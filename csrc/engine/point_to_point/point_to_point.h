@@ -175,7 +175,7 @@ class PointToPoint {
   void take_own(Entry receive, std::uint64_t number);
   // "": dtype and size are equal.
   std::string why_unequal(const Entry& receive, int source, const Offer& offer) const;
-  // Puts the entry's description in front of the error.
+  // Ends the entry with this error, and puts the entry's description in front of it.
   void fail(const Entry& entry, const base::Status& why);
   void withdraw(Sendings::iterator sending, const base::Status& why);
   template <typename Condition>

@@ -239,13 +239,13 @@ class Explorer {
     // As SetNegotiation::prepare_waiting: a member prepares what it announces if it has nothing else in the ledger.
     const bool prepares = in_ledger(member) == 0;
     if (prepares) member.place[member.payloads & 1] = member.payloads;
-    const Ledger::Answer answer = ledger.announce(static_cast<std::uint64_t>(key) + 1,
-                                                  is_other(letter) ? 2 : 1, false, prepares);
+    const bool announced = ledger.announce(static_cast<std::uint64_t>(key) + 1,
+                                           is_other(letter) ? 2 : 1, false, prepares);
     ledger.unlock();
     ++member.next;
     member.asked[key] = kInLedger;
     member.payload[key] = prepares ? member.payloads : kNoPayload;
-    if (answer == Ledger::Answer::kByMessage) send(member, key);
+    if (!announced) send(member, key);
     return true;
   }
 
