@@ -130,7 +130,7 @@ class Membership : public MembershipActions {
   void goodbye_was_seen(int coordinator, Actions& actions);
   // These are in waiting.cc.
   void report_if_blocked(Time now, Facts& facts, Actions& actions);
-  void tell(int rank, BlockedReport report, Actions& actions);
+  void tell_rank_0(BlockedReport report, Actions& actions);
   void look_for_deadlocks(Time now, Facts& facts, Actions& actions);
   void inspect_stalls(Time now, Facts& facts, Actions& actions);
   void give_answers(Time now, Facts& facts, Actions& actions);

@@ -126,7 +126,7 @@ struct Inquiry {
     std::string name;
   };
   std::uint64_t number = 0;
-  bool last = false;    // the last question before the sender may give up
+  bool last = false;    // after this question the sender may give up
   bool where = false;   // a receiver that lacks an operation must say where its program is
   double patience = 1;  // seconds for which the sender waits for the answer
   std::vector<OperationName> operations{};
