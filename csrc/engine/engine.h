@@ -46,7 +46,7 @@ struct Submission {
   std::int64_t group = 0;  // instead of `asks`: a prepared group, with the four fields below
   // The addresses of the tensors, in the group's order.
   std::span<void* const> data;
-  // For which requests this rank has no value, but takes the result; empty: for none.
+  // For each of `data`: does this rank have no value, and only take the result? Empty: it has all values.
   std::span<const bool> absent;
   void* stream = nullptr;    // GPU memory is ready in the order of this stream
   Weight weight;             // of a group of weighted requests

@@ -207,7 +207,7 @@ void Engine::submit_group(const Submission& what, Launch launching) {
                     ": the process set of this prepared group was removed; prepare "
                     "the group again on another");
   }
-  if (what.data.size() != size || (!what.absent.empty() && what.absent.size() != size)) {
+  if (what.data.size() != size) {
     throw Error(ErrorCode::kInvalidArgument,
                 "prepared group " + std::to_string(what.group) + " has " + std::to_string(size) +
                     " requests, but " + std::to_string(what.data.size()) + " addresses were given");
