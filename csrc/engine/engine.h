@@ -102,7 +102,7 @@ class Engine {
 
   // Until resume() no thread drives the engine, so none of its threads calls MPI, and shutdown() and publish_failure() wait.
   // Other ranks need this rank for agreed operations, so pause() first waits until these have ended, or nothing has moved for
-  // the knob failure_linger. The same thread calls both.
+  // the knob failure_linger (what NCCL moves does not count). The same thread calls both.
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
@@ -137,7 +137,7 @@ class Engine {
  private:
   // What a driving thread remembers until something moves.
   struct Stillness {
-    std::optional<base::Clock::time_point> since;  // when the first pass did nothing
+    std::optional<base::Clock::time_point> since;  // the time of the first pass that did nothing
     bool sleeps = false;  // it has waited for so long that it sleeps between passes
     bool unrung = false;  // the last answer of sleep()
   };
