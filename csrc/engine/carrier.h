@@ -1,6 +1,6 @@
 // Carries out the effects of Negotiation and PointToPoint, through the transport, the execution, and the state that callers
 // see.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: as execution.h and numbering.h say. Throws: what the
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as cycle.h says. Throws: what the
 // transport and the execution throw.
 #pragma once
 

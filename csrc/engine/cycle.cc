@@ -168,7 +168,7 @@ void Cycle::raise_failure(const std::string& cause) {
 
 void Cycle::fail_for(const std::exception& error) {
   const auto* known = dynamic_cast<const base::Error*>(&error);
-  // MPI reports that a rank is lost, but not which one.
+  // A rank is lost. If the search finds which one, the failure names it.
   if (known != nullptr && known->code() == ErrorCode::kPeerLost) {
     try {
       messenger_.apply(membership_.look_for_lost(facts_));

@@ -1,9 +1,9 @@
 // The core of the engine. The holder of the progress token calls pass() again and again. A pass gives messages and queued
 // entries to the four machines Negotiation, PointToPoint, Execution and Membership, lets them advance, and carries out what
 // they want.
-// Thread: the holder of the progress token only. Owns: the machines. Blocks: as carrier.h says. Throws: only the constructor
-// does; later any exception (of the transport, a GPU, a lack of memory, a bug in hvdlite) fails the whole engine with its text
-// (SharedState::failure).
+// Thread: the holder of the progress token only. Owns: the machines. Blocks: only on GPUs (execution.h) and on the lock of
+// Numbering (numbering.h). Throws: the constructor, end_all() and close(). In all other functions any exception (of the
+// transport, a GPU, a lack of memory, a bug in hvdlite) fails the whole engine with its text (SharedState::failure).
 #pragma once
 
 #include <cstddef>

@@ -68,7 +68,7 @@ Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topolog
 }
 
 Engine::~Engine() {
-  if (!shut_down_.load()) shutdown();
+  shutdown();
   munmap(fork_canary_, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));
 }
 
@@ -194,8 +194,8 @@ void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
 // token, or the deadline has passed.
 void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) {
   Stillness still;
-  while (completion->done.load(std::memory_order_acquire) == 0 && shared_.to_tell.empty() &&
-         !claimed() && pass_or_pause(&still, deadline, microseconds::max())) {
+  while (!completion->is_done() && shared_.to_tell.empty() && !claimed() &&
+         pass_or_pause(&still, deadline, microseconds::max())) {
   }
 }
 
@@ -330,13 +330,8 @@ void Engine::resume() {
 }
 
 void Engine::shutdown() {
-  if (shut_down_.exchange(true)) return;
+  if (!usable_in_this_process() || shut_down_.exchange(true)) return;
   shared_.watchdog.close();
-  if (!usable_in_this_process()) {
-    thread_.detach();  // the thread does not exist in a forked child
-    shared_.timeline.abandon();
-    return;
-  }
   pause();
   drive_until(&Engine::said_goodbye, kFlushSeconds);
   drive_until(&Engine::drained, kFlushSeconds);

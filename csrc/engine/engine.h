@@ -1,8 +1,9 @@
 // One rank's engine as callers see it. Any number of engines can live in one process (ranks as threads).
 // Thread: any thread may call any public function, and after the beginning of shutdown() any but pause(). The destructor comes
-// after all other calls. Owns: the transport, the shared state, the cycle and the engine thread. Blocks: only wait, pause,
-// shutdown (also in the destructor) and publish_failure wait for other ranks; the first request for a GPU opens it, which may
-// take seconds. Throws: Error, as each function says.
+// after all other calls, and never in a forked child. Owns: the transport, the shared state, the cycle and the engine thread.
+// Blocks: only wait, pause, shutdown (also in the destructor) and publish_failure wait for other ranks; the first request for a
+// GPU opens it, which may take seconds. Throws: Error, as each function says. Functions that take a handle, except release(),
+// throw Error(InvalidArgument) for an unknown one; functions about GPUs throw what device/devices.h says.
 //
 // The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
 // blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that pauses
@@ -45,7 +46,7 @@ struct Submission {
   std::int64_t group = 0;  // instead of `asks`: a prepared group, with the four fields below
   // The addresses of the tensors, in the group's order.
   std::span<void* const> data;
-  // For which requests this rank has no value, but takes the result; empty: for none.
+  // For each of `data`: does this rank have no value, and only take the result? Empty: it has all values.
   std::span<const bool> absent;
   void* stream = nullptr;    // GPU memory is ready in the order of this stream
   Weight weight;             // of a group of weighted requests
@@ -55,7 +56,7 @@ struct Submission {
 
 class Engine {
  public:
-  // Starts the engine thread. Throws what selection_of() throws for the knobs (set_up.h), and what the transport throws.
+  // Starts the engine thread. Throws what selection_of() (set_up.h) and the transport throw, and Error(System).
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
          const base::Config& config, const base::WaitPolicy& waiting);
   ~Engine();
@@ -68,9 +69,9 @@ class Engine {
   // Error(InvalidArgument, Unsupported, System) for requests that this rank refuses, for names that are in flight and for an
   // unknown prepared group. After the engine has failed, throws the first failure; after shutdown() and in a forked child,
   // Error(NotInitialized). Operations without a name are of one kind on one set (sends and receives may be mixed), and get
-  // their names here: each by its number, or all by one number if they form a group (its size is given, but no label). The
-  // thread that drives calls the watcher after it has given the token back (at shutdown: after the engine is closed), so the
-  // watcher may wait.
+  // their names here: each by its number, or all by one number if they form a group (its size is given, but no label). Other
+  // labels of theirs are dropped. The thread that drives calls the watcher after it has given the token back (at shutdown:
+  // after the engine is closed), so the watcher may wait.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. Each needs a name. If a
@@ -99,9 +100,9 @@ class Engine {
   int gpu_of_address(const void* address);
   device::GpuPtr gpu(int ordinal) { return shared_.devices.device(ordinal).gpu; }
 
-  // Until resume() no thread drives the engine, so none of its threads calls MPI. Other ranks need this rank for agreed
-  // operations, so it first waits until these have ended, or nothing has moved for the knob failure_linger. The same thread
-  // calls both.
+  // Until resume() no thread drives the engine, so none of its threads calls MPI, and shutdown() and publish_failure() wait.
+  // Other ranks need this rank for agreed operations, so pause() first waits until these have ended, or nothing has moved for
+  // the knob failure_linger (what NCCL moves does not count). The same thread calls both.
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
@@ -118,7 +119,6 @@ class Engine {
     shared_.timeline.start(path, max_bytes, cycles);
   }
   void stop_timeline() { shared_.timeline.stop(); }
-  // The binding's watchdog thread waits here until another rank asks where this rank's program is.
   Watchdog& watchdog() { return shared_.watchdog; }
   void exempt_from_stalls(double seconds) { shared_.stall_exemption.set(seconds); }
   const Counters& counters() const { return shared_.counters; }
@@ -130,13 +130,14 @@ class Engine {
   // or "shm"), and Error(System) if the machine lacks the memory.
   std::unique_ptr<ArenaDraft> create_arena(std::int32_t set, const std::string& kind,
                                            std::size_t bytes);
-  // False in a forked child, which must not use the engine.
+  // False in a forked child, where submit, prepare, wait, start_timeline, new_output and create_arena throw
+  // Error(NotInitialized).
   bool usable_in_this_process() const;
 
  private:
   // What a driving thread remembers until something moves.
   struct Stillness {
-    std::optional<base::Clock::time_point> since;  // when the first pass did nothing
+    std::optional<base::Clock::time_point> since;  // the time of the first pass that did nothing
     bool sleeps = false;  // it has waited for so long that it sleeps between passes
     bool unrung = false;  // the last answer of sleep()
   };

@@ -58,9 +58,8 @@ void Messenger::hear(int source, Content& message) {
 
 void Messenger::receive_late() {
   int source = 0;
-  std::vector<std::byte> bytes;
-  while (transport_.receive_message(&source, &bytes)) {
-    apply(membership_.hear_late(source, decode(bytes)));
+  while (transport_.receive_message(&source, &bytes_)) {
+    apply(membership_.hear_late(source, decode(bytes_)));
   }
 }
 

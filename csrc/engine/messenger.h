@@ -1,5 +1,5 @@
 // Gives messages of other ranks to the machine that they concern, and carries out Membership's actions.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: as carrier.h says. Throws: what the machines and the
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as cycle.h says. Throws: what the machines and the
 // transport throw.
 #pragma once
 
@@ -38,8 +38,8 @@ class Messenger {
   void end_all(const base::Status& why);
 
  private:
-  // Passes the message to its machine. A Verdict concerns Negotiation or PointToPoint. A kind of message that is not named here
-  // concerns Membership, and a Goodbye before that Negotiation.
+  // Passes the message to its machine: a Verdict to Negotiation or PointToPoint, and a kind that is not named here to
+  // Membership. Before a Goodbye, Negotiation catches up.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }

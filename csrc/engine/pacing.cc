@@ -17,10 +17,11 @@ constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepLongNoBell{5'000};
 constexpr microseconds kSleepIdleNoBell{50'000};
+// These two hold with bells and without.
+constexpr microseconds kFirstSleep{20};
 constexpr microseconds kSleepMovingData{200};
 // How often to ask for NCCL's errors while the GPU works.
 constexpr microseconds kSleepGpu{2'000};
-constexpr microseconds kFirstSleep{20};
 // If a rank has waited long, another rank is slow. If no bell may ring, the waiting rank sleeps for this share of the time
 // waited and then makes a pass: so short a sleep hardly delays it. A rank without work takes the same share. An operation waits
 // for such a rank only if the rank coordinates while other ranks add a process set for themselves. A caller that submits rings

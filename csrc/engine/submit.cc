@@ -143,7 +143,7 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   // Uses up the numbers and releases the lock. Ranks do not compare the names of sends and receives, so a refused one may use
   // up its number. For these, call it before the submission: the submission may make a pass, and Numbering::joined() takes the
   // lock in a pass.
-  const auto keep = [&] {
+  const auto use_up = [&] {
     for (std::size_t each = 0; lock && each < used.size(); ++each) {
       if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
     }
@@ -152,13 +152,13 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   if (size == 1) {
     const Numbering::Name name = shared_.numbering.name(set, kind, 0);
     used[static_cast<std::size_t>(kind)] = 1;
-    if (messages) keep();
+    if (messages) use_up();
     Ask named = first;
     named.request.name = name;
     named.request.group = {};
     named.request.unnamed = true;
     submit_named({&named, 1}, info, std::move(launching));
-    return keep();
+    return use_up();
   }
   const bool grouped =
       first.request.group.empty() && first.request.group_size == static_cast<std::int32_t>(size);
@@ -182,9 +182,9 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
     view.group = label;
     view.unnamed = true;
   }
-  if (messages) keep();
+  if (messages) use_up();
   submit_named(named, info, std::move(launching));
-  keep();
+  use_up();
 }
 
 void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Launch launching) {
@@ -207,7 +207,7 @@ void Engine::submit_group(const Submission& what, Launch launching) {
                     ": the process set of this prepared group was removed; prepare "
                     "the group again on another");
   }
-  if (what.data.size() != size || (!what.absent.empty() && what.absent.size() != size)) {
+  if (what.data.size() != size) {
     throw Error(ErrorCode::kInvalidArgument,
                 "prepared group " + std::to_string(what.group) + " has " + std::to_string(size) +
                     " requests, but " + std::to_string(what.data.size()) + " addresses were given");
@@ -269,7 +269,7 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
   }
 }
 
-// Puts the entries into the queue. If it throws, none is there, and all count as failed.
+// Puts the entries into the queue. If the queue refuses them, the flight recorder and the timeline show all of them as failed.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
   // A thread that gave a callback may never wait for the operation, and a thread of a pool may never call again. So the
@@ -294,7 +294,6 @@ bool Engine::push(std::span<Entry> entries) {
   try {
     return shared_.queue.push(entries);
   } catch (...) {
-    // The flight recorder and the timeline know the entries already.
     for (const Entry& entry : entries) {
       shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kFailed);
     }

@@ -25,7 +25,7 @@ struct MembershipActions {
     std::string cause;
     std::vector<int> ranks;
   };
-  // This rank has lost a rank of its own host. Send a Failure to these ranks of other hosts, which cannot see that loss.
+  // This rank has lost a rank of its own host. Send a Failure to these ranks of other hosts, which may not see that loss.
   struct Warn {
     std::string cause;
     std::vector<int> ranks;
@@ -41,7 +41,8 @@ struct MembershipActions {
     int rank = 0;
     base::Status why;
   };
-  // This rank has left, and this coordinator decides nothing more. End the operations of its sets for which this rank waits.
+  // This rank has left, and the coordinator decides nothing more. End the operations of the coordinator's sets for which this
+  // rank waits.
   struct Undecided {
     int coordinator = 0;
   };

@@ -44,10 +44,9 @@ Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
     quiet_.clear();
   }
   looked_ = now;
-  const bool due = now - sent_ >= interval_;
-  if (due) sent_ = now;
-  for (const auto& [host, when] : heard_) {
-    if (due) actions.send.push_back(host);
+  if (now - sent_ >= interval_) {
+    sent_ = now;
+    for (const auto& [host, when] : heard_) actions.send.push_back(host);
   }
   if (timeout_.count() == 0) return actions;
   for (const int host : silent_for(timeout_ / kQuietDivisor)) {

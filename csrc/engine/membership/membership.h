@@ -39,7 +39,7 @@ class Membership : public MembershipActions {
   // --- the questions that it asks its rank ---
   class Facts : public FailureDetector::Facts {
    public:
-    // A number that changes when data of operations move. It may change for control messages, too.
+    // A number that changes when data of operations move, except by NCCL. It may change for control messages, too.
     virtual std::uint64_t activity() = 0;
     // A number that changes when this rank submits an operation, and when one ends.
     virtual std::uint64_t version() = 0;
@@ -130,7 +130,7 @@ class Membership : public MembershipActions {
   void goodbye_was_seen(int coordinator, Actions& actions);
   // These are in waiting.cc.
   void report_if_blocked(Time now, Facts& facts, Actions& actions);
-  void tell(int rank, BlockedReport report, Actions& actions);
+  void tell_rank_0(BlockedReport report, Actions& actions);
   void look_for_deadlocks(Time now, Facts& facts, Actions& actions);
   void inspect_stalls(Time now, Facts& facts, Actions& actions);
   void give_answers(Time now, Facts& facts, Actions& actions);

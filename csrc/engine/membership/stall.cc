@@ -190,7 +190,8 @@ bool StallInspector::is_missing(const Question& question, std::size_t index, int
 }
 
 // Groups the operations of the question by the ranks that are missing, and sets when to ask again. Leaves out operations that
-// have ended, that another rank looks after, or for which it is too early.
+// have ended, that another rank looks after, or for which it is too early. Leaves out an operation without a missing rank also
+// while its data may move, and at the first question that finds none (unexplained_).
 std::vector<StallInspector::StalledOperations> StallInspector::group(
     Time now, const Question& question, std::span<const Stalled> stalled) {
   const double most = limit(question.last);

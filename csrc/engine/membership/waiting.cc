@@ -29,11 +29,11 @@ bool Membership::watching() const {
 
 // --- deadlocks --------------------------------------------------------------------------------------------------------
 
-void Membership::tell(int rank, BlockedReport report, Actions& actions) {
-  if (rank == roster().rank()) {
-    if (detector_) detector_->report(rank, std::move(report));
-  } else if (!roster().has_left(rank)) {
-    actions.emplace_back(Send{rank, std::move(report)});
+void Membership::tell_rank_0(BlockedReport report, Actions& actions) {
+  if (detector_) {  // this rank is rank 0
+    detector_->report(0, std::move(report));
+  } else if (!roster().has_left(0)) {
+    actions.emplace_back(Send{0, std::move(report)});
   }
 }
 
@@ -47,7 +47,7 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
     if (!reported) return;
     BlockedReport over;
     over.version = version;
-    tell(0, std::move(over), actions);
+    tell_rank_0(std::move(over), actions);
     return;
   }
   const double patience = limits_.deadlock / 2 * (unseen ? kUnseen : 1);
@@ -57,7 +57,7 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
   BlockedReport found = facts.blocked();
   if (!found.blocked) return;
   blocked_.reported = true;
-  tell(0, std::move(found), actions);
+  tell_rank_0(std::move(found), actions);
 }
 
 void Membership::look_for_deadlocks(Time now, Facts& facts, Actions& actions) {
@@ -90,7 +90,7 @@ Membership::Actions Membership::hear(int source, Probe message, Time, Facts& fac
   Actions actions;
   BlockedReport still = facts.blocked();
   still.probe = message.number;
-  tell(source, std::move(still), actions);
+  tell_rank_0(std::move(still), actions);
   return actions;
 }
 

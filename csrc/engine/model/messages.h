@@ -91,7 +91,8 @@ struct OpenOperation {
   std::string name;
   std::string group;
   std::int32_t group_size = 0;
-  bool waited_for = false;  // a caller or a callback of the rank waits for it
+  // A caller or a callback of the rank waits for it, or a caller waits for the removal of its set.
+  bool waited_for = false;
   // Ranks of the set that need not ask for it (Request::asks).
   std::vector<std::int32_t> not_asking;
   std::int32_t root = 0;  // send, recv: root and tag as in Request
@@ -126,7 +127,7 @@ struct Inquiry {
     std::string name;
   };
   std::uint64_t number = 0;
-  bool last = false;    // the last question before the sender may give up
+  bool last = false;    // after this question the sender may give up
   bool where = false;   // a receiver that lacks an operation must say where its program is
   double patience = 1;  // seconds for which the sender waits for the answer
   std::vector<OperationName> operations{};

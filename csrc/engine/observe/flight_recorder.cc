@@ -68,7 +68,7 @@ std::string FlightRecorder::report(std::size_t ended) const {
 
 std::string FlightRecorder::excerpt(std::size_t ended) const {
   const std::string unended = text(kUnended, 0);
-  if (!unended.empty() || ended == 0) return unended;
+  if (!unended.empty()) return unended;
   const std::uint64_t kept = std::min<std::uint64_t>(newest(), capacity_);
   return text(kEverything, kept - std::min<std::uint64_t>(kept, ended));
 }

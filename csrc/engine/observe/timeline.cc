@@ -54,10 +54,6 @@ void Timeline::end() {
   writer_.reset();
 }
 
-void Timeline::abandon() {
-  if (thread_.joinable()) thread_.detach();
-}
-
 void Timeline::note(std::span<TimelineEvent> events) {
   bool first = false;
   {

@@ -43,7 +43,7 @@ class Timeline {
   // Begins a file, and completes the earlier one, if there is one. max_bytes: of the file and its FILE.old together. cycles: a
   // mark for each call of announcing().
   void start(const std::string& path, std::size_t max_bytes, bool cycles);
-  // Ends the trace, if there is one. When it returns, the file has all events that were not dropped.
+  // Ends the trace, if there is one, and completes its file.
   void stop();
 
   // Call it after FlightRecorder::submitted(), which numbers the entries.
@@ -66,8 +66,6 @@ class Timeline {
     const std::uint64_t number_;
     const base::Clock::time_point since_;
   };
-  // Call it in a forked child, where the writer thread does not exist. There the timeline must not be destroyed afterwards.
-  void abandon();
 
  private:
   void end();

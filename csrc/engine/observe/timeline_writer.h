@@ -2,8 +2,8 @@
 // Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be begun. If
 // a later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays valid.
 //
-// In the words of that format, a rank is a process. Each tensor is a thread of that process, and has the spans of
-// docs/timeline.md. Each caller that waits is a thread, too. The code calls these threads tracks.
+// In the words of that format, a rank is a process. A tensor is a thread of that process, and has the spans of
+// docs/timeline.md. A caller that waits is a thread, too. The code calls these threads tracks.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // Does nothing after a write has failed. dropped: the number of events that were lost after these.
+  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:

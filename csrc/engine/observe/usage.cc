@@ -61,22 +61,12 @@ void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> s
     --more[std::exchange(entry.completion->usage, to)];
     ++more[to];
   }
-  const std::int64_t negotiating = more[kNegotiating] + more[kWaiting];
-  if (moving_.would_turn(more[kMoving])) {
-    moving_.change(more[kMoving], read_clock());
-  } else {
-    moving_.change(more[kMoving], {});
-  }
-  if (negotiating_.would_turn(negotiating)) {
-    negotiating_.change(negotiating, since ? *since : now());
-  } else {
-    negotiating_.change(negotiating, {});
-  }
-  if (waiting_.would_turn(more[kWaiting])) {
-    waiting_.change(more[kWaiting], now());
-  } else {
-    waiting_.change(more[kWaiting], {});
-  }
+  const std::int64_t moving = more[kMoving], waiting = more[kWaiting];
+  const std::int64_t negotiating = more[kNegotiating] + waiting;
+  moving_.change(moving, moving_.would_turn(moving) ? read_clock() : Time());
+  const auto when = [&] { return since ? *since : now(); };
+  negotiating_.change(negotiating, negotiating_.would_turn(negotiating) ? when() : Time());
+  waiting_.change(waiting, waiting_.would_turn(waiting) ? now() : Time());
 }
 
 void Usage::came_last(int rank, std::size_t operations) {

@@ -3,9 +3,9 @@
 // Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: the
 // constructor and lateness() throw std::bad_alloc.
 //
-// A stage's time is the time during which at least one operation was in it; operations that overlap count once. A pass reads
-// the clock once, and a second time if anything moved while operations are in flight. Each time that data start or stop moving,
-// it reads the clock as well. A blocking call that does not time out uses readings that it needs in any case.
+// A stage's time is the time during which at least one operation was in it; operations that overlap count once. For this a pass
+// reads the clock once, and a second time if anything moved while operations are in flight. Each time that data start or stop
+// moving, it reads the clock as well. A blocking call that does not time out uses readings that it needs in any case.
 #pragma once
 
 #include <atomic>

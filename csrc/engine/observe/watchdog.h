@@ -1,5 +1,5 @@
-// The questions of the engine to the watchdog, and the watchdog's answers. The watchdog is a thread of the binding that can say
-// where this rank's program is. The engine cannot, because it does not take the GIL.
+// The questions of the engine to the watchdog, and the watchdog's answers. The watchdog is a Python thread
+// (hvdlite/watchdog.py) that can say where this rank's program is. The engine cannot, because it does not take the GIL.
 // Thread: the holder of the progress token calls ask and take; the watchdog calls wait and tell; any thread calls close and
 // uses StallExemption. Owns: the answer until take(). Blocks: wait(), until a question or close(). Throws: nothing.
 #pragma once
