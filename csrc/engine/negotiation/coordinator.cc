@@ -25,6 +25,10 @@ RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   return std::make_shared<const Request>(std::move(request));
 }
 
+Status of_operation(const Request& request, const Status& why) {
+  return {why.code, describe(request) + ": " + why.message};
+}
+
 // The first request of a tally. A tally has at least one.
 const RequestPtr& first_given(const std::vector<RequestPtr>& requests) {
   return *std::find_if(requests.begin(), requests.end(),
@@ -144,7 +148,7 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
   }
   response.divisor = divisor_of(tally);
   if (!left_.ok()) {
-    response.error = {left_.code, describe(*response.request) + ": " + left_.message};
+    response.error = of_operation(*response.request, left_);
   }
   const bool keep = response.error.ok() && tally.count == size && cacheable(response.request->kind);
   auto shared = std::make_shared<const Response>(std::move(response));
@@ -226,7 +230,7 @@ void Coordinator::end_join(RequestPtr request, int last, Status error) {
   response.value = last;
   response.error = std::move(error);
   if (!left_.ok()) {
-    response.error = {left_.code, describe(*response.request) + ": " + left_.message};
+    response.error = of_operation(*response.request, left_);
   }
   joined_.assign(members_.size(), false);
   uncounted_.assign(members_.size(), false);
@@ -242,6 +246,15 @@ void Coordinator::leave(const Status& why) {
   for (const auto& [label, group] : groups_) {
     for (const Settled& member : group.ready) names.push_back(member.response->request->name);
   }
+  // The member that has left would not take part in what no list has told it.
+  for (Settled& settled : std::exchange(decided_, {})) {
+    const RequestPtr& request = settled.response->request;
+    if (settled.response->error.ok()) {
+      decide_failure(request, of_operation(*request, why));
+    } else {
+      decided_.push_back(std::move(settled));
+    }
+  }
   fail(names, why);
   if (joined_count_ > 0) end_join(name_only(set_, OpKind::kJoin, kJoinName), -1);
 }
@@ -249,9 +262,11 @@ void Coordinator::leave(const Status& why) {
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
   // The text of a verdict names the operations; the text about a rank that left does not.
   const auto of = [&](const Request& request) {
-    return left_.ok() ? why : Status{why.code, describe(request) + ": " + why.message};
+    return left_.ok() ? why : of_operation(request, why);
   };
+  std::unordered_set<std::string> lost_with_group;
   for (const std::string& name : names) {
+    if (lost_with_group.contains(name)) continue;
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
       end_join(name_only(set_, OpKind::kJoin, kJoinName), -1, why);
@@ -265,11 +280,10 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
       }
       tallies_.erase(tally);
     }
-    if (!request) request = name_only(set_, OpKind::kAllreduce, name);
     // A group that has lost an operation can never complete: its settled operations fail as well.
     for (auto group = groups_.begin(); group != groups_.end();) {
       const bool has_lost =
-          group->first == request->group ||
+          (request && group->first == request->group) ||
           std::any_of(group->second.ready.begin(), group->second.ready.end(),
                       [&](const Settled& s) { return s.response->request->name == name; });
       if (!has_lost) {
@@ -278,10 +292,17 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
       }
       for (const Settled& settled : group->second.ready) {
         const RequestPtr& other = settled.response->request;
-        if (other->name != name) decide_failure(other, of(*other));
+        if (other->name == name) {
+          request = other;
+        } else {
+          lost_with_group.insert(other->name);
+          failed_at_[other->name] = sequence_ + 1;
+          decide_failure(other, of(*other));
+        }
       }
       group = groups_.erase(group);
     }
+    if (!request) request = name_only(set_, OpKind::kAllreduce, name);
     failed_at_[name] = sequence_ + 1;
     decide_failure(request, of(*request));
   }

@@ -34,7 +34,7 @@ class Coordinator {
   // operation or has refilled the slot.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
-  // A member has left. All operations of the set that are not decided fail with this text, now and later.
+  // A member has left. All operations of the set that collect() has not returned fail with this text, now and later.
   void leave(const base::Status& why);
   // Fails these operations on every member, for example after a verdict of deadlock detection.
   void fail(const std::vector<std::string>& names, const base::Status& why);

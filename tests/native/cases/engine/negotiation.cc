@@ -434,6 +434,49 @@ TEST(what_a_leaving_rank_announced_may_still_be_decided) {
   expect_all_did(job, {"x"});
 }
 
+TEST(what_is_decided_when_a_rank_leaves_and_was_not_sent_fails_on_all) {
+  Job job(kOneHost);
+  job.run();
+  job[0].ask(allgather("g", 1));
+  job.pass(0);
+  job[1].ask(allgather("g", 2));
+  job.pass(1);
+  job.pass(0);
+  while (!job[1].leave()) job.pass(1);
+  job[0].trouble.allow = 0;  // another member holds the lock
+  while (!job.wire(1, 0).empty()) job.deliver({1, 0});
+  EXPECT(job[0].did.empty() && job[0].failed.empty());
+  job[0].trouble.allow = Trouble::kAll;
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT(job[rank].did.empty() && job[rank].failed.contains("g"));
+  }
+  EXPECT_HAS(job[0].failed["g"], "allgather of 'g' in process set 0: rank 1 has left");
+}
+
+TEST(a_group_that_lacks_an_operation_when_a_rank_leaves_fails_with_the_kinds_that_were_asked) {
+  Coordinator coordinator({0, 1}, {0, 1}, 16, false);
+  const auto member_of_group = [](const std::string& name, int place) {
+    Request request = allgather(name, 1);
+    request.group = "group";
+    request.group_size = 2;
+    request.group_index = place;
+    request.seal();
+    return std::make_shared<const Request>(std::move(request));
+  };
+  for (const int member : {0, 1}) coordinator.announce(member, member_of_group("a", 0), 0);
+  coordinator.announce(0, member_of_group("b", 1), 0);
+  coordinator.leave({base::ErrorCode::kAborted, "rank 1 has left"});
+  std::vector<std::string> failures;
+  for (const Decision& decision : coordinator.collect()) {
+    failures.push_back(decision.response->error.message);
+  }
+  std::ranges::sort(failures);
+  EXPECT(failures ==
+         std::vector<std::string>({"allgather of 'a' in process set 0: rank 1 has left",
+                                   "allgather of 'b' in process set 0: rank 1 has left"}));
+}
+
 TEST(what_a_failing_rank_announced_is_not_agreed_by_a_rank_that_comes_later) {
   Job job(kOneHost);
   job.run();
