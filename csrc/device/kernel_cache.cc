@@ -76,7 +76,7 @@ KernelCache::KernelCache(std::string folder, const base::Logger& log)
       base::LogLevel::kWarning, "device",
       "compiled kernels are not kept (" + problem +
           "), so every process compiles them again; set HVDLITE_KERNEL_CACHE to a folder that only "
-          "you can write, or to nothing to keep none");
+          "you can write, or to off to keep none");
   folder_.clear();
 }
 
