@@ -94,17 +94,13 @@ bool Cycle::pass_once(bool flush, bool thorough) {
 
 bool Cycle::take_queued(bool flush) {
   Clock::time_point since;
-  std::vector<Entry> entries = std::exchange(taken_, {});
-  shared_.queue.take(flush, shared_.config.fusion_threshold, patience_, &entries, &since);
-  const bool any = !entries.empty();
-  if (any) {
-    if (shared_.tracing) shared_.timeline.announcing();
-    shared_.usage.taken(entries, since);
-  }
-  for (Entry& entry : entries) admit(entry);
-  entries.clear();
-  taken_ = std::move(entries);
-  return any;
+  shared_.queue.take(flush, shared_.config.fusion_threshold, patience_, &taken_, &since);
+  if (taken_.empty()) return false;
+  if (shared_.tracing) shared_.timeline.announcing();
+  shared_.usage.taken(taken_, since);
+  for (Entry& entry : taken_) admit(entry);
+  taken_.clear();
+  return true;
 }
 
 void Cycle::admit(Entry& entry) {
@@ -115,7 +111,7 @@ void Cycle::admit(Entry& entry) {
                           {ErrorCode::kInvalidArgument, describe(request) + ": " + kBeingRemoved});
   }
   shared_.usage.moves(request.kind, request.bytes(), 1);
-  point_to_point_.admit(std::move(entry));
+  point_to_point_.admit(entry);
 }
 
 Outlook Cycle::outlook() const {
@@ -150,6 +146,12 @@ bool Cycle::say_goodbye() {
     messenger_.apply(membership_.leave(std::move(undecided)));
     return true;
   });
+}
+
+void Cycle::end_all(const Status& why) {
+  messenger_.end_all(why);
+  shared_.finish(taken_, why);
+  taken_.clear();
 }
 
 bool Cycle::drained() {

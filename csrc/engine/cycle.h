@@ -54,7 +54,7 @@ class Cycle {
     execution_.close(transport_.close());
   }
   // Ends all operations of this rank with this error.
-  void end_all(const base::Status& why) { messenger_.end_all(why); }
+  void end_all(const base::Status& why);
 
  private:
   // Runs a step and returns its result. If the step throws, this rank cannot continue, and tells all others the cause; the
@@ -78,7 +78,9 @@ class Cycle {
   SystemFacts facts_;
   Messenger messenger_;
   std::uint64_t seen_activity_ = 0;
-  std::vector<Entry> taken_;  // empty; its memory is reused for entries from the queue
+  // Empty between two passes, except after an exception: then end_all() ends the entries that no other object has taken. The
+  // memory is reused.
+  std::vector<Entry> taken_;
   base::Clock::time_point moved_at_ = shared_.time.now();
 };
 

@@ -290,16 +290,20 @@ void Engine::run() {
 // --- the end --------------------------------------------------------------------------------------------------------
 
 // The driving thread returns the token when it sees the claim. It may have looked for claims just before it fell asleep, so
-// this thread rings again and again. Meanwhile no thread without a claim takes the token for more than one pass.
-void Engine::take_token_or_wait() {
+// this thread rings again and again. Meanwhile no thread without a claim takes the token for more than one pass. Returns false
+// on a closed engine, whose token nobody gets.
+bool Engine::take_token_or_wait() {
   claims_.fetch_add(1, std::memory_order_seq_cst);
-  for (;;) {
+  bool taken = false;
+  while (!closed_.load(std::memory_order_acquire)) {
     const std::uint32_t seen = shared_.event.value();
-    if (try_take_token()) break;
+    taken = try_take_token();
+    if (taken) break;
     transport_->ring(transport_->rank());
     shared_.event.wait(seen, microseconds(1000));
   }
   claims_.fetch_sub(1, std::memory_order_seq_cst);
+  return taken;
 }
 
 // Called with the token.
@@ -314,7 +318,10 @@ void Engine::drive_until(bool (Engine::*done)(), double seconds) {
 void Engine::pause() {
   // The engine thread must not drive any more.
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
-  take_token_or_wait();
+  if (!take_token_or_wait()) {
+    waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
+    throw_shut_down();
+  }
   // If anything has moved within the time limit, the limit begins again.
   std::uint64_t moved = 0;
   do {
@@ -335,6 +342,7 @@ void Engine::shutdown() {
   pause();
   drive_until(&Engine::said_goodbye, kFlushSeconds);
   drive_until(&Engine::drained, kFlushSeconds);
+  shared_.queue.close();
   cycle_.end_all({ErrorCode::kAborted, kShutDownHere});
   // Keeps the token: no thread may drive a closed engine.
   closed_.store(true, std::memory_order_release);
@@ -357,12 +365,13 @@ void Engine::publish_failure(const std::string& cause) {
     return;
   }
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
-  take_token_or_wait();
-  if (!shared_.failure.happened()) {
-    cycle_.raise_failure(cause);
-    drive_until(&Engine::seen_by_all, shared_.config.failure_linger);
+  if (take_token_or_wait()) {
+    if (!shared_.failure.happened()) {
+      cycle_.raise_failure(cause);
+      drive_until(&Engine::seen_by_all, shared_.config.failure_linger);
+    }
+    give_token_back();
   }
-  give_token_back();
   waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 

@@ -102,7 +102,8 @@ class Engine {
 
   // Until resume() no thread drives the engine, so none of its threads calls MPI, and shutdown() and publish_failure() wait.
   // Other ranks need this rank for agreed operations, so pause() first waits until these have ended, or nothing has moved for
-  // the knob failure_linger (what NCCL moves does not count). The same thread calls both.
+  // the knob failure_linger (an operation of NCCL counts when it ends). The same thread calls both. pause() throws
+  // Error(NotInitialized) after shutdown().
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
@@ -185,7 +186,7 @@ class Engine {
   void drive_until(bool (Engine::*done)(), double seconds);
   bool is_time_for_messages(const Stillness& still);
   bool pass_or_pause(Stillness* still, base::Clock::time_point deadline, base::microseconds limit);
-  void take_token_or_wait();
+  bool take_token_or_wait();
   bool claimed() const { return claims_.load(std::memory_order_relaxed) > 0; }
   // A failed rank has nothing left to do, and says no goodbye.
   bool drained() { return shared_.failure.happened() || cycle_.drained(); }

@@ -84,9 +84,7 @@ void Engine::require_accepting() const {
     const base::Status first = shared_.failure.status();
     throw Error(first.code, first.message);
   }
-  if (shut_down_.load()) {
-    throw Error(ErrorCode::kNotInitialized, std::string(kShutDownHere) + "; call init() first");
-  }
+  if (shut_down_.load()) throw_shut_down();
 }
 
 // Fills the entries except their completions. Finds or makes the requests; new ones have to pass the checks. Unnamed operations

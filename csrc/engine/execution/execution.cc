@@ -278,6 +278,7 @@ bool Execution::advance_devices() {
   for (auto& [id, lane] : device_lanes_) moved = lane->advance() || moved;
   for (auto& lane : ending_) moved = lane->advance() || moved;
   std::erase_if(ending_, [](const auto& lane) { return lane->settled(); });
+  if (moved) transport_.note_progress();
   return moved;
 }
 

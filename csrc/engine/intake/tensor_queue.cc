@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "engine/model/text.h"
+
 namespace hvdlite::engine {
 
 std::size_t NamesInFlight::find(const Request& request) const {
@@ -55,6 +57,7 @@ void NamesInFlight::reserve(std::size_t more) {
 
 bool TensorQueue::push(std::span<Entry> entries) {
   const std::lock_guard lock(mutex_);
+  if (closed_) throw_shut_down();
   // First make room, because this may throw.
   const std::size_t needed = entries_.size() + entries.size();
   if (needed > entries_.capacity()) entries_.reserve(std::max(needed, 2 * entries_.capacity()));
@@ -102,6 +105,11 @@ std::vector<Entry> TensorQueue::take_all() {
   base::Clock::time_point since;
   take(true, 0, {}, &all, &since);
   return all;
+}
+
+void TensorQueue::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
 }
 
 std::optional<base::Clock::time_point> TensorQueue::due(const Patience& patience) const {

@@ -1,7 +1,7 @@
 // Operations that are submitted but that the engine has not taken yet, and the names of all operations in flight. Callers push
 // operations, and the holder of the progress token takes them.
 // Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws:
-// Error(InvalidArgument) for a name that is in flight already, std::bad_alloc.
+// Error(InvalidArgument) for a name that is in flight already, Error(NotInitialized) after close(), std::bad_alloc.
 #pragma once
 
 #include <mutex>
@@ -51,7 +51,7 @@ struct Patience {
 class TensorQueue {
  public:
   explicit TensorQueue(base::TimeSource time) : time_(time) {}
-  // Takes all entries or none. Returns true if the queue was empty, so that the caller has to wake the engine.
+  // Takes all entries or none; none after close(). Returns true if the queue was empty, so that the caller has to wake the engine.
   bool push(std::span<Entry> entries);
   // If the queued entries are due, moves them into *into, and sets *since to the time at which the first of them was pushed.
   // *into must be empty; the queue reuses its memory. Entries are due when flush is set, when they have enough bytes, or when
@@ -59,6 +59,7 @@ class TensorQueue {
   void take(bool flush, std::size_t enough_bytes, const Patience& patience,
             std::vector<Entry>* into, base::Clock::time_point* since);
   std::vector<Entry> take_all();
+  void close();
   // When the queued entries' patience is over; nothing if the queue is empty.
   std::optional<base::Clock::time_point> due(const Patience& patience) const;
   // Frees the entries' names for new operations.
@@ -74,6 +75,7 @@ class TensorQueue {
   base::Clock::time_point first_;
   std::optional<base::Clock::time_point> last_watched_;
   NamesInFlight names_;
+  bool closed_ = false;
 };
 
 }  // namespace hvdlite::engine

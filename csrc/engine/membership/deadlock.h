@@ -43,7 +43,7 @@ class DeadlockDetector {
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);
   // Does tick() have anything to do?
-  bool watching() const { return !reports_.empty(); }
+  bool watching() const { return !(reports_.empty() && suspects_.empty()); }
 
   void add_to(base::Hasher& hasher) const;
 

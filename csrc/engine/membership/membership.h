@@ -39,7 +39,7 @@ class Membership : public MembershipActions {
   // --- the questions that it asks its rank ---
   class Facts : public FailureDetector::Facts {
    public:
-    // A number that changes when data of operations move, except by NCCL. It may change for control messages, too.
+    // A number that changes when data of operations move, and when a GPU ends an operation. It may change for control messages, too.
     virtual std::uint64_t activity() = 0;
     // A number that changes when this rank submits an operation, and when one ends.
     virtual std::uint64_t version() = 0;

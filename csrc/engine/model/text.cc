@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace hvdlite::engine {
 
 std::string format_ranks(std::vector<int> ranks) {
@@ -24,6 +26,11 @@ std::string format_shape(const std::vector<std::int64_t>& shape) {
     text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   }
   return text + "]";
+}
+
+void throw_shut_down() {
+  throw base::Error(base::ErrorCode::kNotInitialized,
+                    std::string(kShutDownHere) + "; call init() first");
 }
 
 }  // namespace hvdlite::engine

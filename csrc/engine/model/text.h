@@ -1,5 +1,5 @@
 // Texts that several messages to users share, and how ranks and shapes are written there.
-// Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
+// Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: std::bad_alloc, and what a function says.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@ namespace hvdlite::engine {
 // Users of Horovod search their logs for this text.
 inline constexpr const char* kShutDown = "Horovod has been shut down";
 inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod has been shut down";
+// Throws Error(NotInitialized), because this rank has shut down.
+[[noreturn]] void throw_shut_down();
 
 // Why a process set refuses requests while this rank removes it.
 inline constexpr const char* kBeingRemoved =

@@ -57,7 +57,7 @@ PointToPoint::InSet* PointToPoint::find_for_message(SetId id) {
 
 // --- what this rank asks ----------------------------------------------------------------------------------------------
 
-void PointToPoint::admit(Entry entry) {
+void PointToPoint::admit(Entry& entry) {
   if (owed_) {
     const Status owed = *std::exchange(owed_, std::nullopt);
     effects_.finish({&entry, 1}, owed);
@@ -66,14 +66,14 @@ void PointToPoint::admit(Entry entry) {
   } else if (!sets_.contains(entry.request->set)) {
     fail(entry, {ErrorCode::kInvalidArgument, kRemovedSet});
   } else if (entry.request->kind == base::OpKind::kSend) {
-    send(std::move(entry));
+    send(entry);
   } else {
     effects_.posted(entry);
-    receive(std::move(entry), sets_.at(entry.request->set).posted.end());
+    receive(entry, sets_.at(entry.request->set).posted.end());
   }
 }
 
-void PointToPoint::send(Entry entry) {
+void PointToPoint::send(Entry& entry) {
   const Request& request = *entry.request;
   const int to = request.root;
   if (has_left(to)) {
@@ -113,7 +113,7 @@ void PointToPoint::count_received(int source, const Offer& offer) {
   deliver(source, Receipt{std::exchange(untold, 0)});
 }
 
-void PointToPoint::receive(Entry entry, std::deque<Entry>::iterator place) {
+void PointToPoint::receive(Entry& entry, std::deque<Entry>::iterator place) {
   InSet& set = sets_.at(entry.request->set);
   const auto found = std::ranges::find_if(set.arrivals, [&](const Arrival& each) {
     return fits(*entry.request, each.source, each.offer);
@@ -121,7 +121,7 @@ void PointToPoint::receive(Entry entry, std::deque<Entry>::iterator place) {
   if (found != set.arrivals.end()) {
     Arrival arrival = std::move(*found);
     set.arrivals.erase(found);
-    return meet(std::move(entry), arrival.source, arrival.offer);
+    return meet(entry, arrival.source, arrival.offer);
   }
   if (nobody_sends(set, *entry.request)) {
     return fail(entry,
@@ -173,10 +173,23 @@ void PointToPoint::hear(int source, Offer offer) {
   Entry receive = std::move(*found);
   set->posted.erase(found);
   --posted_;
-  meet(std::move(receive), source, offer);
+  match_or_post(std::move(receive), [&](Entry& entry) { meet(entry, source, offer); });
 }
 
-void PointToPoint::meet(Entry receive, int source, const Offer& offer) {
+template <typename Match>
+void PointToPoint::match_or_post(Entry entry, Match match) {
+  try {
+    match(entry);
+  } catch (...) {
+    if (entry.request) {
+      sets_.at(entry.request->set).posted.push_front(std::move(entry));
+      ++posted_;
+    }
+    throw;
+  }
+}
+
+void PointToPoint::meet(Entry& receive, int source, const Offer& offer) {
   count_received(source, offer);
   std::string why = why_unequal(receive, source, offer);
   if (!why.empty()) {
@@ -247,8 +260,9 @@ void PointToPoint::hear(int source, Coming message) {
 void PointToPoint::hear(int source, Withdrawal message) {
   auto found = answered_.extract(std::pair(source, message.number));
   if (!found.empty()) {  // the receive waits again, as if the message had never been sent
-    Entry& entry = found.mapped().receive;
-    return receive(std::move(entry), sets_.at(entry.request->set).posted.begin());
+    return match_or_post(std::move(found.mapped().receive), [&](Entry& entry) {
+      receive(entry, sets_.at(entry.request->set).posted.begin());
+    });
   }
   for (auto& [id, set] : sets_) {
     std::erase_if(set.arrivals, [&](const Arrival& each) {

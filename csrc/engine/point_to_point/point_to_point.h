@@ -95,8 +95,8 @@ class PointToPoint {
 
   // --- what this rank asks ---
   // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does the next entry after the
-  // receiver has refused a send that had ended.
-  void admit(Entry entry);
+  // receiver has refused a send that had ended. If it throws, and the entry still has its request, the caller keeps the entry.
+  void admit(Entry& entry);
 
   // --- what others say ---
   void hear(int source, Offer message);
@@ -160,10 +160,11 @@ class PointToPoint {
   };
   using Sendings = std::map<std::uint64_t, Sending>;  // by number
 
-  void send(Entry entry);
+  // Of send, receive, send_whole and meet: if they throw, the caller keeps an entry that still has its request.
+  void send(Entry& entry);
   // Gives the receive a message that has arrived already, or posts the receive before the one at `place`. Fails it if no rank
   // can send a message for it.
-  void receive(Entry entry, std::deque<Entry>::iterator place);
+  void receive(Entry& entry, std::deque<Entry>::iterator place);
   // Sends the message, or handles it at once if it is for this rank.
   void deliver(int rank, Message message);
   // Sends the message whole and ends the entry, if its size, its memory and the limit allow it. Otherwise returns false.
@@ -171,7 +172,10 @@ class PointToPoint {
   // Counts a whole message that no longer waits for a receive, and sends a Receipt when half of the limit is counted.
   void count_received(int source, const Offer& offer);
   // Matches a receive with the message for it, or refuses the message if dtypes or sizes differ.
-  void meet(Entry receive, int source, const Offer& offer);
+  void meet(Entry& receive, int source, const Offer& offer);
+  // Calls match(receive). If that throws, and the receive still has its request, posts it, so that end_all() ends it.
+  template <typename Match>
+  void match_or_post(Entry receive, Match match);
   void take_own(Entry receive, std::uint64_t number);
   // "": dtype and size are equal.
   std::string why_unequal(const Entry& receive, int source, const Offer& offer) const;

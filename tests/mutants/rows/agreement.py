@@ -196,4 +196,20 @@ ROWS = (
         "",
         guards.LEAVING,
     ),
+    Mutant(
+        "group-without-a-list",
+        "a group with more rows than are announced waits for the coordinator without asking it",
+        "csrc/engine/negotiation/local_units.cc",
+        "  if (!std::ranges::all_of(unit, [](const Entry& each) { return covers(*each.request); })) {\n    return unit;\n  }\n",
+        "  if (!covers(*unit.front().request)) return {};\n",
+        ("tests/parallel/test_allgather.py",),
+    ),
+    Mutant(
+        "decided-without-the-leaver",
+        "what is decided and not sent when a rank leaves runs without it",
+        "csrc/engine/negotiation/coordinator.cc",
+        "    if (settled.response->error.ok()) {",
+        "    if (false) {",
+        guards.COPIES,
+    ),
 )

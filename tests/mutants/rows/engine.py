@@ -244,4 +244,28 @@ ROWS = (
         "",
         guards.SUBMISSIONS,
     ),
+    Mutant(
+        "suspects-kept",
+        "ranks that are no longer blocked stay suspects of a deadlock",
+        "csrc/engine/membership/deadlock.h",
+        "return !(reports_.empty() && suspects_.empty());",
+        "return !reports_.empty();",
+        guards.MEMBERSHIP,
+    ),
+    Mutant(
+        "receive-lost-with-its-answer",
+        "a receive whose answer cannot be sent never ends",
+        "csrc/engine/point_to_point/point_to_point.cc",
+        "    if (entry.request) {\n      sets_.at",
+        "    if (false) {\n      sets_.at",
+        guards.MESSAGES,
+    ),
+    Mutant(
+        "queue-stays-open",
+        "a submission that crosses shutdown() is queued and never ends",
+        "csrc/engine/intake/tensor_queue.cc",
+        "  if (closed_) throw_shut_down();\n",
+        "",
+        guards.MEMBERSHIP,
+    ),
 )

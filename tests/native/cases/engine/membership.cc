@@ -140,6 +140,37 @@ TEST(what_a_rank_that_computes_can_complete_gets_no_verdict) {
              "for allreduce of 'b' in process set 0, missing on rank 0;");
 }
 
+TEST(suspects_without_reports_are_forgotten) {
+  Roster roster(0, {{0, "rank 0"}, {0, "rank 1"}});
+  const SetId set{0, 1};
+  roster.add_set(set, std::make_shared<const std::vector<int>>(std::vector{0, 1}));
+  DeadlockDetector detector(base::microseconds(1'000'000));
+  const auto report = [&](std::uint64_t probe, bool blocked) {
+    for (const int rank : {0, 1}) {
+      BlockedReport each{.probe = probe, .blocked = blocked, .open = {}};
+      each.open.push_back({.set = set,
+                           .name = rank == 0 ? "a" : "b",
+                           .group = {},
+                           .waited_for = true,
+                           .not_asking = {}});
+      detector.report(rank, std::move(each));
+    }
+  };
+  Time now = Time() + base::from_seconds(1);
+  const auto tick = [&] {
+    now += base::from_seconds(2);
+    return detector.watching() ? detector.tick(now, roster) : DeadlockDetector::Actions();
+  };
+  report(0, true);
+  tick();
+  const std::uint64_t probe = tick().number;
+  EXPECT(probe != 0);
+  report(probe, false);
+  tick();
+  report(0, true);
+  EXPECT(tick().verdicts.empty());
+}
+
 TEST(a_stall_is_told_by_one_rank_with_the_place_in_the_program) {
   Job job(kOneHost, {0, {10, 0}, 0});
   for (const int rank : {0, 1}) job.submit(rank, "a");

@@ -70,6 +70,9 @@ class Rank final : public PointToPoint::Effects {
 
   std::deque<Asked> asked;
   bool ended = false, left = false;
+  bool cannot_send = false;
+  // Does the caller still have the operation that it asked for last?
+  bool has_last() const { return last_.request != nullptr; }
 
   // --- effects ---
   void send(int rank, const Message& message) override;
@@ -97,6 +100,7 @@ class Rank final : public PointToPoint::Effects {
   Job& job_;
   int number_;
   PointToPoint machine_;
+  Entry last_;
 };
 
 // What is between two ranks, in its order.
@@ -219,16 +223,18 @@ void Rank::ask(const Step& step) {
   request.name = std::string(base::name_of(request.kind)) + "." + std::to_string(asked.size());
   request.shape = {step.elements};
   request.seal();
-  machine_.admit({std::make_shared<const Request>(request),
-                  mine.memory.data(),
-                  mine.memory.data(),
-                  mine.completion,
-                  nullptr,
-                  nullptr,
-                  {}});
+  last_ = {std::make_shared<const Request>(request),
+           mine.memory.data(),
+           mine.memory.data(),
+           mine.completion,
+           nullptr,
+           nullptr,
+           {}};
+  machine_.admit(last_);
 }
 
 void Rank::send(int rank, const Message& message) {
+  if (cannot_send) throw base::Error(base::ErrorCode::kPeerLost, "no way to the rank");
   job_.wires[{number_, rank}].messages.push_back(encode(message));
 }
 
@@ -483,6 +489,40 @@ TEST(small_messages_that_nobody_receives_wait_at_their_sender) {
   for (int i = 0; i < 3; ++i) job.rank(1).ask(recv(0));
   run(job);
   EXPECT(is_sent(2) && status_of(job, 1, 3).ok());
+}
+
+TEST(no_entry_is_lost_when_a_message_cannot_be_sent) {
+  const Plan plan{{{}, {}}, -1, PointToPoint::counted_bytes(4)};
+  const auto fails = [](const auto& step) {
+    try {
+      step();
+    } catch (const base::Error& error) {
+      return error.code() == base::ErrorCode::kPeerLost;
+    }
+    return false;
+  };
+  for (const Step& step : {send(1), send_large(1)}) {
+    Job job(plan);
+    job.rank(0).cannot_send = true;
+    EXPECT(fails([&] { job.rank(0).ask(step); }));
+    EXPECT(job.rank(0).has_last() != job.rank(0).machine().waits());
+  }
+  // The message of rank 0 has arrived, and its receive sends a Receipt.
+  Job arrived(plan);
+  arrived.rank(0).ask(send(1));
+  run(arrived);
+  arrived.rank(1).cannot_send = true;
+  EXPECT(fails([&] { arrived.rank(1).ask(recv(0)); }));
+  EXPECT(arrived.rank(1).has_last());
+  // The message arrives at a receive that waits.
+  Job waiting(plan);
+  waiting.rank(1).ask(recv(0));
+  waiting.rank(1).cannot_send = true;
+  waiting.rank(0).ask(send(1));
+  EXPECT(fails([&] { run(waiting); }));
+  EXPECT(!waiting.rank(1).asked[0].completion->is_done());
+  waiting.rank(1).machine().end_all({base::ErrorCode::kPeerLost, "it failed"});
+  EXPECT(status_of(waiting, 1, 0).code == base::ErrorCode::kPeerLost);
 }
 
 TEST(what_was_sent_to_a_set_that_is_gone_counts_as_received) {
