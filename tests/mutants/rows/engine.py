@@ -136,8 +136,8 @@ ROWS = (
         "messages-withdrawn",
         "a receive whose message was withdrawn comes behind those that were posted after it",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "return receive(std::move(entry), sets_.at(entry.request->set).posted.begin());",
-        "return receive(std::move(entry), sets_.at(entry.request->set).posted.end());",
+        "receive(entry, sets_.at(entry.request->set).posted.begin());",
+        "receive(entry, sets_.at(entry.request->set).posted.end());",
         guards.MESSAGES,
     ),
     Mutant(
