@@ -59,7 +59,7 @@ collectives::Reduction reduction_of(const Request& request, std::int64_t divisor
 // How the `ranks` members that agreed on an operation combine their values.
 collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks);
 
-// A FusedOp that waits in its lane until the lane has room for it.
+// A FusedOp that waits in its lane until the lane starts it.
 struct QueuedOperation {
   FusedOp fused;
   std::vector<Entry> entries;
