@@ -39,8 +39,9 @@ class Execution {
   // --- process sets ---
   // Returns the port through which the set's members agree in shared memory, or null if they cannot share a ledger.
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions);
+  // As Effects::share_staging. Call it before the set's first operation on GPU memory, which makes the lane.
   void share_staging(SetId set, const Regions::Grant& regions);
-  // Call it when no operation of this set follows.
+  // Call it when all operations of this set have ended.
   void remove_set(SetId set);
   // Do all members share memory?
   bool share_memory(SetId set) const;

@@ -51,8 +51,8 @@ std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& t
 }  // namespace
 
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation) {
-  const auto slot = static_cast<std::uint32_t>(set.id) & ((std::uint32_t{1} << kSetBits) - 1);
-  return ((slot << operation_bits(transport)) | (operation % operation_limit(transport)))
+  const auto id = static_cast<std::uint32_t>(set.id) & ((std::uint32_t{1} << kSetBits) - 1);
+  return ((id << operation_bits(transport)) | (operation % operation_limit(transport)))
          << collectives::kChannelBits;
 }
 

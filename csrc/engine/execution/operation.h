@@ -2,9 +2,9 @@
 // where the tensors lie and how they travel: HostOperation (host_operation.h), NcclOperation (nccl_operation.h),
 // StagedOperation (staged_operation.h).
 // Thread: the holder of the progress token. Owns: SharedRegions owns the channels, and their destruction lets the regions' next
-// users begin; an Operation owns its collective and its buffers. Blocks: only where a GPU's buffers do (device/buffers.h).
-// Throws: what Transport, the kernels and the GPU's driver throw. After that the owner must retain the operation, because the
-// transport may still touch its memory.
+// users begin; an Operation owns its collective and its buffers. Blocks: only where OutputCache and a GPU's buffers do
+// (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After that the owner must retain
+// the operation, because the transport may still touch its memory.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +47,8 @@ using SharingSetPtr = std::shared_ptr<const SharingSet>;
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
-// The tag of an operation's messages. Two operations of a set that are in flight together have different tags.
+// The tag of an operation's messages. Numbers repeat in tags after operation_limit() (operation.cc) operations of a set. So two
+// operations that are in flight together have different tags if fewer than that have begun between them.
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
 // The tag of all point-to-point payloads; no operation has it. Both ranks start the payloads from one to the other in the same
 // order.
@@ -58,7 +59,7 @@ collectives::Reduction reduction_of(const Request& request, std::int64_t divisor
 // How the `ranks` members that agreed on an operation combine their values.
 collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks);
 
-// A FusedOp that waits in its lane until the lane has room for it.
+// A FusedOp that waits in its lane until the lane starts it.
 struct QueuedOperation {
   FusedOp fused;
   std::vector<Entry> entries;

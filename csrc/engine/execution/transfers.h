@@ -71,7 +71,7 @@ class Transfers {
     transport::PayloadReader in;
   };
   // The payloads to and from another rank that wait here. With streams, the first payload of each direction moves. Without
-  // streams, receives are given to the transport at once, and a send waits here only until its tensor is in host memory.
+  // streams, receives are given to the transport at once, and sends in their order, each when its tensor is in host memory.
   struct Queues {
     std::optional<Streams> streams{};
     std::deque<Moving> sends{}, receives{};

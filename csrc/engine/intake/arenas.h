@@ -48,7 +48,7 @@ class ArenaDraft {
 
   // Creates this rank's part. id: no draft of another rank has it, and no earlier one of this rank's engine. index: this rank's
   // place among the `members` members of the set.
-  // Throws Error(System) if the machine lacks the memory.
+  // Throws Error(System) if the system does not give the memory.
   ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members, int index,
              std::int64_t id, transport::SharedMemory::Kind kind, std::size_t bytes);
   ~ArenaDraft() { close(); }

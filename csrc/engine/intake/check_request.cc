@@ -79,13 +79,12 @@ void check_reduction(const Request& request, std::size_t ranks) {
 
 void check_weighted(const Request& request) {
   if (!request.weighted) return;
-  if (request.kind != OpKind::kAllreduce || request.op != ReduceOp::kAverage) {
-    refuse(request,
-           "a weight belongs to an allreduce with op=Average, but this is " +
-               std::string(request.kind == OpKind::kAllreduce ? "op=" : "a ") +
-               std::string(request.kind == OpKind::kAllreduce ? base::name_of(request.op)
-                                                              : base::name_of(request.kind)) +
-               "; leave the weight out");
+  if (request.kind != OpKind::kAllreduce) {
+    refuse(request, "only an allreduce can have a weight; leave the weight out");
+  }
+  if (request.op != ReduceOp::kAverage) {
+    refuse(request, "a weight belongs to an allreduce with op=Average, but this is op=" +
+                        std::string(base::name_of(request.op)) + "; leave the weight out");
   }
   if (!base::has_fractions(request.dtype)) {
     refuse(request, "a weighted mean of " + std::string(base::name_of(request.dtype)) +

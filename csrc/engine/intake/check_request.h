@@ -1,8 +1,7 @@
-// Checks a request when it is submitted or prepared. Refuses everything that this rank can refuse without other ranks, before
-// anything is sent.
+// Checks a request when it is submitted or prepared, before anything is sent.
 // Thread: any. Owns: nothing. Blocks: while the driver opens a GPU (at its first tensor) or loads its kernels (at its first
 // reduction).
-// Throws: Error(InvalidArgument, Unsupported, System), which names the operation and the reason.
+// Throws: Error(InvalidArgument, Unsupported, System), which names the operation and the reason; std::bad_alloc.
 #pragma once
 
 #include <memory>

@@ -6,8 +6,8 @@ namespace {
 // If a wait is interrupted for less than this time, it counts as one wait.
 constexpr base::microseconds kInterruption{200'000};
 
-// An object that dies with its thread; the registry notices that by a weak pointer. The first use in a thread may wait for the
-// loader of libraries, so it comes before the registry's lock.
+// An object that dies with its thread; the registry notices that by a weak pointer. The first call in a thread may wait for the
+// loader of libraries, so make it without the registry's lock.
 const std::shared_ptr<int>& thread_life() {
   thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
   return life;

@@ -1,5 +1,5 @@
-// The state that callers (submit.cc, engine.cc) and the holder of the progress token (cycle.cc) share. Each part that several
-// threads change has its own lock, or consists of atomics.
+// The state that callers (Engine) and the holder of the progress token (Cycle) share. Each part that several threads change has
+// its own lock, or consists of atomics.
 // Thread: any, unless a member says otherwise. Owns: its members. Blocks: as each member says. Throws: as each member says.
 #pragma once
 
@@ -83,8 +83,8 @@ class WaitRegistry {
   void may_submit();
   // The calling thread begins to wait.
   void enter(const CompletionPtr& completion);
-  // The wait of the last enter() ends. now: the approximate time. done false: the thread only interrupts its wait, for example
-  // to handle signals, so the wait still counts for a moment.
+  // The wait of the last enter() ends. now: the approximate time. done false: the thread may wait again at once, for example
+  // when it has handled signals, so the wait still counts for a moment.
   void leave(bool done, base::Clock::time_point now);
   // The awaited operation of each known thread; nothing if one of them does not wait, or none is known.
   std::optional<std::vector<CompletionPtr>> all_waiting();

@@ -10,7 +10,7 @@ namespace {
 
 // The least time between two questions to NCCL about errors.
 constexpr base::microseconds kLookInterval{1'000};
-// In each kReportInterval the log gets at most kLinesInInterval lines about results that are not finite. A line names at most
+// In each kReportInterval a lane logs at most kLinesInInterval lines about results that are not finite. A line names at most
 // kNamesInLine tensors.
 constexpr std::chrono::seconds kReportInterval{10};
 constexpr int kLinesInInterval = 8;

@@ -53,7 +53,7 @@ class DeviceLane {
   // Fails all unfinished operations. This also ends kernels that wait for a lost peer. Afterwards the owner retains the lane,
   // whose operations keep the memory that a transfer may still use, and calls no other function.
   void abandon(const base::Status& why);
-  // Called at the end of the set or of the engine, without a failure: the lane enqueues nothing more.
+  // Called at the end of the set or of the engine, without a failure, when all operations have ended.
   void finish() { link_.finish(); }
 
  private:

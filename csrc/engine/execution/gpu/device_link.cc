@@ -9,7 +9,7 @@ using base::LogLevel;
 
 namespace {
 
-// If a communicator is not up after so many seconds, the log says so.
+// If the communicator is not up this many seconds after the link was made, the log says so.
 constexpr double kLongSeconds = 30;
 constexpr int kReportChannel = 0;
 constexpr int kVerdictChannel = 1;
@@ -94,10 +94,12 @@ bool DeviceLink::advance() {
       return poll_verdict() || moved;
     }
     case Step::kReporting: {
-      // Has this send or receive completed?
-      const auto gone = [&](transport::Ticket& ticket) { return context_.transport.test(ticket); };
-      const bool all_left = std::ranges::all_of(leaving_, gone);
-      if (!all_left || !std::ranges::all_of(arriving_, gone)) return false;
+      const auto complete = [&](transport::Ticket& ticket) {
+        return context_.transport.test(ticket);
+      };
+      if (!std::ranges::all_of(leaving_, complete) || !std::ranges::all_of(arriving_, complete)) {
+        return false;
+      }
       if (verdict_.ok != 0) {
         settle(Route::kNccl, choice_.why);
       } else {
@@ -187,7 +189,7 @@ bool DeviceLink::poll_own() {
 
 // On member 0: the verdict is known when all communicators are up, or one has failed.
 bool DeviceLink::poll_reports() {
-  if (rank() != 0 || verdict_known_) return false;
+  if (rank() != 0) return false;
   bool all = own_known_;
   const Report* failed = own_known_ && mine_.ok == 0 ? &mine_ : nullptr;
   for (std::size_t peer = 1; peer < reports_.size(); ++peer) {
@@ -201,15 +203,13 @@ bool DeviceLink::poll_reports() {
   for (int peer = 1; peer < size(); ++peer) {
     leaving_.push_back(comm.send(peer, kVerdictChannel, &verdict_, sizeof(verdict_)));
   }
-  verdict_sent_ = true;
+  verdict_known_ = true;
   return true;
 }
 
 bool DeviceLink::poll_verdict() {
-  if (!verdict_known_) {
-    if (rank() == 0 ? !verdict_sent_ : !context_.transport.test(arriving_.front())) return false;
-    verdict_known_ = true;
-  }
+  if (rank() != 0) verdict_known_ = context_.transport.test(arriving_.front());
+  if (!verdict_known_) return false;
   if (!own_known_) report(false, "another rank's communicator failed");
   if (verdict_.ok == 0) comm_.reset();
   step_ = Step::kReporting;

@@ -1,8 +1,8 @@
 // What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which
 // is an NCCL communicator or host memory.
 // Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: only the first advance(), which
-// opens NCCL and, on a joined rank, a GPU. Throws: what Transport and the GPU's driver throw. After that the owner must keep
-// the link, because the transport may still touch its memory.
+// opens NCCL and, on a joined rank, a GPU. Throws: what Transport, the GPU's driver and, in busy(), NCCL throw. After that the
+// owner must keep the link, because the transport may still touch its memory.
 //
 // All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on
 // all. The link comes up by messages under tags of its own, while other operations continue:
@@ -14,8 +14,8 @@
 //   all       report to member 0: it is up, or why not      member 0's verdict             -> all
 //
 // A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still
-// wait for that rank. Then they abort their communicators and report. So in every case each rank sends one report and gets one
-// verdict.
+// wait for that rank. Then they abort their communicators and report. So in every case each rank but member 0 sends one report
+// and gets one verdict.
 #pragma once
 
 #include <array>
@@ -50,8 +50,8 @@ class DeviceLink {
   static constexpr std::size_t kTags = 3;
   enum class Route { kComingUp, kNccl, kStaged, kRefused };
 
-  // home: the GPU of this rank's first operation on the set. -1: the rank has had none; the first advance() opens the GPU that
-  // matches its place on the host.
+  // home: the GPU of this rank's first GPU operation on the set. -1: the rank has had none; the first advance() opens the GPU
+  // that matches its place on the host.
   DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
@@ -136,7 +136,6 @@ class DeviceLink {
   // tickets.
   bool own_known_ = false;
   bool verdict_known_ = false;
-  bool verdict_sent_ = false;
   Report mine_;
   Report verdict_;
   std::vector<Report> reports_;

@@ -1,7 +1,5 @@
 #include "engine/execution/gpu/message_staging.h"
 
-#include "engine/model/text.h"
-
 namespace hvdlite::engine {
 
 MessageStaging::OwnStreams& MessageStaging::streams_of(const Entry& entry) {

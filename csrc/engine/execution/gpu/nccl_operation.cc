@@ -1,7 +1,5 @@
 #include "engine/execution/gpu/nccl_operation.h"
 
-#include <algorithm>
-
 namespace hvdlite::engine {
 
 using base::OpKind;
@@ -12,10 +10,6 @@ namespace {
 std::byte* at(void* memory, std::size_t offset) { return static_cast<std::byte*>(memory) + offset; }
 const std::byte* at(const void* memory, std::size_t offset) {
   return static_cast<const std::byte*>(memory) + offset;
-}
-
-bool all_equal(const std::vector<std::size_t>& counts) {
-  return std::ranges::all_of(counts, [&](std::size_t count) { return count == counts.front(); });
 }
 
 std::optional<Recipe> recipe_of(const AgreedOperation& agreed, int ranks, const DeviceLink& link) {
@@ -118,25 +112,25 @@ void NcclOperation::reducescatter() {
   const auto count = static_cast<std::size_t>(first_request().elements());
   if (count == 0) return;
   const Recipe how = recipe();
-  const std::vector<std::size_t> counts = extents.elements(extents.rows);
   const std::size_t own_bytes = extents.out_elements() * base::size_of(how.wire);
   if (how.plain && output != nullptr) {
-    reduce_rows(place(0).input, output, counts, how);
+    reduce_rows(place(0).input, output, extents, how);
     return;
   }
   void* packed = device_memory(count * base::size_of(how.wire), stream());
   void* reduced = device_memory(own_bytes, stream());
   kernels().pack(inputs(base::size_of(how.wire)), packed, how.pack, nullptr, stream());
-  reduce_rows(packed, reduced, counts, how);
+  reduce_rows(packed, reduced, extents, how);
   if (output == nullptr) return;
   unpack_from_ = reduced;
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
 // Reduces the rows of each member. `from` has the rows of all members, and `to` gets the result for this rank's own rows.
-void NcclOperation::reduce_rows(const void* from, void* to, const std::vector<std::size_t>& counts,
+void NcclOperation::reduce_rows(const void* from, void* to, const Extents& extents,
                                 const Recipe& how) {
-  if (all_equal(counts)) {
+  const std::vector<std::size_t> counts = extents.elements(extents.rows);
+  if (extents.are_even()) {
     check(nccl().ReduceScatter(from, to, counts.front() * how.parts, how.type, how.op, comm(),
                                stream()),
           "ncclReduceScatter");
@@ -162,7 +156,7 @@ void NcclOperation::allgather() {
   if (output == nullptr) output = device_memory(extents.out_bytes(), stream());
   const std::vector<std::size_t> bytes = extents.bytes(extents.rows);
   const void* input = place(0).input;
-  if (all_equal(bytes)) {
+  if (extents.are_even()) {
     check(nccl().AllGather(input, output, bytes.front(), nccl::kUInt8, comm(), stream()),
           "ncclAllGather");
     return;

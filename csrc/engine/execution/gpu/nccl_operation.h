@@ -26,8 +26,7 @@ class NcclOperation final : public DeviceOperation {
  private:
   void allreduce();
   void reducescatter();
-  void reduce_rows(const void* from, void* to, const std::vector<std::size_t>& counts,
-                   const Recipe& recipe);
+  void reduce_rows(const void* from, void* to, const Extents& extents, const Recipe& recipe);
   void allgather();
   void broadcast();
   void alltoall();

@@ -35,13 +35,11 @@ bool StagedOperation::advance() {
       stage_ = Stage::kWeighing;
     } else {
       move();
-      stage_ = Stage::kMoving;
     }
   }
   if (stage_ == Stage::kWeighing) {
     if (!collective_->advance()) return false;
     move();
-    stage_ = Stage::kMoving;
   }
   if (stage_ == Stage::kMoving) {
     if (!collective_->advance()) return false;
@@ -135,6 +133,7 @@ void StagedOperation::fetch_reduction() {
 // --- moving ---------------------------------------------------------------------------------------------------------
 
 void StagedOperation::move() {
+  stage_ = Stage::kMoving;
   const Request& first = first_request();
   switch (first.kind) {
     case OpKind::kAllreduce:

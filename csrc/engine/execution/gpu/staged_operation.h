@@ -1,5 +1,5 @@
-// An operation on GPU memory that moves its data through host memory. A set uses it if device_route.h has chosen the staged
-// route (for example because two ranks share a GPU, or one has no NCCL), or if NCCL cannot do the operation.
+// An operation on GPU memory that moves its data through host memory. A set uses it on the staged route (for example because
+// two ranks share a GPU, or one has no NCCL), and for operations that NCCL cannot do.
 // Thread, Blocks, Throws: as device_operation.h says. Owns, in addition: the collective that moves the copies.
 //
 //   arriving    pack (only an allreduce, see is_packed()), copy to page-locked memory, record an event

@@ -142,7 +142,8 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
     if (const void* const input = input_of(i)) {
       copy(buffer_->data() + offset, input, bytes);
     } else {
-      // This rank has no value. 0 is the identity of sums, and the planner fuses no other operation that lacks a value.
+      // This rank has no value. 0 is the identity of sums (but a sum of -0 becomes +0), and the planner fuses no other
+      // operation that lacks a value.
       std::memset(buffer_->data() + offset, 0, bytes);
     }
     offset += bytes;

@@ -1,6 +1,7 @@
 // The beginning and the end of a prepared operation on host memory (collectives/prepared.h): the part of this rank's input that
 // each member needs, and the result.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: as collectives/prepared.h says, std::bad_alloc.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as OutputCache does. Throws: as
+// collectives/prepared.h says, std::bad_alloc.
 #pragma once
 
 #include <cstddef>
