@@ -658,7 +658,7 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": _NO_GLOO,
     "HOROVOD_GLOO_RENDEZVOUS_PORT": _NO_GLOO,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": _NO_GLOO,
-    "HOROVOD_ELASTIC": "`hvdlite run --elastic`, or `mpirun --with-ft ulfm`, starts an elastic job",
+    "HOROVOD_ELASTIC": "`hvdlite run --elastic` starts an elastic job (docs/elastic.md has mpirun's options)",
     "HOROVOD_START_TIMEOUT": "`hvdlite run --start-timeout SECONDS` sets this limit; without it there is none",
     "HOROVOD_SPARK_PYTHONPATH": _NO_SPARK,
     "HOROVOD_SPARK_START_TIMEOUT": _NO_SPARK,

@@ -221,7 +221,7 @@ def make_pool(comm: Any, config: Config) -> ProcessPool:
     if not knobs.launcher_spares_others():
         raise UnsupportedError(
             f"HVDLITE_ELASTIC_SPARES={config.elastic_spares}: this job's MPI ends when the first process is lost, so spares "
-            "cannot help. Start it with `hvdlite run --spares`, or with `mpirun --with-ft ulfm` of Open MPI 5 or newer"
+            "cannot help. Start it with `hvdlite run --spares`, or by Open MPI 5's mpirun with the options in docs/elastic.md"
         )
     return ProcessPool(comm, comm.size - config.elastic_spares, machine_id())
 

@@ -44,6 +44,10 @@ constexpr bool has_fractions(DType dtype) {
   }
 }
 
+constexpr bool is_complex(DType dtype) {
+  return dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+
 // Horovod's numbering. Average is a Sum whose result is divided by the number of ranks before it is rounded.
 enum class ReduceOp : std::uint8_t {
   kAverage = 0,

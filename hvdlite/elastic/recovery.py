@@ -45,8 +45,8 @@ def why_not(loss: BaseException | None) -> str:
         return "a host that is silent may still be at work, and MPI goes on only without processes that have ended"
     if not launcher_spares_others():
         return (
-            "this job's MPI does not go on without a process: start it with `hvdlite run --elastic`, or with `mpirun --with-ft "
-            "ulfm` of Open MPI 5 or newer"
+            "this job's MPI does not go on without a process: start it with `hvdlite run --elastic`, or by Open MPI "
+            "5's mpirun with the options in docs/elastic.md"
         )
     limit = RUNTIME.config.elastic_reset_limit
     if limit and RUNTIME.recoveries >= limit:

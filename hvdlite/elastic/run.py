@@ -29,7 +29,7 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
     If ranks are lost (a signal or the kernel's out-of-memory killer ended them), the others restore their last commit, continue
     in a new job, synchronise the state and call the function again. Spares replace lost ranks at a commit. A rank
     that gets SIGTERM leaves at its next commit. All this needs Open MPI 5 or newer, started with ``hvdlite run
-    --elastic`` or ``mpirun --with-ft ulfm``. The function ends on all ranks together. docs/elastic.md says more.
+    --elastic`` or Open MPI 5's ``mpirun`` with the options in docs/elastic.md. The function ends on all ranks together.
 
     Args:
         func: the training function.

@@ -213,7 +213,8 @@ def processors() -> Iterator[Finding]:
     """The cores that ranks of this host can use."""
     allowed = sorted(os.sched_getaffinity(0))
     physical = len(cores(allowed))
-    found = f"ranks may use {physical} cores ({len(allowed)} processors of {os.cpu_count()})"
+    cores_found = f"{physical} core{'s' * (physical > 1)}"
+    found = f"ranks may use {cores_found} ({len(allowed)} of {os.cpu_count()} processors)"
     try:
         quota, memory = cgroup_limits(Path("/proc/self/cgroup").read_text())
     except (OSError, ValueError):

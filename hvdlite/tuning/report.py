@@ -133,7 +133,7 @@ def to_text(report: Report) -> str:
     hosts, ranks = len(place.ranks_per_host), place.shape().ranks
     lines = [
         f"{ranks} ranks on {hosts} host{'s' * (hosts > 1)}, {', '.join(dict.fromkeys(place.cpus))}, "
-        f"{' and '.join(map(str, dict.fromkeys(place.cores)))} cores a host, {place.mpi}",
+        f"{' and '.join(map(str, dict.fromkeys(place.cores)))} core{'s' * (set(place.cores) != {1})} a host, {place.mpi}",
         f"timed: {', '.join(report.cases)}",
         "",
         f"{'parameter':30}{'from':>10}{'to':>20}{'gain':>9}{'noise':>9}{'rounds':>8}",

@@ -44,6 +44,21 @@ def test_uneven_numbers_of_steps(hvd, op, named):
         assert hvd.join() == SIZE - 1 or SIZE == 1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex128"])
+def test_a_sum_of_negative_zeros_stays_negative_alone_and_fused(ended, monkeypatch, dtype):
+    monkeypatch.setenv("HVDLITE_ALLREDUCE_ALGORITHM", "ring")
+    ended.init()
+    if RANK == 0 and SIZE > 1:
+        ended.join()
+        return
+    mine = np.negative(np.zeros(3, dtype))
+    outs = [ended.allreduce(mine, op=ended.Sum), *ended.grouped_allreduce([mine, mine], op=ended.Sum)]
+    for out in outs:
+        assert np.signbit(out.real).all()
+        assert np.signbit(out.imag).all() or dtype != "complex128"
+    ended.join()
+
+
 def test_other_operations_go_on_without_the_joined(hvd):
     for _ in REPEATS:
         if RANK == 0 and SIZE > 1:

@@ -315,7 +315,7 @@ def raising(error):
 @pytest.mark.parametrize(
     ("lost", "why"),
     [
-        (PeerLostError("rank 1 is gone"), "start it with `hvdlite run --elastic`, or with `mpirun --with-ft ulfm`"),
+        (PeerLostError("rank 1 is gone"), "start it with `hvdlite run --elastic`, or by Open MPI 5's mpirun"),
         (PeerLostError("rank 1 is gone: it raised ValueError: x"), "raised an exception, which would come again"),
         (PeerLostError("rank 1 is gone: rank 0 has heard nothing for 10 s"), "a host that is silent may still be at work"),
         (HorovodInternalError("rank 1 is gone"), "but neither with other hosts nor without a rank that has left on its own"),

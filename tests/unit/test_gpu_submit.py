@@ -8,7 +8,7 @@ from support.gpu_ranks import WIRE_BFLOAT16, WIRE_FLOAT16, run_gpu_ranks
 from support.thread_ranks import ALLREDUCE, BROADCAST, MIN, REDUCESCATTER, SUM, outcomes_of
 
 from hvdlite.dtypes import DType
-from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite.errors import InvalidArgumentError, MismatchError, SystemFailure, UnsupportedError
 
 pytestmark = pytest.mark.skipif(fake_gpu.missing() is not None, reason=str(fake_gpu.missing()))
 
@@ -70,6 +70,16 @@ def test_a_host_pointer_that_claims_to_be_on_a_gpu(fake_gpus):  # noqa: F811
             InvalidArgumentError, match=r"'x' .*its memory at 0x[0-9a-f]+ is not on GPU 0 but in host memory; give"
         ):
             rank.host.allreduce("x", host, device=0, stream=rank.stream.handle)
+
+    run_gpu_ranks(fake_gpus, 1, body)
+
+
+def test_an_error_of_the_driver_about_a_pointer_names_the_tensor(fake_gpus):  # noqa: F811
+    def body(rank):
+        array = rank.array(np.ones(3, np.float32))
+        fake_gpus.fail("cuPointerGetAttribute", 1, 999)
+        with pytest.raises(SystemFailure, match=r"allreduce of 'x' in process set 0: .*cuPointerGetAttribute"):
+            rank.start(ALLREDUCE, "x", array, array)
 
     run_gpu_ranks(fake_gpus, 1, body)
 

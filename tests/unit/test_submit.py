@@ -82,6 +82,14 @@ def test_a_remembered_request_is_checked_against_the_memory_and_the_set_of_today
     assert run_ranks(3, body) == [2, 3, 3]
 
 
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.SEND])
+def test_an_operation_without_input_memory_is_refused(kind):
+    output = np.zeros(4, np.float32)
+    target = address(output) if kind in (Kind.ALLREDUCE, Kind.BROADCAST) else 0
+    with engines(1) as (rank,), pytest.raises(InvalidArgumentError, match=r"'x' .*: no input memory was given"):
+        rank.engine.submit([Request(kind, "x", F32, (4,), 0, target, root=0)], output, False)
+
+
 def test_names_in_flight_are_exact():
     """Thousands of names in flight at once: each is refused while it is, and may be used again after it."""
 

@@ -94,7 +94,9 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
           shared_,
           pool_,
           watcher_},
-      transfers_(transport, shared, watcher_) {}
+      transfers_(transport, shared, watcher_) {
+  check_tags(transport);
+}
 
 // --- process sets -----------------------------------------------------------------------------------------------------
 

@@ -40,12 +40,15 @@ FusionBufferPool::Lease FusionBufferPool::get(std::size_t bytes) {
 }
 
 void FusionBufferPool::give_back(void* data, std::size_t capacity) {
-  if (kept_ + capacity > keep_bytes_) {
-    std::free(data);
-    return;
+  try {
+    if (kept_ + capacity <= keep_bytes_) {
+      free_.emplace(capacity, data);
+      kept_ += capacity;
+      return;
+    }
+  } catch (const std::bad_alloc&) {  // the list cannot grow
   }
-  free_.emplace(capacity, data);
-  kept_ += capacity;
+  std::free(data);
 }
 
 }  // namespace hvdlite::engine

@@ -1,6 +1,8 @@
 #include "engine/execution/operation.h"
 
 #include <algorithm>
+#include <bit>
+#include <string>
 #include <utility>
 
 #include "transport/host_window.h"
@@ -49,6 +51,16 @@ std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& t
 }
 
 }  // namespace
+
+void check_tags(const transport::Transport& transport) {
+  const int needed =
+      collectives::kChannelBits + kSetBits + static_cast<int>(std::bit_width(4 * kMaxRunning));
+  if (transport.tag_bits() >= needed) return;
+  throw base::Error(base::ErrorCode::kUnsupported,
+                    "MPI's tags have " + std::to_string(transport.tag_bits()) +
+                        " bits (MPI_TAG_UB), and hvdlite needs " + std::to_string(needed) +
+                        "; use another MPI, or another transport of this MPI");
+}
 
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation) {
   const auto id = static_cast<std::uint32_t>(set.id) & ((std::uint32_t{1} << kSetBits) - 1);

@@ -47,6 +47,9 @@ using SharingSetPtr = std::shared_ptr<const SharingSet>;
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
+// Throws Error(Unsupported) if the transport's tags have room for less than 4 kMaxRunning operations of a set.
+void check_tags(const transport::Transport& transport);
+
 // The tag of an operation's messages. Numbers repeat in tags after operation_limit() (operation.cc) operations of a set. So two
 // operations that are in flight together have different tags if fewer than that have begun between them.
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);

@@ -234,8 +234,7 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
 // complex number needs only the alignment of its two parts.
 void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // other kinds move bytes
-  const bool is_complex = request.dtype == DType::kComplex64 || request.dtype == DType::kComplex128;
-  const std::size_t unit = base::size_of(request.dtype) / (is_complex ? 2 : 1);
+  const std::size_t unit = base::size_of(request.dtype) / (base::is_complex(request.dtype) ? 2 : 1);
   if (reinterpret_cast<std::uintptr_t>(memory) % unit == 0) return;
   refuse(request, "its memory on GPU " + std::to_string(request.device) + " begins at " +
                       address_text(memory) + ", which is no multiple of the " +
@@ -247,9 +246,7 @@ void check_alignment(const Request& request, const void* memory) {
 
 void check_memory(const Request& request, const void* input, const void* output,
                   device::Devices& devices, KnownAddresses& known) {
-  const bool in = request.kind == OpKind::kAllreduce || request.kind == OpKind::kAllgather ||
-                  request.kind == OpKind::kAlltoall || request.kind == OpKind::kReducescatter ||
-                  request.kind == OpKind::kSend;
+  const bool in = base::moves_data(request.kind) || request.kind == OpKind::kSend;
   const bool out = request.kind == OpKind::kAllreduce || request.kind == OpKind::kBroadcast ||
                    request.kind == OpKind::kRecv;
   if (output != nullptr && (request.kind == OpKind::kAlltoall || (request.on_gpu() && !out))) {

@@ -19,7 +19,8 @@ void KnownAddresses::check(device::Devices& devices, const Request& request, con
       (page << kGpuBits) | (static_cast<std::uint64_t>(request.device + 1) & 0xffff);
   std::atomic<std::uint64_t>& known = known_[page % kPlaces];
   if (known.load(std::memory_order_relaxed) == word) return;
-  const int gpu = device::gpu_of_address(devices.driver(), address);
+  int gpu = -1;
+  naming(request, [&] { gpu = device::gpu_of_address(devices.driver(), address); });
   if (gpu == request.device) {
     known.store(word, std::memory_order_relaxed);
     return;

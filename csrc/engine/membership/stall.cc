@@ -39,6 +39,10 @@ const Stalled* find(std::span<const Stalled> stalled, std::uint64_t record) {
   return found != stalled.end() ? &*found : nullptr;
 }
 
+std::string more_operations(std::size_t count) {
+  return std::to_string(count) + (count == 1 ? " more operation" : " more operations");
+}
+
 std::string shortened(std::string text, std::size_t most) {
   if (text.size() <= most) return text;
   text.resize(most);
@@ -260,7 +264,8 @@ void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const 
   }
   std::string rest;
   if (groups.size() > 1 && question.unasked() > 0) {
-    rest = "; " + std::to_string(question.unasked()) + " more operations have waited, too";
+    rest = "; " + more_operations(question.unasked()) +
+           (question.unasked() == 1 ? " has waited, too" : " have waited, too");
   }
   if (!actions.warnings.empty()) actions.warnings.back() += rest;
   if (verdict.empty()) return;
@@ -276,7 +281,7 @@ std::string StallInspector::list(const StalledOperations& group) {
     text += (i > 0 ? ", " : "") + shortened(group.operations[i]->text, kMostOperation);
   }
   const std::size_t more = group.operations.size() - named + group.more;
-  if (more > 0) text += " and " + std::to_string(more) + " more operations";
+  if (more > 0) text += " and " + more_operations(more);
   return text;
 }
 

@@ -11,7 +11,7 @@ bool fusible(const AgreedOperation& agreed, int ranks) {
   const Request& request = *agreed.request;
   if (agreed.failed || request.kind != OpKind::kAllreduce || agreed.contributors == 0) return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
-  // For an absent or joined rank, a fusion buffer in host memory has zeros. Zero is the identity of sums only.
+  // For an absent or joined rank, a fusion buffer in host memory has the identity of sums.
   return agreed.contributors == ranks;
 }
 

@@ -96,8 +96,8 @@ class Usage {
   void taken(std::span<const Entry> entries, Time since);
   // These entries reach a stage together. An entry without a request belongs to no caller of this rank, and does not count.
   void reached(std::span<const Entry> entries, Stage stage);
-  // Rank `rank` was the last to ask for this many operations, which are now agreed. The waiting time since the last such call
-  // is charged to that rank. Does nothing if `rank` is no rank of the job.
+  // This many operations are now agreed, and the last request for any of them came from rank `rank`. The waiting time since the
+  // last such call is charged to that rank. Does nothing if `rank` is no rank of the job.
   void came_last(int rank, std::size_t operations);
   // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). A collective with ranks 1
   // adds no bus bytes. docs/stats.md says what `bytes` are.

@@ -50,7 +50,8 @@ class ElasticJob:
     model, optimizer, scheduler, random numbers and all other state return to the values before the step, and `batches` gives
     the same batch again, divided among the remaining ranks. Each rank keeps its own random numbers. A rank that gets
     SIGTERM, and has no handler for it, leaves after this step or the next one. All of this needs Open MPI 5 or newer, started
-    with ``hvdlite run --elastic`` or ``mpirun --with-ft ulfm``; otherwise a lost rank ends the program with PeerLostError.
+    with ``hvdlite run --elastic`` (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the program with
+    PeerLostError.
 
     If the optimizer is sharded (``shard=True``), a lost rank's part of its state is lost. So every `commit_every` steps each
     rank gets a copy of the whole state, in host memory. After a loss all ranks return to the last copy (the last *commit*):

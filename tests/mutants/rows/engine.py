@@ -268,4 +268,12 @@ ROWS = (
         "",
         guards.MEMBERSHIP,
     ),
+    Mutant(
+        "joined-adds-positive-zeros",
+        "a fused sum of -0 is +0 if a rank has joined",
+        "csrc/engine/execution/host/host_operation.cc",
+        "if (!base::has_fractions(sum.dtype) || std::signbit(sum.prescale)) return;",
+        "return;",
+        ("tests/parallel/test_join.py",),
+    ),
 )

@@ -9,7 +9,7 @@ using base::LogLevel;
 
 namespace {
 
-// If the communicator is not up this many seconds after the link was made, the log says so.
+// If the communicator is not up this many seconds after join(), the log says so.
 constexpr double kLongSeconds = 30;
 constexpr int kReportChannel = 0;
 constexpr int kVerdictChannel = 1;
@@ -132,6 +132,7 @@ void DeviceLink::invite() {
 
 void DeviceLink::join() {
   step_ = Step::kJoining;
+  since_ = context_.time.now();
   collective_.reset();
   collectives::Comm comm = comm_for(2);
   if (rank() == 0) {

@@ -125,7 +125,7 @@ class DeviceLink {
   Route route_ = Route::kComingUp;
   RouteChoice choice_;
   std::string why_refused_;
-  base::Clock::time_point since_ = context_.time.now();
+  base::Clock::time_point since_;  // of join()
   bool complained_ = false;
 
   RouteCard card_;

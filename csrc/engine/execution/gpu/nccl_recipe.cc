@@ -37,8 +37,6 @@ nccl::DataType type_of(DType wire) {
   }
 }
 
-bool is_complex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
-
 // For booleans, which are bytes 0 and 1: a Sum means "any", a Product "all", as in hvdlite's kernels.
 ReduceOp op_for(DType dtype, ReduceOp op) {
   if (dtype != DType::kBool) return op;
@@ -81,7 +79,7 @@ DType wire_for(const Request& request, bool sums, bool float32_sums) {
 
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums) {
-  const bool floats = kernels::is_float(request.dtype) || is_complex(request.dtype);
+  const bool floats = kernels::is_float(request.dtype) || base::is_complex(request.dtype);
   const bool average = request.op == ReduceOp::kAverage;
   const bool sums = average || request.op == ReduceOp::kSum;
   if (request.op == ReduceOp::kAdasum) return std::nullopt;
@@ -92,7 +90,7 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   const DType wire = wire_for(request, sums, float32_sums);
   recipe.wire = wire;
   recipe.type = type_of(wire);
-  recipe.parts = is_complex(wire) ? 2 : 1;
+  recipe.parts = base::is_complex(wire) ? 2 : 1;
   const ReduceOp op = op_for(request.dtype, request.op);
   recipe.op = nccl_op(op);
   recipe.pack = {.from = dtype, .to = wire, .factor = request.prescale, .divisor = 1, .op = op};

@@ -1,5 +1,6 @@
 #include "engine/execution/host/host_operation.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "collectives/prepared.h"
@@ -13,6 +14,14 @@ namespace {
 
 void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0 && to != from) kernels::plain_copy(to, from, bytes);
+}
+
+// Fills memory with the identity of this sum. For floats that is the zero that the prescale makes -0: a sum of -0 and +0 is +0.
+void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
+  std::memset(to, 0, bytes);
+  if (!base::has_fractions(sum.dtype) || std::signbit(sum.prescale)) return;
+  const std::size_t number = base::size_of(sum.dtype) / (base::is_complex(sum.dtype) ? 2 : 1);
+  for (std::size_t sign = number - 1; sign < bytes; sign += number) to[sign] = std::byte{0x80};
 }
 
 }  // namespace
@@ -142,9 +151,8 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
     if (const void* const input = input_of(i)) {
       copy(buffer_->data() + offset, input, bytes);
     } else {
-      // This rank has no value. 0 is the identity of sums (but a sum of -0 becomes +0), and the planner fuses no other
-      // operation that lacks a value.
-      std::memset(buffer_->data() + offset, 0, bytes);
+      // This rank has no value, and the planner fuses only sums that lack one.
+      fill_with_zeros(buffer_->data() + offset, bytes, first);
     }
     offset += bytes;
   }
