@@ -247,21 +247,45 @@ class Shards:
         """Loads whole values. This rank keeps only the slots that it owns. Collective over the process set.
 
         Raises:
-            InvalidArgumentError: the shape of a value is not that of its variable.
+            InvalidArgumentError: a value has not the shape of its variable, or there are more or fewer values than variables.
+            MismatchError: the ranks load different states. As after the other error, no rank has changed its variables.
+
+        """
+        problem = self.agree(variables, values)
+        if problem:
+            raise InvalidArgumentError(f"an optimizer with shard=True cannot load this state: it is {problem}")
+        for variable, value in zip(variables, values, strict=True):
+            slot = self._slots.get(id(variable))
+            if slot is None or slot.owner == self._place:
+                variable.assign(value)
+
+    def agree(self, variables: Sequence[Any], values: Sequence[Any]) -> str:
+        """Compares the states that the ranks are about to load. Collective over the process set.
+
+        Returns:
+            What is wrong with the state of every rank, in words; "" if all ranks can load it.
+
+        Raises:
             MismatchError: the ranks load different states.
 
         """
-        for variable, value in zip(variables, values, strict=True):
+        problem, iterations = "", int(read(self.optimizer._iterations))
+        if len(values) != len(variables):
+            problem = f"one of {len(values)} variables for an optimizer of {len(variables)}"
+        for variable, value in zip(variables, values, strict=False):
             slot = self._slots.get(id(variable))
             shape = tuple(variable.shape) if slot is None else slot.shape
+            if problem:
+                break
             if tuple(value.shape) != shape:
-                raise InvalidArgumentError(f"a variable of the optimizer has shape {shape}, but {tuple(value.shape)} is loaded")
-            if slot is None or slot.owner == self._place:
-                variable.assign(value)
-        facts = [("iterations of the state that is loaded", int(read(self.optimizer._iterations)))]
-        _, differing = compare(facts, f"{self._prefix}.load", self._process_set)
+                problem = f"one with shape {tuple(value.shape)} for a variable of shape {shape}"
+            elif variable is self.optimizer._iterations:
+                iterations = int(np.asarray(value))
+        found = problem or f"one of {iterations} iterations"
+        _, differing = compare([("the state that is loaded", found)], f"{self._prefix}.load", self._process_set)
         if differing:
             raise MismatchError(f"an optimizer with shard=True must load the same state on all ranks: {differing}")
+        return problem
 
 
 class KerasShardedState(_KerasOptimizer):
@@ -277,12 +301,18 @@ class KerasShardedState(_KerasOptimizer):
     def load_own_variables(self, store: Any) -> None:
         """Loads a state that was saved by any number of ranks. Collective over the process set.
 
-        If the state has another number of variables, Keras warns, and nothing is loaded.
+        If the state has another number of variables on all ranks, Keras warns, and nothing is loaded.
+
+        Raises:
+            InvalidArgumentError, MismatchError: as for `Shards.load`.
+
         """
-        if len(store.keys()) != len(self.variables):
+        values = [store[key] for key in sorted(store.keys(), key=int)]
+        if len(values) != len(self.variables):
+            self._hvdlite_shards.agree(self.variables, values)
             super().load_own_variables(store)  # warns
         else:
-            self._hvdlite_shards.load(self.variables, [store[str(number)] for number in range(len(self.variables))])
+            self._hvdlite_shards.load(self.variables, values)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Loads whole values, one for each variable. Collective over the process set."""
