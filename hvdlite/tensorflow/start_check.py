@@ -18,11 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.agreement import name_of
-from hvdlite.errors import UnsupportedError
+from hvdlite.errors import HvdliteError, UnsupportedError, code_of
 from hvdlite.leaves import Leaf
 from hvdlite.process_sets import ProcessSet
 from hvdlite.start_check import StartCheck
 from hvdlite.tensorflow.functions import broadcast_variables
+from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.variables import of_tensorflow
 from hvdlite.tensorflow.xla import in_xla_context
 
@@ -113,7 +114,11 @@ def after_comparison(
 
     def round_of_graph() -> Any:
         values = [*numbers, *(variable.read_value() for variable in check.variables)]
-        return tf.cond(tf.numpy_function(check.round_of_graph, values, tf.bool), end, lambda: tf.constant(False))
+        code, text, is_last = tf.numpy_function(check.round_of_graph, values, (tf.int32, tf.uint8, tf.bool))
+        with tf.device("CPU:0"):
+            outcome = load().hvdlite_outcome(code=code, text=text)
+        with tf.control_dependencies([outcome]):
+            return tf.cond(is_last, end, lambda: tf.constant(False))
 
     is_over = tf.cond(tf.raw_ops.VarIsInitializedOp(resource=over), lambda: tf.constant(True), round_of_graph)
     wait: contextlib.AbstractContextManager[Any] = tf.control_dependencies([is_over])
@@ -183,19 +188,23 @@ class _Check:
                 self._round(numbers[:count])
                 self._trained.values = ()
 
-    def round_of_graph(self, *numbers: Any) -> bool:
+    def round_of_graph(self, *numbers: Any) -> tuple[Any, Any, Any]:
         """Calls `round` for a graph, in a new thread that ends after the call.
 
         A thread of TensorFlow must not make the call. The engine takes every living thread that has called it for one that may
         call again, so it would not detect a deadlock.
 
         Returns:
-            True if the check has no rounds left.
+            The code and the bytes of the text of hvdlite's error, or of no error; and whether the check has no rounds left.
 
         """
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(self.round, *numbers).result()
-        return not self.pending
+        code, text = 0, ""
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self.round, *numbers).result()
+        except HvdliteError as error:
+            code, text = code_of(error), str(error)
+        return np.int32(code), np.frombuffer(text.encode(), np.uint8), np.bool_(not self.pending)
 
     def _round(self, numbers: Sequence[Any]) -> None:
         check = self._check
