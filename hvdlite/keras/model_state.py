@@ -81,7 +81,7 @@ def build_optimizers_alike(model: Any, optimizers: dict[str, Any]) -> None:
     ranks = range(len(everyone))
     kinds = [sorted((path, kind) for path, (kind, _) in theirs.items()) for theirs in everyone]
     if any(theirs != kinds[0] for theirs in kinds):
-        differing = only_on([list(theirs) for theirs in everyone], ranks) or difference(kinds, ranks)
+        differing = only_on([list(theirs) for theirs in everyone], ranks) or difference(dict(enumerate(kinds)))
         raise MismatchError(
             f"the ranks' models hold different optimizers: {differing}; build and compile the same model on every rank"
         )

@@ -176,9 +176,9 @@ class Reducer(PassDriver):
             gradient.merge()
         raise AssertionError(TOO_MANY_PASSES)
 
-    def _watch(self, stamp: int, nested: bool) -> None:
+    def _watch(self, number: int, nested: bool) -> None:
         """From now on the current task reports its end to the pass with this number."""
-        EndOfTask(self, stamp, nested).register()
+        EndOfTask(self, number, nested).register()
 
     def _use_engine(self) -> None:
         """Takes the present engine. Drops the plan if it was made for another engine, or no longer fits the model.
