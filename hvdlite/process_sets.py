@@ -143,6 +143,16 @@ def set_of_ranks(ranks: Iterable[int]) -> ProcessSet:
     return next((bound for bound in (*_bound, global_process_set) if bound.ranks == made.ranks), made)
 
 
+def root_of(process_set: ProcessSet) -> int:
+    """The rank in the whole job that error texts propose as a root: the first of the process set."""
+    return process_set.ranks[0] if process_set.ranks else 0
+
+
+def root_arguments(process_set: ProcessSet) -> str:
+    """For error texts: the arguments of a broadcast from the first rank of a process set to its ranks."""
+    return f"root_rank={root_of(process_set)}" + (", process_set=process_set" if process_set.process_set_id else "")
+
+
 def process_set_ids_and_ranks() -> dict[int, list[int]]:
     """Ids of the registered sets and the ranks of their members, the global set (0) included.
 

@@ -9,7 +9,7 @@ import torch
 from hvdlite import ops
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.arguments import require_initialized
 from hvdlite.torch.coded_methods import KEY, load_coding
@@ -45,14 +45,9 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     _broadcast_tensors(_named_tensors(params), root_rank, process_set)
 
 
-def root_of(process_set: ProcessSet) -> int:
-    """The rank in the whole job that error texts propose as a root: the first of the process set."""
-    return process_set.ranks[0] if process_set.ranks else 0
-
-
 def broadcast_calls(process_set: ProcessSet) -> str:
     """For error texts: the calls that give all ranks of a process set the model and the optimizer's state of its first rank."""
-    arguments = f"root_rank={root_of(process_set)}" + (", process_set=process_set" if process_set.process_set_id else "")
+    arguments = root_arguments(process_set)
     return (
         f"hvd.broadcast_parameters(model.state_dict(), {arguments}) and hvd.broadcast_optimizer_state(optimizer, {arguments})"
     )
