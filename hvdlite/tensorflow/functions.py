@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 
-@as_written
 def broadcast_calls(process_set: ProcessSet) -> str:
     """For error texts: the calls that give all ranks of a process set the model and the optimizer of its first rank."""
     arguments = root_arguments(process_set)
     return " and ".join(f"hvd.broadcast_variables({owner}.variables, {arguments})" for owner in ("model", "optimizer"))
 
 
+@as_written
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,
