@@ -55,6 +55,7 @@ __all__ = [
     "reduce_scatter_group",
     "start_reduce",
     "start_round",
+    "start_sum",
     "written",
 ]
 
@@ -214,10 +215,19 @@ def start_round(
     if counts is not None:
         counted, tensor = counts
         parts.append(_same_shape(engine, (Kind.ALLREDUCE, counted, set_id), tensor, True))
-        requests += _requests_of_group(Kind.ALLREDUCE, counted, parts[-1:], (Sum, 0, set_id, 1.0, 1.0))
+        requests.append(_request_of(Kind.ALLREDUCE, counted, parts[-1], (Sum, 0, set_id, 1.0, 1.0)))
     handle = _handle_of(parts)
     keep(handle)
     engine.submit(requests, None, True, handle)
+
+
+def start_sum(tensor: Any, name: str, process_set: ProcessSet, keep: Callable[[Handle], None]) -> None:
+    """Submits the sum of a tensor, in place. keep: as for `start_round`."""
+    engine, set_id = enter(Kind.ALLREDUCE, process_set)
+    part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, True)
+    handle = Handle(part[-1], False)
+    keep(handle)
+    engine.submit((_request_of(Kind.ALLREDUCE, name, part, (Sum, 0, set_id, 1.0, 1.0)),), None, True, handle)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
@@ -474,14 +484,9 @@ def _submit(
     codec: Codec | None = None,
 ) -> Any:
     """Submits one operation: its output if the call blocks, otherwise its handle."""
-    backend, source, output, finish = part
-    pointer, shape, dtype, device, layout, _, stream = source
-    op, root, set_id, prescale, postscale = common
-    if name is not None:
-        name = tensor_name(kind, name)
-    request: Any = (
-        kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
-    )  # fmt: skip
+    backend, source, _, finish = part
+    device, stream = source.device, source.stream
+    request = _request_of(kind, name, part, common, splits)
     if weight is not None or codec is not None:
         request = (*request, *_extras(weight, codec, stream))
     elif device != CPU:
@@ -492,6 +497,18 @@ def _submit(
     handle = Handle(finish, False, () if device == CPU else ((backend, source),))
     engine.submit((request,), None, True, handle)
     return handle
+
+
+def _request_of(kind: int, name: str | None, part: _Part, common: _Common, splits: Sequence[int] = ()) -> tuple[Any, ...]:
+    """The request of one operation that is in no group, up to the layout."""
+    _, source, output, _ = part
+    pointer, shape, dtype, device, layout, _, _ = source
+    op, root, set_id, prescale, postscale = common
+    if name is not None:
+        name = tensor_name(kind, name)
+    return (
+        kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
+    )  # fmt: skip
 
 
 def _extras(weight: float | None, codec: Codec | None, stream: int, notice: bool = False) -> tuple[Any, ...]:

@@ -232,3 +232,48 @@ print(f"interrupted at {count} places", flush=True)
     )
     assert result.returncode == 0, result.report()
     assert int(result.stdout[0].split()[2]) > 30, result.report()
+
+
+def test_an_interrupted_comparison_of_the_start_is_sent_once():
+    """Of two ranks one is interrupted while it sends what the ranks compare in their first steps."""
+    pytest.importorskip("torch")
+    result = run_job(
+        PRELUDE
+        + """
+import torch
+import hvdlite.torch as hvd
+
+def compares():
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "_begin_check":
+            return True
+        frame = frame.f_back
+    return False
+
+model = torch.nn.Linear(4, 2)
+hvd.broadcast_parameters(model.state_dict(), 0)
+
+def one_pass():
+    model(torch.full((3, 4), 1.0 + hvd.rank())).sum().backward()
+
+for count in itertools.count():
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
+    one_pass()  # makes the plan
+    optimizer.step()
+    optimizer.zero_grad()
+    went_on = is_interrupted(one_pass, count, compares) if hvd.rank() == 0 else one_pass()
+    optimizer.step()
+    optimizer.zero_grad()
+    one_pass()
+    optimizer.step()
+    first, second = hvd.allgather(model.weight.grad[None])
+    assert torch.equal(first, second), (count, first - second)
+    if not hvd.broadcast_object(went_on):
+        break
+print(f"interrupted at {count} places", flush=True)
+""",
+        2,
+    )
+    assert result.returncode == 0, result.report()
+    assert int(result.stdout[0].split()[2]) > 30, result.report()
