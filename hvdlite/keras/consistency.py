@@ -11,7 +11,7 @@ from hvdlite.keras.batches import BatchCount
 from hvdlite.keras.library import KERAS_3, Callback, keras
 from hvdlite.keras.model_state import optimizers_of
 from hvdlite.keras.optimizer import is_distributed
-from hvdlite.keras.sharding import common_variables
+from hvdlite.keras.sharding import common_variables, shards_of
 from hvdlite.keras.variables import broadcast_call, read
 from hvdlite.leaves import Leaf, leaves_in
 from hvdlite.process_sets import ProcessSet, global_process_set, root_of
@@ -58,8 +58,10 @@ def check_consistency(
     def leaves(given: Sequence[Any]) -> Iterable[tuple[str, Leaf]]:
         return leaves_of_arguments(given, _KerasLeaves(given, buffers))
 
+    is_split = any(shards_of(each) is not None for each in wrapped)
+
     def remedy(among: ProcessSet) -> str:
-        return f"{broadcast_call(among)} gives all ranks the values of rank {root_of(among)}"
+        return f"{broadcast_call(among, is_split)} gives all ranks the values of rank {root_of(among)}"
 
     return check_objects(objects, every, RankComparison(leaves, process_set, remedy, named=False))
 

@@ -115,17 +115,18 @@ class _Elsewhere(_Variable):
 
     @property
     def path(self) -> str:
-        """Refuses to be saved in the older format of files.
+        """Refuses to be saved in the older format of files, and to be broadcast.
 
-        Keras reads the path when it writes such a file, and does not call the optimizer's `save_own_variables` then.
+        Keras reads the path when it writes such a file, and does not call the optimizer's `save_own_variables` then. A
+        broadcast reads it for its comparison.
 
         Raises:
             UnsupportedError: always.
 
         """
         raise UnsupportedError(
-            "an optimizer with shard=True cannot be saved in this format, because this rank has only a part of its state: save "
-            "the model as a .keras file, or with include_optimizer=False"
+            "an optimizer with shard=True cannot be saved in this format, nor broadcast, because this rank has only a part of "
+            "its state: save the model as a .keras file, or with include_optimizer=False, and broadcast model.variables"
         )
 
     def __repr__(self) -> str:
@@ -140,10 +141,14 @@ class Shards:
         process_set: the ranks that share the state; this rank is one of them.
         prefix: start of the names of collectives. It is unique among optimizers, and the same on all ranks.
         backend: the backend that Keras runs on.
+
+    Attributes:
+        left_out: True: Keras's files get nothing of the optimizer's state.
     """
 
     def __init__(self, optimizer: Any, process_set: ProcessSet, prefix: str, backend: KerasBackend) -> None:
         self.optimizer = optimizer
+        self.left_out = False
         self._process_set = process_set
         self._ranks = list(process_set.ranks or ())
         self._place = process_set.rank() or 0
@@ -294,7 +299,12 @@ class KerasShardedState(_KerasOptimizer):
     _hvdlite_shards: Shards
 
     def save_own_variables(self, store: Any) -> None:
-        """Gathers the state and stores it. Collective over the process set, so the model must be saved on all its ranks."""
+        """Gathers the state and stores it. Collective over the process set, so the model must be saved on all its ranks.
+
+        Stores nothing if the state is left out (`Shards.left_out`).
+        """
+        if self._hvdlite_shards.left_out:
+            return
         for number, value in enumerate(self._hvdlite_shards.whole(self.variables)):
             store[str(number)] = value
 

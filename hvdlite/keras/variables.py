@@ -40,9 +40,13 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
     )
 
 
-def broadcast_call(process_set: ProcessSet) -> str:
-    """For error texts: the call that gives all ranks of a process set the model and the optimizer of its first rank."""
-    return f"hvd.broadcast_variables([*model.variables, *optimizer.variables], {root_arguments(process_set)})"
+def broadcast_call(process_set: ProcessSet, is_split: bool = False) -> str:
+    """For error texts: the call that gives all ranks of a process set the model and the optimizer of its first rank.
+
+    is_split: has each rank only a part of the optimizer's slots?
+    """
+    of_optimizer = "optimizer.iterations" if is_split else "*optimizer.variables"
+    return f"hvd.broadcast_variables([*model.variables, {of_optimizer}], {root_arguments(process_set)})"
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:

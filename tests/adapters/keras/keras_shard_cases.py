@@ -176,6 +176,35 @@ def test_the_broadcast_and_the_check_leave_slots_alone(hvd, tmp_path):
     assert all(mine == everyone[0] for mine in everyone)
 
 
+@needs_keras_3
+def test_the_best_weights_are_saved_without_the_split_state(hvd, tmp_path):
+    """By rank 0 alone, while the others go on."""
+    model = train(hvd, adam, epochs=1, shard=True)
+    file = tmp_path / "best.weights.h5"
+    callback = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file), save_weights_only=True)
+    fit(model, *map(part, data()), ROWS, callbacks=[callback])
+    if WORLD.rank == 0:
+        again = keras.models.clone_model(model)
+        again.load_weights(file)
+        assert_close(again.get_weights(), model.get_weights(), 0)
+    fit(model, *map(part, data()), ROWS)
+    saved(model, tmp_path)  # has the state again
+
+
+@on_two_ranks
+@needs_keras_3
+def test_the_remedy_for_ranks_that_differ_works(hvd):
+    model = train(hvd, adam, epochs=1, shard=True)
+    kernel = model.layers[0].kernel
+    kernel.assign(keras_array(kernel) + WORLD.rank)
+    with pytest.raises(MismatchError) as raised:
+        hvd.check_consistency(model, model.optimizer)
+    optimizer = model.optimizer
+    assert "hvd.broadcast_variables([*model.variables, optimizer.iterations], root_rank=0)" in str(raised.value)
+    hvd.broadcast_variables([*model.variables, optimizer.iterations], root_rank=0)
+    hvd.check_consistency(model, optimizer)
+
+
 class InNoList(keras.optimizers.SGD):
     def build(self, variables):
         super().build(variables)
