@@ -152,7 +152,10 @@ def test_what_a_graph_of_tensorflow_1_may_ask_for(hvd):
 
 def test_an_optimizer_of_tensorflow_1_in_eager_mode(hvd):
     variable = tf.Variable([hvd.rank() + 1.0], name="start")
-    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    with pytest.raises(errors.InvalidArgumentError, match="start_check"):
+        hvd.DistributedOptimizer(plain, start_check="sometimes")
+    optimizer = hvd.DistributedOptimizer(plain)  # still a plain one
     optimizer.minimize(lambda: variable * variable, var_list=[variable])
     with pytest.raises(errors.MismatchError, match="after the first update, the parameter 'start:0' differs"):
         optimizer.minimize(lambda: variable * variable, var_list=[variable])
