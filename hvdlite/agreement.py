@@ -1,7 +1,7 @@
 """Compares what the ranks describe, in one exchange, and describes the first difference in words."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdlite.config import format_ranks
@@ -37,7 +37,7 @@ def compare(
     shared = [*first, *labels[len(first) :]]
     mine = [(label, what) for label, (_, what) in zip(shared, facts, strict=False)]
     everyones = exchange_by_rank(mine, f"{exchange}.differs", process_set)
-    return first, difference(list(everyones.values()), list(everyones))
+    return first, difference(everyones)
 
 
 def name_of(variable: Any) -> str:
@@ -90,17 +90,16 @@ def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int], most: int | No
     return "; ".join([*listed, f"and {len(missing) - len(listed)} more"] if len(listed) < len(missing) else listed)
 
 
-def difference(descriptions: Sequence[Sequence[tuple[str, Any]]], ranks: Sequence[int]) -> str:
+def difference(descriptions: Mapping[int, Sequence[tuple[str, Any]]]) -> str:
     """The first difference between the ranks' descriptions, in words.
 
     Args:
-        descriptions: for each rank the pairs (name, description), in order.
-        ranks: the ranks' numbers.
+        descriptions: for each rank, by its number, the pairs (name, description), in order.
 
     """
-    for place in range(max(map(len, descriptions))):
+    for place in range(max(map(len, descriptions.values()))):
         found: dict[str, list[int]] = {}
-        for rank, description in zip(ranks, descriptions, strict=True):
+        for rank, description in descriptions.items():
             if place < len(description):
                 name, what = description[place]
                 text = f"{name} is {what}"

@@ -16,7 +16,7 @@ from hvdlite.config import format_ranks
 from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.leaves import FindLeaves, Leaf, RankRows, digest_of, digest_of_text, leaves_in, signed
 from hvdlite.objects import exchange_object
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.runtime import RUNTIME
 
 __all__ = [
@@ -62,7 +62,10 @@ def check_consistency(
         NotInitializedError: `init` has not been called.
         HorovodInternalError: a rank failed.
     """
-    remedy = "hvd.broadcast(array, root_rank=0) gives all ranks the values of one"
+
+    def remedy(among: ProcessSet) -> str:
+        return f"hvd.broadcast(array, {root_arguments(among)}) gives all ranks the values of one"
+
     return check_objects(
         objects, every, RankComparison(lambda given: leaves_of_arguments(given, lambda *_: None), process_set, remedy)
     )
@@ -89,7 +92,8 @@ class RankComparison:
     Args:
         leaves: gives the leaves of objects, each with the name of the argument to which it belongs.
         process_set: the ranks that take part.
-        remedy: a sentence for error texts that says how to make values equal again; without a full stop.
+        remedy: gives, for the process set, a sentence for error texts that says how to make values equal again; without a full
+            stop.
         named: do values have the same names on all ranks? Otherwise values are paired by their order, and error texts use the
             names of the first rank.
     """
@@ -98,7 +102,7 @@ class RankComparison:
         self,
         leaves: Callable[[Sequence[Any]], Iterable[tuple[str, Leaf]]],
         process_set: ProcessSet,
-        remedy: str,
+        remedy: Callable[[ProcessSet], str],
         named: bool = True,
     ) -> None:
         RUNTIME.require_topology()
@@ -157,13 +161,13 @@ class RankComparison:
         if found[:, _UNREADABLE].any():
             self._raise_unreadable(ranks, problem)
         if len(set(found[:, _STEPS])) > 1:
-            self._refuse(
-                self._label, difference([[("this step", int(row[_STEPS]))] for row in found], ranks), "make the same steps"
-            )
+            steps_of = {rank: [("this step", int(row[_STEPS]))] for rank, row in zip(ranks, found, strict=True)}
+            self._refuse(self._label, difference(steps_of), "make the same steps")
         if len(set(found[:, _LAYOUT])) > 1:
             self._refuse(where, self._different_layouts(listed, ranks), "pass the same objects on all ranks, built alike")
         if len(set(found[:, _CONTENT])) > 1:
-            raise MismatchError(f"{where}: {self._differing(listed, digests, exchange, present)}. {_CAUSES}; {self._remedy}")
+            remedy = self._remedy(self._process_set)
+            raise MismatchError(f"{where}: {self._differing(listed, digests, exchange, present)}. {_CAUSES}; {remedy}")
 
     def _listed(self, objects: Sequence[Any]) -> tuple[list[tuple[str, Leaf]], Exception | None]:
         """The leaves of the objects; or an empty list and the exception that prevented reading them."""
@@ -193,7 +197,7 @@ class RankComparison:
             longest = max(everyone, key=len)
             everyone = [[(name, what) for (name, _), (_, what) in zip(longest, own, strict=False)] for own in everyone]
         missing = only_on([[name for name, _ in own] for own in everyone], ranks, most=_NAMED)
-        return missing or difference(everyone, ranks)
+        return missing or difference(dict(zip(ranks, everyone, strict=True)))
 
     def _differing(
         self, listed: Sequence[tuple[str, Leaf]], digests: Sequence[int], exchange: RankRows, present: Sequence[int]

@@ -25,6 +25,7 @@ __all__ = [
     "SystemFailure",
     "UnsupportedError",
     "UnsupportedNameError",
+    "code_of",
     "error_class",
     "install",
     "missing_name",
@@ -183,6 +184,11 @@ def error_class(code: int) -> type[HvdliteError]:
         return ERRORS[ErrorCode(code)].python
     except (ValueError, KeyError):
         return InternalError
+
+
+def code_of(error: HvdliteError) -> int:
+    """The code of the error's class, or of the class from which that one is derived."""
+    return next((int(code) for code, row in ERRORS.items() if isinstance(error, row.python)), int(ErrorCode.INTERNAL))
 
 
 def tensorflow_status(code: int) -> str:

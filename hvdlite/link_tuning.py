@@ -159,15 +159,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--step-time", type=float, required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args(words)
-    basics.init()
-    first = RUNTIME.require_topology().rank == 0
     try:
+        basics.init()
         lines = _report(options.parameters, options.step_time, options.seconds)
     except HvdliteError as error:
-        if first:
+        if RUNTIME.topology is None or RUNTIME.topology.rank == 0:  # before init has ended, no rank knows its number
             print(f"hvdlite tune: {error}", file=sys.stderr)
         return 1
-    if first:
+    if RUNTIME.require_topology().rank == 0:
         print("\n".join(lines), flush=True)
     return 0
 

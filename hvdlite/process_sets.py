@@ -134,9 +134,23 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _bound: list[ProcessSet] = []  # the sets with an id; removal and shutdown take it away
 
 
-def set_of_ranks(ranks: list[int]) -> ProcessSet:
-    """The registered set of these ranks, or else a new one that is not registered."""
-    return next((bound for bound in _bound if bound.ranks == ranks), None) or ProcessSet(ranks)
+def set_of_ranks(ranks: Iterable[int]) -> ProcessSet:
+    """The registered set of these ranks, given in any order: one that was added, else the global one, else a new set.
+
+    A new set is not registered.
+    """
+    made = ProcessSet(ranks)
+    return next((bound for bound in (*_bound, global_process_set) if bound.ranks == made.ranks), made)
+
+
+def root_of(process_set: ProcessSet) -> int:
+    """The rank in the whole job that error texts propose as a root: the first of the process set."""
+    return process_set.ranks[0] if process_set.ranks else 0
+
+
+def root_arguments(process_set: ProcessSet) -> str:
+    """For error texts: the arguments of a broadcast from the first rank of a process set to its ranks."""
+    return f"root_rank={root_of(process_set)}" + (", process_set=process_set" if process_set.process_set_id else "")
 
 
 def process_set_ids_and_ranks() -> dict[int, list[int]]:

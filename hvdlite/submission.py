@@ -6,7 +6,7 @@ waits for the work and returns the output. Any other call returns a `Handle`, wh
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from numbers import Real
@@ -54,6 +54,8 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_group",
     "start_reduce",
+    "start_round",
+    "start_sum",
     "written",
 ]
 
@@ -166,9 +168,8 @@ def reduce_group(
     blocking: bool,
     weight: float | None = None,
     codec: Codec | None = None,
-    notice: bool = False,
 ) -> Any:
-    """Submits a group of allreduces. weight: this rank's weight in weighted means, or None. notice: does it give notice?"""
+    """Submits a group of allreduces. weight: this rank's weight in weighted means, or None."""
     known = RUNTIME.engine
     if known is not None and weight is None and codec is None:
         started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
@@ -179,7 +180,54 @@ def reduce_group(
     weight = None if weight is None else check_weight(weight, op)
     parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]
     common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight, codec, notice)
+    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight, codec)
+
+
+def start_round(
+    tensors: Sequence[Any],
+    name: str,
+    scales: tuple[int, float, float],
+    process_set: ProcessSet,
+    weight: float | None,
+    codec: Codec | None,
+    notice: bool,
+    counts: tuple[str, Any] | None,
+    keep: Callable[[Handle], None],
+) -> None:
+    """Submits a group of allreduces in place and, in the same submission, the sum of the counts.
+
+    Args:
+        tensors: the tensors of the group.
+        name: the name of the group.
+        scales: the op, the prescale and the postscale.
+        process_set: the ranks that take part.
+        weight: this rank's weight in weighted means, or None.
+        codec: how the elements travel.
+        notice: does this rank give notice with its weight?
+        counts: a name, and a tensor that is summed in place; None: there are no counts.
+        keep: gets the handle before the submission. The handle's number is 0 until all is submitted.
+    """
+    engine, set_id = enter(Kind.ALLREDUCE, process_set)
+    weight = None if weight is None else check_weight(weight, scales[0])
+    parts = [_same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, True) for tensor in tensors]
+    common = (scales[0], 0, set_id, *scales[1:])
+    requests = _requests_of_group(Kind.ALLREDUCE, name, parts, common, weight, codec, notice)
+    if counts is not None:
+        counted, tensor = counts
+        parts.append(_same_shape(engine, (Kind.ALLREDUCE, counted, set_id), tensor, True))
+        requests.append(_request_of(Kind.ALLREDUCE, counted, parts[-1], (Sum, 0, set_id, 1.0, 1.0)))
+    handle = _handle_of(parts)
+    keep(handle)
+    engine.submit(requests, None, True, handle)
+
+
+def start_sum(tensor: Any, name: str, process_set: ProcessSet, keep: Callable[[Handle], None]) -> None:
+    """Submits the sum of a tensor, in place. keep: as for `start_round`."""
+    engine, set_id = enter(Kind.ALLREDUCE, process_set)
+    part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, True)
+    handle = Handle(part[-1], False)
+    keep(handle)
+    engine.submit((_request_of(Kind.ALLREDUCE, name, part, (Sum, 0, set_id, 1.0, 1.0)),), None, True, handle)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
@@ -436,14 +484,9 @@ def _submit(
     codec: Codec | None = None,
 ) -> Any:
     """Submits one operation: its output if the call blocks, otherwise its handle."""
-    backend, source, output, finish = part
-    pointer, shape, dtype, device, layout, _, stream = source
-    op, root, set_id, prescale, postscale = common
-    if name is not None:
-        name = tensor_name(kind, name)
-    request: Any = (
-        kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
-    )  # fmt: skip
+    backend, source, _, finish = part
+    device, stream = source.device, source.stream
+    request = _request_of(kind, name, part, common, splits)
     if weight is not None or codec is not None:
         request = (*request, *_extras(weight, codec, stream))
     elif device != CPU:
@@ -454,6 +497,18 @@ def _submit(
     handle = Handle(finish, False, () if device == CPU else ((backend, source),))
     engine.submit((request,), None, True, handle)
     return handle
+
+
+def _request_of(kind: int, name: str | None, part: _Part, common: _Common, splits: Sequence[int] = ()) -> tuple[Any, ...]:
+    """The request of one operation that is in no group, up to the layout."""
+    _, source, output, _ = part
+    pointer, shape, dtype, device, layout, _, _ = source
+    op, root, set_id, prescale, postscale = common
+    if name is not None:
+        name = tensor_name(kind, name)
+    return (
+        kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
+    )  # fmt: skip
 
 
 def _extras(weight: float | None, codec: Codec | None, stream: int, notice: bool = False) -> tuple[Any, ...]:
@@ -471,21 +526,36 @@ def _submit_group(
     blocking: bool,
     weight: float | None = None,
     codec: Codec | None = None,
-    notice: bool = False,
 ) -> Any:
     """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
+    requests = _requests_of_group(kind, name, parts, common, weight, codec)
+    handle = _handle_of(parts)
+    engine.submit(requests, None, not blocking, handle)
+    return handle.synchronize() if blocking else handle
+
+
+def _requests_of_group(
+    kind: int,
+    name: str | None,
+    parts: Sequence[_Part],
+    common: _Common,
+    weight: float | None = None,
+    codec: Codec | None = None,
+    notice: bool = False,
+) -> list[tuple[Any, ...]]:
     size = len(parts)
     group = "" if name is None else tensor_name(kind, name)
     names = [None] * size if name is None else member_names(group, size)
     requests = []
-    on_gpu: list[OnGpu] = []
     for index, (member, part) in enumerate(zip(names, parts, strict=True)):
-        backend, source, output, _ = part
+        _, source, output, _ = part
         pointer, shape, dtype, device, layout, _, stream = source
         place = (group, size, index, (), device, layout)
         requests.append((kind, member, dtype, shape, pointer, output, *common, *place, *_extras(weight, codec, stream, notice)))
-        on_gpu.append(None if device == CPU else (backend, source))
-    finish = [part[-1] for part in parts]
-    handle = Handle(finish, True, on_gpu if any(on_gpu) else ())
-    engine.submit(requests, None, not blocking, handle)
-    return handle.synchronize() if blocking else handle
+    return requests
+
+
+def _handle_of(parts: Sequence[_Part]) -> Handle:
+    """A handle for operations that are submitted together."""
+    on_gpu: list[OnGpu] = [None if source.device == CPU else (backend, source) for backend, source, _, _ in parts]
+    return Handle([finish for _, _, _, finish in parts], True, on_gpu if any(on_gpu) else ())

@@ -46,18 +46,13 @@ class NumpyBackend:
             raise InvalidArgumentError(
                 "None is no tensor: pass a tensor on every rank, or send any object with broadcast_object or allgather_object"
             )
-        _refuse_traced(value)
-        _refuse_device_memory(value)
-        if hasattr(value, "__dlpack__"):
-            try:
-                return np.from_dlpack(value)
-            except RuntimeError:  # for a dtype that NumPy does not have, such as bfloat16 of JAX
-                if not hasattr(value, "__array__"):
-                    raise
         try:
-            return np.asarray(value)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"hvdlite cannot convert a {type(value).__name__} to a tensor: {error}") from error
+            return _converted(value)
+        except Exception as error:
+            refusal = _refusal_of_traced(value)
+            if refusal is not None:
+                raise refusal from error
+            raise
 
     def adopt_writable(self, value: Any) -> Array:
         """The array itself. It refuses other objects and read-only arrays, because it cannot write to them."""
@@ -142,20 +137,35 @@ class NumpyBackend:
         return tensor.astype(numpy_dtype(code_of_name(dtype_name)))
 
 
-def _refuse_traced(value: Any) -> None:
-    """Refuses a value without elements: one of a program that JAX or TensorFlow is tracing."""
+def _converted(value: Any) -> Array:
+    _refuse_device_memory(value)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except RuntimeError:  # for a dtype that NumPy does not have, such as bfloat16 of JAX
+            if not hasattr(value, "__array__"):
+                raise
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"hvdlite cannot convert a {type(value).__name__} to a tensor: {error}") from error
+
+
+def _refusal_of_traced(value: Any) -> UnsupportedError | None:
+    """The error for a value without elements, one of a program that JAX or TensorFlow is tracing; None for other values."""
     jax, tensorflow = sys.modules.get("jax"), sys.modules.get("tensorflow")
     if isinstance(value, getattr(getattr(jax, "core", None), "Tracer", ())):
-        raise UnsupportedError(
+        return UnsupportedError(
             "this array has no elements yet, because JAX is tracing the function: call hvdlite outside of jax.jit and "
             "jax.grad, or use hvdlite.jax.grouped_allreduce or grouped_broadcast, which become a part of the compiled program"
         )
     is_symbolic = getattr(tensorflow, "is_symbolic_tensor", None)
     if is_symbolic is not None and is_symbolic(value):
-        raise UnsupportedError(
+        return UnsupportedError(
             "this tensor has no elements yet, because TensorFlow is building a graph: use the functions of "
             "hvdlite.tensorflow, which become operations of the graph, or call hvdlite outside of tf.function"
         )
+    return None
 
 
 def _refuse_device_memory(value: Any) -> None:

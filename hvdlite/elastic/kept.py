@@ -13,7 +13,7 @@ from typing import Any
 
 from hvdlite.errors import MismatchError
 
-__all__ = ["Inventory", "StateHandler", "has_state_dict", "has_variables", "is_variable"]
+__all__ = ["Inventory", "StateHandler", "all_or_none", "has_state_dict", "has_variables", "is_variable"]
 
 # Types whose copies are the same object, or which refer to no other object.
 _SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, str, bytes, int, float, complex, type(None))
@@ -51,6 +51,21 @@ class StateHandler:
     def sync(self) -> None:
         """Gives the object the same state on all ranks, and saves it. Collective over all ranks."""
         raise NotImplementedError
+
+
+@contextmanager
+def all_or_none(handlers: Sequence[StateHandler]) -> Iterator[None]:
+    """A with statement in which handlers save. If it raises an exception, all have what they had saved before it: `restore`
+    must not mix states of two moments.
+    """
+    before = [dict(vars(handler)) for handler in handlers]
+    try:
+        yield
+    except BaseException:
+        for handler, attributes in zip(handlers, before, strict=True):
+            vars(handler).clear()
+            vars(handler).update(attributes)
+        raise
 
 
 def has_state_dict(value: Any) -> bool:
@@ -145,25 +160,11 @@ class Inventory:
         return [*(handler.value for handler in self._handlers), *self._stateful]
 
     def save(self) -> None:
-        """Copies the attributes, and the states of objects that are kept in place; all of them or none, see `_all_or_none`."""
-        with self._all_or_none():
+        """Copies the attributes, and the states of objects that are kept in place; all of them or none, see `all_or_none`."""
+        with all_or_none(self._handlers):
             for handler in self._handlers:
                 handler.save()
             self._tree = _copy(self._tree, self._kept, self._kept)
-
-    @contextmanager
-    def _all_or_none(self) -> Iterator[None]:
-        """A with statement in which the handlers save. If it raises an exception, all have what they had saved before it:
-        `restore` must not mix states of two moments.
-        """
-        before = [dict(vars(handler)) for handler in self._handlers]
-        try:
-            yield
-        except BaseException:
-            for handler, attributes in zip(self._handlers, before, strict=True):
-                vars(handler).clear()
-                vars(handler).update(attributes)
-            raise
 
     def forget(self, name: str) -> None:
         """Drops an attribute whose value was replaced."""
@@ -203,7 +204,7 @@ class Inventory:
                 f"the elastic state of rank {rank} refers to {_listed(kinds)}, but that of rank 0 to {_listed(theirs[2])}: "
                 "objects with a state of their own stay what they are on each rank, so make the same ones on every rank"
             )
-        with self._all_or_none():
+        with all_or_none(self._handlers):
             for handler in self._handlers:
                 handler.sync()
         return self._load(_copy(theirs[0], theirs[1], kept))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hvdlite.consistency import ConsistencyChecker, RankComparison, check_objects
 from hvdlite.leaves import Leaf, leaves_in
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments, root_of
 
 __all__ = ["check_consistency"]
 
@@ -32,7 +32,10 @@ def check_consistency(
         MismatchError, InvalidArgumentError, HorovodInternalError: as for `hvdlite.check_consistency`.
 
     """
-    remedy = "hvdlite.broadcast_object(tree, root_rank=0) returns the tree of rank 0 on all ranks"
+
+    def remedy(among: ProcessSet) -> str:
+        return f"hvdlite.broadcast_object(tree, {root_arguments(among)}) returns the tree of rank {root_of(among)} on all ranks"
+
     return check_objects(trees, every, RankComparison(_leaves, process_set, remedy))
 
 

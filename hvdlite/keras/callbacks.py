@@ -1,7 +1,11 @@
-"""Callbacks for ``fit``: the names of ``horovod.keras.callbacks``."""
+"""Callbacks for ``fit``: the names of ``horovod.keras.callbacks``.
+
+(Over 400 lines, because Horovod has all callbacks in this module.)
+"""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +18,7 @@ from hvdlite.keras.consistency import ConsistencyCheckCallback
 from hvdlite.keras.library import Callback, keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.optimizer import is_distributed
-from hvdlite.keras.sharding import shards_of
+from hvdlite.keras.sharding import Shards, shards_of
 from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, read
 from hvdlite.objects import allgather_object
 from hvdlite.usage import mark_step
@@ -320,7 +324,8 @@ class BestModelCheckpoint(_ModelCheckpoint):
         verbose: as for Keras's ModelCheckpoint.
         mode: as for Keras's ModelCheckpoint.
         save_freq: as for Keras's ModelCheckpoint.
-        save_weights_only: as for Keras's ModelCheckpoint.
+        save_weights_only: as for Keras's ModelCheckpoint. The file has no state of an optimizer with ``shard=True``, and Keras
+            warns of that when a model with such an optimizer loads it.
         filepath: path of the file to write. It may also be set later as an attribute, as Horovod's estimators do.
 
     Raises:
@@ -354,7 +359,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
     def set_model(self, model: Any) -> None:
         """Raises UnsupportedError on all ranks if rank 0 does not have the whole state that is to be saved."""
-        if not self.save_weights_only and shards_of(model.optimizer) is not None:
+        if not self.save_weights_only and _shards_in(model):
             raise UnsupportedError(
                 "BestModelCheckpoint saves on rank 0 alone, but all ranks must take part to save an optimizer with shard=True: "
                 "pass save_weights_only=True, or call model.save() on all ranks"
@@ -369,12 +374,31 @@ class BestModelCheckpoint(_ModelCheckpoint):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves on rank 0."""
         if basics.rank() == 0:
-            super().on_train_batch_end(batch, logs)
+            with _without_shards(self.model):
+                super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves on rank 0."""
         if basics.rank() == 0:
-            super().on_epoch_end(epoch, logs)
+            with _without_shards(self.model):
+                super().on_epoch_end(epoch, logs)
+
+
+def _shards_in(model: Any) -> list[Shards]:
+    return [shards for each in optimizers_of(model).values() if (shards := shards_of(each)) is not None]
+
+
+@contextmanager
+def _without_shards(model: Any) -> Iterator[None]:
+    """A with statement in which one rank may save the model: files get nothing of the state that is split over the ranks."""
+    found = _shards_in(model)
+    for shards in found:
+        shards.left_out = True
+    try:
+        yield
+    finally:
+        for shards in found:
+            shards.left_out = False
 
 
 def _momentum_slots(optimizer: Any) -> list[Any]:

@@ -11,14 +11,12 @@ from hvdlite.keras.batches import BatchCount
 from hvdlite.keras.library import KERAS_3, Callback, keras
 from hvdlite.keras.model_state import optimizers_of
 from hvdlite.keras.optimizer import is_distributed
-from hvdlite.keras.sharding import common_variables
-from hvdlite.keras.variables import read
+from hvdlite.keras.sharding import common_variables, shards_of
+from hvdlite.keras.variables import broadcast_call, read
 from hvdlite.leaves import Leaf, leaves_in
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_of
 
 __all__ = ["ConsistencyCheckCallback", "check_consistency"]
-
-_REMEDY = "hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) gives all ranks the values of rank 0"
 
 
 def check_consistency(
@@ -60,7 +58,12 @@ def check_consistency(
     def leaves(given: Sequence[Any]) -> Iterable[tuple[str, Leaf]]:
         return leaves_of_arguments(given, _KerasLeaves(given, buffers))
 
-    return check_objects(objects, every, RankComparison(leaves, process_set, _REMEDY, named=False))
+    is_split = any(shards_of(each) is not None for each in wrapped)
+
+    def remedy(among: ProcessSet) -> str:
+        return f"{broadcast_call(among, is_split)} gives all ranks the values of rank {root_of(among)}"
+
+    return check_objects(objects, every, RankComparison(leaves, process_set, remedy, named=False))
 
 
 class ConsistencyCheckCallback(Callback):

@@ -14,7 +14,14 @@ from hvdlite.keras.arguments import is_optimizer
 from hvdlite.keras.backends import current_backend
 from hvdlite.keras.batches import BatchCount
 from hvdlite.keras.library import Callback, keras
-from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
+from hvdlite.keras.model_state import (
+    build_optimizer,
+    build_optimizers_alike,
+    first_values,
+    is_built,
+    optimizers_of,
+    state_variables,
+)
 from hvdlite.keras.sharding import shards_of
 from hvdlite.keras.variables import broadcast_variables, identity_of, read, variables_of
 from hvdlite.objects import broadcast_object
@@ -89,16 +96,22 @@ class _KerasVariablesHandler(StateHandler):
         self._saved = {identity_of(variable): np.array(read(variable)) for variable in self._variables()}
 
     def restore(self) -> None:
-        slots = {identity_of(variable) for each in self._optimizers().values() for variable in variables_of(each)}
-        for variable in self._variables():
-            value = self._saved.get(identity_of(variable))
-            if value is None and identity_of(variable) not in slots:
-                raise InvalidArgumentError(
-                    f"{type(self.value).__name__} of an elastic state has a variable that it did not have when it was saved: "
-                    "build it before"
-                )
-            # The first step made this slot. Its value before that step is not known; most optimizers begin with zero.
-            variable.assign(np.zeros_like(read(variable)) if value is None else value)
+        variables = self._variables()
+        made_since = {identity_of(each) for each in variables} - self._saved.keys()
+        for variable in variables:
+            if identity_of(variable) not in made_since:
+                variable.assign(self._saved[identity_of(variable)])
+        # An optimizer makes its slots in its first step. Some of their first values depend on the variables, restored above.
+        for optimizer in self._optimizers().values() if made_since else ():
+            for variable, value in first_values(optimizer, self.value.weights if self._is_model else ()):
+                if identity_of(variable) in made_since:
+                    variable.assign(value)
+                    made_since.remove(identity_of(variable))
+        if made_since:
+            raise InvalidArgumentError(
+                f"{type(self.value).__name__} of an elastic state has a variable that it did not have when it was saved: "
+                "build it before"
+            )
 
     def sync(self) -> None:
         if self._is_model:

@@ -15,10 +15,10 @@ from hvdlite.keras.backends import current_backend
 from hvdlite.keras.library import KERAS_3
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.sharding import shards_of
-from hvdlite.keras.variables import identity_of, variables_of
+from hvdlite.keras.variables import identity_of, read, variables_of
 from hvdlite.objects import allgather_object
 
-__all__ = ["build_optimizer", "build_optimizers_alike", "is_built", "optimizers_of", "state_variables"]
+__all__ = ["build_optimizer", "build_optimizers_alike", "first_values", "is_built", "optimizers_of", "state_variables"]
 
 
 def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
@@ -46,6 +46,25 @@ def build_optimizer(model: Any, optimizer: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
+def first_values(optimizer: Any, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The variables of a built optimizer, each with the value that it gets when it is made; empty if these cannot be known.
+
+    Args:
+        optimizer: an optimizer with slots.
+        weights: the weights of the model that it trains. Keras 3 does not need them.
+
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    places = None if KERAS_3 else _slots_of(optimizer, weights)
+    trained = inner._trainable_variables if KERAS_3 else [weights[place] for place in places or ()]
+    variables = variables_of(optimizer)
+    fresh = optimizer.__class__.from_config(optimizer.get_config())
+    if trained:
+        fresh.build(list(trained))
+    values = [read(variable) for variable in variables_of(fresh)]
+    return list(zip(variables, values, strict=True)) if len(values) == len(variables) else []
+
+
 def build_optimizers_alike(model: Any, optimizers: dict[str, Any]) -> None:
     """Makes the slots that only optimizers of other ranks have, for example from a checkpoint. Collective over all ranks.
 
@@ -62,7 +81,7 @@ def build_optimizers_alike(model: Any, optimizers: dict[str, Any]) -> None:
     ranks = range(len(everyone))
     kinds = [sorted((path, kind) for path, (kind, _) in theirs.items()) for theirs in everyone]
     if any(theirs != kinds[0] for theirs in kinds):
-        differing = only_on([list(theirs) for theirs in everyone], ranks) or difference(kinds, ranks)
+        differing = only_on([list(theirs) for theirs in everyone], ranks) or difference(dict(enumerate(kinds)))
         raise MismatchError(
             f"the ranks' models hold different optimizers: {differing}; build and compile the same model on every rank"
         )

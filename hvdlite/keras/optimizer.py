@@ -266,6 +266,8 @@ def _make_reducer(
     backend.check_supported()
     check_passes(backward_passes_per_step)
     arguments.check_weighted_by_loss(weighted, op)
+    checked, mode = arguments.checked_groups(groups), mode_of(start_check, "DistributedOptimizer")
+    # No other argument is refused from here on, because the optimizer changes.
     if weighted:
         follow_losses()
     factor = 1.0
@@ -284,10 +286,10 @@ def _make_reducer(
             sparse_as_dense=bool(sparse_as_dense),
             process_set=process_set,
         ),
-        groups=arguments.checked_groups(groups),
+        groups=checked,
         factor=factor,
         scale_local=bool(scale_local_gradients),
-        start_check=mode_of(start_check, "DistributedOptimizer"),
+        start_check=mode,
         shard=shard,
         weighted=weighted,
     )

@@ -115,17 +115,18 @@ class _Elsewhere(_Variable):
 
     @property
     def path(self) -> str:
-        """Refuses to be saved in the older format of files.
+        """Refuses to be saved in the older format of files, and to be broadcast.
 
-        Keras reads the path when it writes such a file, and does not call the optimizer's `save_own_variables` then.
+        Keras reads the path when it writes such a file, and does not call the optimizer's `save_own_variables` then. A
+        broadcast reads it for its comparison.
 
         Raises:
             UnsupportedError: always.
 
         """
         raise UnsupportedError(
-            "an optimizer with shard=True cannot be saved in this format, because this rank has only a part of its state: save "
-            "the model as a .keras file, or with include_optimizer=False"
+            "an optimizer with shard=True cannot be saved in this format, nor broadcast, because this rank has only a part of "
+            "its state: save the model as a .keras file, or with include_optimizer=False, and broadcast model.variables"
         )
 
     def __repr__(self) -> str:
@@ -140,10 +141,14 @@ class Shards:
         process_set: the ranks that share the state; this rank is one of them.
         prefix: start of the names of collectives. It is unique among optimizers, and the same on all ranks.
         backend: the backend that Keras runs on.
+
+    Attributes:
+        left_out: True: Keras's files get nothing of the optimizer's state.
     """
 
     def __init__(self, optimizer: Any, process_set: ProcessSet, prefix: str, backend: KerasBackend) -> None:
         self.optimizer = optimizer
+        self.left_out = False
         self._process_set = process_set
         self._ranks = list(process_set.ranks or ())
         self._place = process_set.rank() or 0
@@ -247,21 +252,45 @@ class Shards:
         """Loads whole values. This rank keeps only the slots that it owns. Collective over the process set.
 
         Raises:
-            InvalidArgumentError: the shape of a value is not that of its variable.
+            InvalidArgumentError: a value has not the shape of its variable, or there are more or fewer values than variables.
+            MismatchError: the ranks load different states. As after the other error, no rank has changed its variables.
+
+        """
+        problem = self.agree(variables, values)
+        if problem:
+            raise InvalidArgumentError(f"an optimizer with shard=True cannot load this state: it is {problem}")
+        for variable, value in zip(variables, values, strict=True):
+            slot = self._slots.get(id(variable))
+            if slot is None or slot.owner == self._place:
+                variable.assign(value)
+
+    def agree(self, variables: Sequence[Any], values: Sequence[Any]) -> str:
+        """Compares the states that the ranks are about to load. Collective over the process set.
+
+        Returns:
+            What is wrong with the state of every rank, in words; "" if all ranks can load it.
+
+        Raises:
             MismatchError: the ranks load different states.
 
         """
-        for variable, value in zip(variables, values, strict=True):
+        problem, iterations = "", int(read(self.optimizer._iterations))
+        if len(values) != len(variables):
+            problem = f"one of {len(values)} variables for an optimizer of {len(variables)}"
+        for variable, value in zip(variables, values, strict=False):
             slot = self._slots.get(id(variable))
             shape = tuple(variable.shape) if slot is None else slot.shape
+            if problem:
+                break
             if tuple(value.shape) != shape:
-                raise InvalidArgumentError(f"a variable of the optimizer has shape {shape}, but {tuple(value.shape)} is loaded")
-            if slot is None or slot.owner == self._place:
-                variable.assign(value)
-        facts = [("iterations of the state that is loaded", int(read(self.optimizer._iterations)))]
-        _, differing = compare(facts, f"{self._prefix}.load", self._process_set)
+                problem = f"one with shape {tuple(value.shape)} for a variable of shape {shape}"
+            elif variable is self.optimizer._iterations:
+                iterations = int(np.asarray(value))
+        found = problem or f"one of {iterations} iterations"
+        _, differing = compare([("the state that is loaded", found)], f"{self._prefix}.load", self._process_set)
         if differing:
             raise MismatchError(f"an optimizer with shard=True must load the same state on all ranks: {differing}")
+        return problem
 
 
 class KerasShardedState(_KerasOptimizer):
@@ -270,19 +299,30 @@ class KerasShardedState(_KerasOptimizer):
     _hvdlite_shards: Shards
 
     def save_own_variables(self, store: Any) -> None:
-        """Gathers the state and stores it. Collective over the process set, so the model must be saved on all its ranks."""
+        """Gathers the state and stores it. Collective over the process set, so the model must be saved on all its ranks.
+
+        Stores nothing if the state is left out (`Shards.left_out`).
+        """
+        if self._hvdlite_shards.left_out:
+            return
         for number, value in enumerate(self._hvdlite_shards.whole(self.variables)):
             store[str(number)] = value
 
     def load_own_variables(self, store: Any) -> None:
         """Loads a state that was saved by any number of ranks. Collective over the process set.
 
-        If the state has another number of variables, Keras warns, and nothing is loaded.
+        If the state has another number of variables on all ranks, Keras warns, and nothing is loaded.
+
+        Raises:
+            InvalidArgumentError, MismatchError: as for `Shards.load`.
+
         """
-        if len(store.keys()) != len(self.variables):
+        values = [store[key] for key in sorted(store.keys(), key=int)]
+        if len(values) != len(self.variables):
+            self._hvdlite_shards.agree(self.variables, values)
             super().load_own_variables(store)  # warns
         else:
-            self._hvdlite_shards.load(self.variables, [store[str(number)] for number in range(len(self.variables))])
+            self._hvdlite_shards.load(self.variables, values)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Loads whole values, one for each variable. Collective over the process set."""

@@ -17,7 +17,7 @@ from hvdlite.agreement import name_of
 from hvdlite.keras.attributes import held_by
 from hvdlite.keras.library import keras
 from hvdlite.keras.sharding import common_variables
-from hvdlite.keras.variables import broadcast_variables, read
+from hvdlite.keras.variables import broadcast_call, broadcast_variables, read
 from hvdlite.leaves import Leaf
 from hvdlite.process_sets import ProcessSet
 from hvdlite.start_check import StartCheck
@@ -31,10 +31,6 @@ __all__ = ["KerasCheck", "follow_batches"]
 class _TrainedByKeras:
     """The variables whose gradients an optimizer reduces, and the optimizer's own variables (`hvdlite.start_check.Trained`)."""
 
-    remedy = (
-        "Broadcast the values of one rank: give fit() the callback hvd.callbacks.BroadcastGlobalVariablesCallback(0), or call "
-        "hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0) after the first step of your own loop"
-    )
     evidence = "results"
     moment = "after the first update"
     data_remedy = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] for arrays"
@@ -46,6 +42,12 @@ class _TrainedByKeras:
         self._variables = variables
         self._has_local = has_local
         self._process_set = process_set
+        # The callback broadcasts to all ranks of the job.
+        callback = "give fit() the callback hvd.callbacks.BroadcastGlobalVariablesCallback(0), or "
+        self.remedy = (
+            f"Broadcast the values of one rank: {'' if process_set.process_set_id else callback}call "
+            f"{broadcast_call(process_set)} after the first step of your own loop"
+        )
 
     def parameters(self) -> Iterable[Leaf]:
         """See `Trained.parameters`."""

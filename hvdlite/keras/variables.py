@@ -11,11 +11,12 @@ from hvdlite import ops
 from hvdlite.agreement import name_of, require_same_variables
 from hvdlite.errors import UnsupportedError
 from hvdlite.keras.library import keras
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.runtime import RUNTIME
 
 __all__ = [
     "Held",
+    "broadcast_call",
     "broadcast_global_variables",
     "broadcast_variables",
     "dtype_of",
@@ -37,6 +38,15 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
         f"callbacks.BroadcastGlobalVariablesCallback({root_rank}) to fit(), or broadcast_variables() those of your model and "
         "of your optimizer"
     )
+
+
+def broadcast_call(process_set: ProcessSet, is_split: bool = False) -> str:
+    """For error texts: the call that gives all ranks of a process set the model and the optimizer of its first rank.
+
+    is_split: has each rank only a part of the optimizer's slots?
+    """
+    of_optimizer = "optimizer.iterations" if is_split else "*optimizer.variables"
+    return f"hvd.broadcast_variables([*model.variables, {of_optimizer}], {root_arguments(process_set)})"
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:

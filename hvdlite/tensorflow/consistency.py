@@ -11,8 +11,9 @@ from hvdlite.consistency import ConsistencyChecker, RankComparison, check_object
 from hvdlite.elastic.kept import is_variable
 from hvdlite.errors import UnsupportedError
 from hvdlite.leaves import Leaf, leaves_in
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_of
 from hvdlite.tensorflow.autograph import as_written
+from hvdlite.tensorflow.functions import broadcast_calls
 from hvdlite.tensorflow.variables import of_tensorflow
 
 __all__ = ["check_consistency"]
@@ -49,10 +50,9 @@ def check_consistency(
         raise UnsupportedError(
             "check_consistency reads values, but a graph has none while it is made: call it outside of tf.function"
         )
-    remedy = (
-        "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0) "
-        "give all ranks the values of rank 0"
-    )
+
+    def remedy(among: ProcessSet) -> str:
+        return f"{broadcast_calls(among)} give all ranks the values of rank {root_of(among)}"
 
     def leaves(given: Sequence[Any]) -> Iterable[tuple[str, Leaf]]:
         return leaves_of_arguments(given, lambda value, path: _find(value, path, buffers))

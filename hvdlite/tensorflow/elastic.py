@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvdlite import elastic, xla
 from hvdlite.basics import rank
 from hvdlite.elastic import ObjectState
-from hvdlite.elastic.kept import StateHandler, has_variables, is_variable
+from hvdlite.elastic.kept import StateHandler, all_or_none, has_variables, is_variable
 from hvdlite.errors import (
     AbortedError,
     HorovodInternalError,
@@ -93,8 +93,9 @@ class TensorFlowState(ObjectState):
 
     def save(self) -> None:
         """Copies variables and attributes, so that `restore` can set them."""
-        self._handler.save()
-        super().save()
+        with all_or_none([self._handler]):
+            self._handler.save()
+            super().save()
 
     def restore(self) -> None:
         """Sets variables and attributes to copies of the last saved values."""
@@ -103,8 +104,9 @@ class TensorFlowState(ObjectState):
 
     def sync(self) -> None:
         """Sets variables and attributes to rank 0's current values, and saves them. Collective over all ranks."""
-        self._handler.sync()
-        super().sync()
+        with all_or_none([self._handler]):
+            self._handler.sync()
+            super().sync()
 
     def _handler_of(self, value: Any) -> StateHandler | None:
         if not (has_variables(value) or isinstance(value, tf.Module)):

@@ -10,7 +10,7 @@ from hvdlite import objects, ops
 from hvdlite.agreement import name_of, require_same_variables
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.names import collective_name
@@ -26,6 +26,12 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
 ]
+
+
+def broadcast_calls(process_set: ProcessSet) -> str:
+    """For error texts: the calls that give all ranks of a process set the model and the optimizer of its first rank."""
+    arguments = root_arguments(process_set)
+    return " and ".join(f"hvd.broadcast_variables({owner}.variables, {arguments})" for owner in ("model", "optimizer"))
 
 
 @as_written

@@ -116,8 +116,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense,
         lambda gradients, variables, weight: optimizer._hvdlite_reduce(gradients, variables, weight),
     )
+    wrapping = _Wrapping(reduction, local, aggregation, mode_of(start_check, "DistributedOptimizer"))
     optimizer.__class__ = type(base.__name__, (mixin, base), {"__doc__": base.__doc__, "__module__": base.__module__})
-    optimizer._hvdlite = _Wrapping(reduction, local, aggregation, mode_of(start_check, "DistributedOptimizer"))
+    optimizer._hvdlite = wrapping
     return optimizer
 
 

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.agreement import name_of
-from hvdlite.errors import UnsupportedError
+from hvdlite.errors import HvdliteError, UnsupportedError, code_of
 from hvdlite.leaves import Leaf
-from hvdlite.process_sets import ProcessSet
+from hvdlite.process_sets import ProcessSet, root_arguments
 from hvdlite.start_check import StartCheck
-from hvdlite.tensorflow.functions import broadcast_variables
+from hvdlite.tensorflow.functions import broadcast_calls, broadcast_variables
+from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.variables import of_tensorflow
 from hvdlite.tensorflow.xla import in_xla_context
 
@@ -42,14 +43,14 @@ class ReducerWording:
     Attributes:
         function: name of the function that has made it.
         prefix: start of the names of checks.
-        remedy: the line of code that gives all ranks the same start.
+        remedy: for a process set, the line of code that gives its ranks the same start.
         evidence: name of the values that are compared to find ranks that read the same data.
         steps_alone: True: each rank updates the variables before the reduction, so they are compared before the update.
     """
 
     function: str
     prefix: str
-    remedy: str
+    remedy: Callable[[ProcessSet], str]
     evidence: str
     steps_alone: bool = False
 
@@ -57,15 +58,25 @@ class ReducerWording:
 TAPE = ReducerWording(
     "DistributedGradientTape",
     "gradient_tape",
-    "Broadcast the values of one rank after the first step, which makes the optimizer's variables: "
-    "hvd.broadcast_variables(model.variables, root_rank=0) and hvd.broadcast_variables(optimizer.variables, root_rank=0)",
+    lambda process_set: (
+        "Broadcast the values of one rank after the first step, which makes the optimizer's variables: "
+        f"{broadcast_calls(process_set)}"
+    ),
     "loss",
 )
 OPTIMIZER = ReducerWording(
     "DistributedOptimizer",
     "v1_optimizer",
-    "Broadcast the values of one rank: give the session hvd.BroadcastGlobalVariablesHook(0), or run "
-    "hvd.broadcast_global_variables(0) in the session after the initializer",
+    lambda process_set: (
+        "Broadcast the values of one rank: "
+        + (
+            "run in the session after the initializer "
+            f"hvd.broadcast_variables(tf.compat.v1.global_variables(), {root_arguments(process_set)})"
+            if process_set.process_set_id
+            else "give the session hvd.BroadcastGlobalVariablesHook(0), or run hvd.broadcast_global_variables(0) in the "
+            "session after the initializer"
+        )
+    ),
     "gradients",
 )
 
@@ -113,7 +124,11 @@ def after_comparison(
 
     def round_of_graph() -> Any:
         values = [*numbers, *(variable.read_value() for variable in check.variables)]
-        return tf.cond(tf.numpy_function(check.round_of_graph, values, tf.bool), end, lambda: tf.constant(False))
+        code, text, is_last = tf.numpy_function(check.round_of_graph, values, (tf.int32, tf.uint8, tf.bool))
+        with tf.device("CPU:0"):
+            outcome = load().hvdlite_outcome(code=code, text=text)
+        with tf.control_dependencies([outcome]):
+            return tf.cond(is_last, end, lambda: tf.constant(False))
 
     is_over = tf.cond(tf.raw_ops.VarIsInitializedOp(resource=over), lambda: tf.constant(True), round_of_graph)
     wait: contextlib.AbstractContextManager[Any] = tf.control_dependencies([is_over])
@@ -126,7 +141,7 @@ class _TrainedInTensorFlow:
     data_remedy = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
 
     def __init__(self, reducer: ReducerWording, variables: Sequence[Any], process_set: ProcessSet) -> None:
-        self.remedy = reducer.remedy
+        self.remedy = reducer.remedy(process_set)
         self.evidence = reducer.evidence
         self.moment = "before the first update" if reducer.steps_alone else "after the first update"
         self._variables = variables
@@ -183,19 +198,23 @@ class _Check:
                 self._round(numbers[:count])
                 self._trained.values = ()
 
-    def round_of_graph(self, *numbers: Any) -> bool:
+    def round_of_graph(self, *numbers: Any) -> tuple[Any, Any, Any]:
         """Calls `round` for a graph, in a new thread that ends after the call.
 
         A thread of TensorFlow must not make the call. The engine takes every living thread that has called it for one that may
         call again, so it would not detect a deadlock.
 
         Returns:
-            True if the check has no rounds left.
+            The code and the bytes of the text of hvdlite's error, or of no error; and whether the check has no rounds left.
 
         """
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(self.round, *numbers).result()
-        return not self.pending
+        code, text = 0, ""
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self.round, *numbers).result()
+        except HvdliteError as error:
+            code, text = code_of(error), str(error)
+        return np.int32(code), np.frombuffer(text.encode(), np.uint8), np.bool_(not self.pending)
 
     def _round(self, numbers: Sequence[Any]) -> None:
         check = self._check
@@ -225,7 +244,8 @@ def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reduce
         return None
     if mode == "broadcast" and not _outside_of_version_1():
         raise UnsupportedError(
-            f"{reducer.function}: start_check='broadcast' cannot assign to variables of TensorFlow 1's graphs. {reducer.remedy}"
+            f"{reducer.function}: start_check='broadcast' cannot assign to variables of TensorFlow 1's graphs. "
+            f"{reducer.remedy(process_set)}"
         )
     checks: dict[Any, _Check] = variables[0].__dict__.setdefault(_CHECKS, {})
     key = (reducer.prefix, process_set.process_set_id, *map(id, variables))

@@ -63,7 +63,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             )
         super().__init__(**kwargs, **({} if _KERAS_3 else {"fused": False}))
         given = global_process_set if process_set is None else process_set
-        self.process_set = given if isinstance(given, ProcessSet) else set_of_ranks(sorted(given))
+        self.process_set = given if isinstance(given, ProcessSet) else set_of_ranks(given)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """The normalized input, see the class.

@@ -140,7 +140,7 @@ def agree(
         descriptions = exchange_by_rank(description, f"{name}.differs", settings.process_set)
         raise MismatchError(
             f"DistributedOptimizer ({settings.prefix}) in process set {settings.process_set.process_set_id}: "
-            f"{difference(list(descriptions.values()), list(descriptions))}; build the same model and optimizer on every rank"
+            f"{difference(descriptions)}; build the same model and optimizer on every rank"
         )
     widest: dict[int, torch.dtype] = {}
     for _, _, found, *_ in everyone:

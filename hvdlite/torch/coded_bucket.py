@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from hvdlite import submission
 from hvdlite.compression import BucketCodec
 from hvdlite.errors import AbortedError, HvdliteError, InvalidArgumentError
-from hvdlite.requests import Sum
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.gpu import CPU
 from hvdlite.torch.in_flight import InFlightBucket, Item, suffix_of_pass
@@ -102,7 +101,8 @@ class CodedBucket:
         self._coded: list[CodedGradient] = []
         # The codec's generator. None after its end, and while it computes after a round: after Ctrl-C it cannot continue.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
-        self._reduced: list[Handle] = []  # the operations of the current round
+        # The tensors of the current round until they are submitted. Ctrl-C may come before; then the round is submitted later.
+        self._unsent: Sequence[Any] | None = None
         self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
         self._suffix = ""
         self._round = 0
@@ -132,7 +132,7 @@ class CodedBucket:
         self._weight, self._notice = weight, notice
         self._round = 0
         items: list[Item] = []
-        self._coded, self._reduced = [], []
+        self._coded = []
         with torch.no_grad():
             for gradient, form in self._members:
                 grad = gradient.param.grad if gradient.dirty else None
@@ -143,43 +143,39 @@ class CodedBucket:
                 self._coded.append(coded)
                 items.append((gradient, grad, torch.empty(0, device="cpu") if value is None else value, None))
             self._steps = self._codec.reduce(self._coded, scale_of(reducer.loss_scale))
-            tensors = next(self._steps, None)
-            if tensors is None:
+            self._unsent = next(self._steps, None)
+            if self._unsent is None:
                 raise InvalidArgumentError(f"{self._codec.describe()}.reduce has no round: it must yield tensors at least once")
+            self._present = torch.tensor([coded.value is not None for coded in self._coded], dtype=torch.int32, device="cpu")
             launched = InFlightBucket(self, items)
             begin(launched)
             _in_flight[self._key] = launched
-            self._send(tensors)
-            for gradient in self.gradients:
-                gradient.dirty = False
-            reducer.launched(number)
-            present = [coded.value is not None for coded in self._coded]
-            self._present = torch.tensor(present, dtype=torch.int32, device="cpu")
-            name = f"{self._label}.present{self._suffix}"
-            self._reduced.append(
-                submission.start_reduce(self._present, None, name, Sum, 1.0, 1.0, self._settings.process_set, True)
-            )
+            dirty = [gradient for gradient in self.gradients if gradient.dirty]
+            try:
+                for gradient in dirty:
+                    gradient.dirty = False
+                self._send(launched)
+            finally:
+                if launched.works and launched.works[0].number:
+                    reducer.launched(number)
+                else:
+                    for gradient in dirty:
+                        gradient.dirty = True
 
-    def _send(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _send(self, launched: InFlightBucket) -> None:
+        """Submits the current round, with the first one also the number of ranks that have each gradient."""
+        assert self._unsent is not None
         settings = self._settings
-        postscale = settings.predivide / settings.divisor
+        scales = (settings.op, 1.0 / settings.predivide, settings.predivide / settings.divisor)
         name = f"{self._label}.round{self._round}{self._suffix}"
-        self._round += 1
-        self._reduced = [
-            submission.reduce_group(
-                tensors,
-                name,
-                settings.op,
-                1.0 / settings.predivide,
-                postscale,
-                settings.process_set,
-                True,
-                False,
-                self._weight,
-                self._codec.codec,
-                self._notice,
-            )
-        ]
+        counts = None if self._round else (f"{self._label}.present{self._suffix}", self._present)
+        how = (self._weight, self._codec.codec, self._notice)
+        earlier = len(launched.works)
+        try:
+            submission.start_round(self._unsent, name, scales, settings.process_set, *how, counts, launched.works.append)
+        finally:
+            if launched.works[earlier:] and launched.works[-1].number:
+                self._unsent = None
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits for all rounds. First it waits for all rounds of launched buckets, of any optimizer, with smaller keys.
@@ -195,19 +191,20 @@ class CodedBucket:
 
     def _take_rounds(self, launched: InFlightBucket) -> None:
         # After Ctrl-C in `launch`, a launch without rounds is in flight, and later another one of the same bucket.
-        if launched.outcomes or not self._reduced or _in_flight.get(self._key) is not launched:
+        if launched.outcomes or not launched.works or not launched.works[0].number:
             return
         try:
-            launched.outcomes = self._finish()
+            launched.outcomes = self._finish(launched)
         except HvdliteError as error:
             launched.outcomes = [error] * len(self._coded)
         except Exception as error:  # from a user's codec; `store` raises it again
             launched.outcomes = [error, *[None] * (len(self._coded) - 1)]
 
-    def _finish(self) -> list[Any]:
+    def _finish(self, launched: InFlightBucket) -> list[Any]:
         while True:
-            for handle in self._reduced:
-                handle.synchronize()
+            if self._unsent is not None:
+                self._send(launched)
+            cast("Handle", launched.works[-1]).synchronize()
             for coded, ranks in zip(self._coded, self._present.tolist(), strict=True):
                 coded.present = ranks > 0
             if self._steps is None:
@@ -221,8 +218,8 @@ class CodedBucket:
             except StopIteration as end:
                 values = list(end.value)
                 return [value if coded.present else None for value, coded in zip(values, self._coded, strict=True)]
-            self._steps = steps
-            self._send(tensors)
+            # Python runs no signal handler between these assignments.
+            self._unsent, self._steps, self._round = tensors, steps, self._round + 1
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The outcome is the reduced gradient, None if no rank had one, or an exception of the codec, which it raises."""

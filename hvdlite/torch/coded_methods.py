@@ -28,6 +28,7 @@ __all__ = [
     "bucket_codec_of",
     "check_compression_and_groups",
     "codings_of",
+    "compression_of",
     "load_coding",
     "refuse_unknown_scale",
     "share_after_joins",
@@ -74,6 +75,11 @@ def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     reducer = optimizer._hvdlite.reducer
     return [{} if reducer is None else reducer.coding_of(param) for param in params]
+
+
+def compression_of(optimizer: torch.optim.Optimizer) -> str:
+    """The description of an optimizer's compression with state; "none" if it has none."""
+    return describe_compression(optimizer._hvdlite.settings.compression) if isinstance(optimizer, CodedMethods) else "none"
 
 
 def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | None) -> None:

@@ -10,11 +10,11 @@ import torch
 from hvdlite.consistency import ConsistencyChecker, RankComparison, check_objects, leaves_of_arguments
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.leaves import Leaf, leaves_in, path_to
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_of
 from hvdlite.requests import Adasum
 from hvdlite.torch.arguments import require_initialized
 from hvdlite.torch.leaves import leaf_of
-from hvdlite.torch.state import broadcast_calls, root_of
+from hvdlite.torch.state import broadcast_calls
 from hvdlite.torch.steps import is_inner_step
 
 __all__ = ["check_consistency"]
@@ -77,7 +77,9 @@ def check_consistency(
         present = [each() if isinstance(each, weakref.ref) else each for each in given]
         return leaves_of_arguments(present, _TorchLeaves(present, buffers))
 
-    remedy = f"{broadcast_calls(process_set)} give all ranks the values of rank {root_of(process_set)}"
+    def remedy(among: ProcessSet) -> str:
+        return f"{broadcast_calls(among)} give all ranks the values of rank {root_of(among)}"
+
     checker = check_objects(kept, every, RankComparison(leaves, process_set, remedy))
     if checker is not None and followed is not None:
         _follow(checker, optimizers[0])

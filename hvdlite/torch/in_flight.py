@@ -36,8 +36,8 @@ class InFlightBucket:
 
     Attributes:
         bucket: the bucket that was launched.
-        works: the engine's work for all items, which also keeps the memory. Empty before the submission, and for a bucket that
-            submits by handles (`hvdlite.torch.coded_bucket`).
+        works: the engine's work for all items, which also keeps the memory; of a `CodedBucket` a handle for each round. Before
+            the submission it is empty, or the work has the number 0.
         items: the requests, in order.
         outcomes: empty until all items have ended; then for each item an error, or what the bucket's `store` takes.
         streams: on a GPU, the CUDA streams in whose order the memory is reused; the first is the launching stream.

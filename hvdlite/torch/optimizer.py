@@ -293,18 +293,22 @@ class _Wrapping:
         del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Adds parameters whose gradients are then reduced, too."""
-        named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
-        self._added += 1
-        self.names.update((param, name.removeprefix(f"{self.settings.prefix}.")) for name, param in named)
-        self._known.add(param for _, param in named)
+        """Adds parameters whose gradients are then reduced, too. Changes nothing if it raises InvalidArgumentError."""
+        prefix = f"{self.settings.prefix}."
+        named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
+        short = [(name.removeprefix(prefix), param) for name, param in named]
+        if self.sharded is not None:
+            self.sharded.require_dense(short)
         if self.reducer is not None:
             self.reducer.settle_family()
             self.reducer.add(named)
+        self._added += 1
+        self.names.update((param, name) for name, param in short)
+        self._known.add(param for _, param in named)
         if self.adasum is not None:
             self.adasum.add(named)
         if self.sharded is not None:
-            self.sharded.add((self.names[param], param) for _, param in named)
+            self.sharded.add(short)
 
     def give_notice(self, notice: bool) -> None:
         """Sets whether this rank gives notice with the weights of its gradients. Does nothing if gradients are not reduced."""
@@ -479,7 +483,11 @@ class _DistributedOptimizer(_Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters."""
         super().add_param_group(param_group)
-        self._hvdlite.add_parameters(self.param_groups[-1]["params"])
+        try:
+            self._hvdlite.add_parameters(self.param_groups[-1]["params"])
+        except InvalidArgumentError:
+            self.param_groups.pop()
+            raise
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles and copies as the plain optimizer."""

@@ -80,12 +80,12 @@ class EndOfTask:
     task is over (`task_left`), or the task has ended without a call of this object (`task_lost`).
     """
 
-    __slots__ = ("_nested", "_over", "_reducer", "_stamp", "_waiting")
+    __slots__ = ("_nested", "_number", "_over", "_reducer", "_waiting")
 
-    def __init__(self, reducer: PassDriver, stamp: int, nested: bool) -> None:
+    def __init__(self, reducer: PassDriver, number: int, nested: bool) -> None:
         self._waiting = self._over = False
         self._reducer = reducer
-        self._stamp = stamp  # the number of the pass to which the task belongs
+        self._number = number  # the number of the pass to which the task belongs
         self._nested = nested
 
     def register(self) -> None:
@@ -98,12 +98,12 @@ class EndOfTask:
         self._waiting = False
         self._over = True
         if not self._nested:
-            self._reducer.task_ended(self._stamp)
+            self._reducer.task_ended(self._number)
 
     def __del__(self) -> None:
         # Python only prints what __del__ raises. PassDriver.settle() will get the same error, and can raise it.
         with suppress(HvdliteError):
             if getattr(self, "_waiting", False):  # no attribute exists if Ctrl-C came before __init__
-                self._reducer.task_lost(self._stamp)
+                self._reducer.task_lost(self._number)
             elif getattr(self, "_over", False) and self._nested:
-                self._reducer.task_left(self._stamp)
+                self._reducer.task_left(self._number)

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
+from hvdlite import submission
 from hvdlite._engine import PassDriver
 from hvdlite.errors import HvdliteError
-from hvdlite.ops import allreduce_async_
-from hvdlite.requests import Sum
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
@@ -176,9 +175,9 @@ class Reducer(PassDriver):
             gradient.merge()
         raise AssertionError(TOO_MANY_PASSES)
 
-    def _watch(self, stamp: int, nested: bool) -> None:
+    def _watch(self, number: int, nested: bool) -> None:
         """From now on the current task reports its end to the pass with this number."""
-        EndOfTask(self, stamp, nested).register()
+        EndOfTask(self, number, nested).register()
 
     def _use_engine(self) -> None:
         """Takes the present engine. Drops the plan if it was made for another engine, or no longer fits the model.
@@ -263,9 +262,11 @@ class Reducer(PassDriver):
         bucket.launch(self._engine, self, number, turn, wake, self.weight, self.notice, begin)
 
     def _begin_check(self) -> None:
-        if self.check.pending and self._compared is None:
-            rows = self.check.begin()
-            self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
+        if self.check.pending and (self._compared is None or not self._compared.number):  # Ctrl-C may come before it has one
+            submission.start_sum(self.check.begin(), self.check.name, self.settings.process_set, self._keep_compared)
+
+    def _keep_compared(self, handle: "Handle") -> None:
+        self._compared = handle
 
     def _wait(self, strict: bool) -> None:
         """Waits for all launched buckets, and stores their results. Raises the first failure after all have ended."""

@@ -121,11 +121,9 @@ class ShardedMethods(_Optimizer):
                 "example of a channels-last model), or with other groups: make model and optimizer as they were, or save "
                 "state_dict()"
             )
+        own = {each.param: merged(each, state_dict["state"].get(each.name, {})) for each, _ in sharded.own_state(self)}
         self.state.clear()
-        for each, _ in sharded.own_state(self):
-            kept = merged(each, state_dict["state"].get(each.name, {}))
-            if kept:
-                self.state[each.param] = kept
+        self.state.update({param: kept for param, kept in own.items() if kept})
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
 

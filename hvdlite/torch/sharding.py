@@ -111,14 +111,19 @@ class ShardedState:
             InvalidArgumentError: a parameter's elements overlap in memory, or have gaps between them.
         """
         new = list(named)
-        for name, param in new:
+        self.require_dense(new)
+        self._added.append(new)
+        self._sharded += self._cut_between_ranks(new)
+
+    @staticmethod
+    def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raises InvalidArgumentError if a parameter's elements overlap in memory, or have gaps between them."""
+        for name, param in named:
             if not is_dense(param.shape, param.stride()):
                 raise InvalidArgumentError(
                     f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap, or have gaps "
                     "between them, in memory; make it contiguous first"
                 )
-        self._added.append(new)
-        self._sharded += self._cut_between_ranks(new)
 
     def _assign(self) -> None:
         """Assigns all parameters to the present ranks of the process set, whose number may have changed in an elastic job."""

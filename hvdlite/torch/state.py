@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from hvdlite import ops
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.agreement import compare
+from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.objects import allgather_object, broadcast_object
-from hvdlite.process_sets import ProcessSet, global_process_set
+from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.arguments import require_initialized
-from hvdlite.torch.coded_methods import KEY, load_coding
+from hvdlite.torch.coded_methods import KEY, compression_of, load_coding
 from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
 from hvdlite.torch.sharding import sharded_state_of
 
@@ -45,14 +46,9 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     _broadcast_tensors(_named_tensors(params), root_rank, process_set)
 
 
-def root_of(process_set: ProcessSet) -> int:
-    """The rank in the whole job that error texts propose as a root: the first of the process set."""
-    return process_set.ranks[0] if process_set.ranks else 0
-
-
 def broadcast_calls(process_set: ProcessSet) -> str:
     """For error texts: the calls that give all ranks of a process set the model and the optimizer's state of its first rank."""
-    arguments = f"root_rank={root_of(process_set)}" + (", process_set=process_set" if process_set.process_set_id else "")
+    arguments = root_arguments(process_set)
     return (
         f"hvd.broadcast_parameters(model.state_dict(), {arguments}) and hvd.broadcast_optimizer_state(optimizer, {arguments})"
     )
@@ -114,13 +110,20 @@ def broadcast_optimizer_state(
         process_set: the ranks that take part; the root is one of them. If the optimizer is sharded: its process set.
 
     Raises:
-        InvalidArgumentError: this is not a torch.optim.Optimizer; its parameter groups, or its compression with state, differ
-            from the root's; or a sharded state cannot be gathered.
-        MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
+        InvalidArgumentError: this is not a torch.optim.Optimizer, or a sharded state cannot be gathered.
+        MismatchError: (on all ranks) the ranks' optimizers have different parameter groups, or different compressions with
+            state. No optimizer has changed.
+        HorovodInternalError: as for `hvdlite.broadcast`.
 
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got {type(optimizer)}")
+    _, differing = compare(_facts_of(optimizer), "optimizer_state.alike", process_set)
+    if differing:
+        raise MismatchError(
+            f"broadcast_optimizer_state in process set {process_set.process_set_id}: {differing}; build the same optimizer on "
+            "every rank"
+        )
     is_root = RUNTIME.require_topology().rank == root_rank
     tensors: list[torch.Tensor] = []
     state = _state_of(optimizer, is_root, root_rank, process_set)
@@ -134,6 +137,12 @@ def broadcast_optimizer_state(
         _load(optimizer, structure, tensors)
         if (sharded := sharded_state_of(optimizer)) is not None:
             sharded.unsliced = True
+
+
+def _facts_of(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
+    """What must be the same on all ranks so that one rank's state fits the optimizers of the others."""
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    return [("the number of parameters in each group", sizes), ("the compression with state", compression_of(optimizer))]
 
 
 def _state_of(
@@ -226,17 +235,9 @@ def _with_tensors(tree: Any, tensors: list[torch.Tensor], device: torch.device) 
 
 def _load(optimizer: torch.optim.Optimizer, received: dict[str, Any], tensors: list[torch.Tensor]) -> None:
     """Like ``optimizer.load_state_dict``, but without its conversion of dtypes."""
-    groups = received["param_groups"]
-    mine = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in groups]
-    if mine != theirs:
-        raise InvalidArgumentError(
-            f"the optimizer has parameter groups of {mine} parameters, the root's has {theirs}; build the same optimizer on "
-            "every rank"
-        )
     host = torch.device("cpu")
     params: dict[Any, torch.Tensor] = {}
-    for group, other in zip(optimizer.param_groups, groups, strict=True):
+    for group, other in zip(optimizer.param_groups, received["param_groups"], strict=True):
         params.update(zip(other["params"], group["params"], strict=True))
         device = group["params"][0].device if group["params"] else host
         for key, value in other.items():

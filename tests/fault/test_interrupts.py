@@ -183,3 +183,97 @@ print(f"interrupted at {count} places", flush=True)
     )
     assert result.returncode == 0, result.report()
     assert int(result.stdout[0].split()[2]) > 50, result.report()
+
+
+def test_an_interrupted_round_of_a_codec_is_sent_once():
+    """Of two ranks one is interrupted while its bucket is launched, or while it sends the second round."""
+    pytest.importorskip("torch")
+    result = run_job(
+        PRELUDE
+        + """
+import torch
+import hvdlite.torch as hvd
+from hvdlite.torch import coded_bucket
+
+params = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((8, 6), (6, 4), (3,))]
+optimizer = torch.optim.SGD(params, lr=0.0)
+optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.powersgd(start_step=0, min_compression=1.0))
+
+factors = [1.0 + hvd.rank() + torch.arange(param.numel()).view(param.shape) for param in params]
+
+def one_pass():
+    sum((param * factor).sum() for param, factor in zip(params, factors)).backward()
+
+def sends():
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name in ("launch", "_send") and frame.f_code.co_filename == coded_bucket.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+optimizer.zero_grad()
+one_pass()
+for count in itertools.count():
+    optimizer.zero_grad()
+    if hvd.rank() == 0:
+        went_on = is_interrupted(one_pass, count, sends)
+    else:
+        went_on = one_pass()
+    optimizer.step()
+    mine = torch.cat([param.grad.flatten() for param in params])
+    first, second = hvd.allgather(mine[None])
+    assert torch.equal(first, second) and bool(first.any()), (count, first - second)
+    if not hvd.broadcast_object(went_on):
+        break
+print(f"interrupted at {count} places", flush=True)
+""",
+        2,
+    )
+    assert result.returncode == 0, result.report()
+    assert int(result.stdout[0].split()[2]) > 30, result.report()
+
+
+def test_an_interrupted_comparison_of_the_start_is_sent_once():
+    """Of two ranks one is interrupted while it sends what the ranks compare in their first steps."""
+    pytest.importorskip("torch")
+    result = run_job(
+        PRELUDE
+        + """
+import torch
+import hvdlite.torch as hvd
+
+def compares():
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "_begin_check":
+            return True
+        frame = frame.f_back
+    return False
+
+model = torch.nn.Linear(4, 2)
+hvd.broadcast_parameters(model.state_dict(), 0)
+
+def one_pass():
+    model(torch.full((3, 4), 1.0 + hvd.rank())).sum().backward()
+
+for count in itertools.count():
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
+    one_pass()  # makes the plan
+    optimizer.step()
+    optimizer.zero_grad()
+    went_on = is_interrupted(one_pass, count, compares) if hvd.rank() == 0 else one_pass()
+    optimizer.step()
+    optimizer.zero_grad()
+    one_pass()
+    optimizer.step()
+    first, second = hvd.allgather(model.weight.grad[None])
+    assert torch.equal(first, second), (count, first - second)
+    if not hvd.broadcast_object(went_on):
+        break
+print(f"interrupted at {count} places", flush=True)
+""",
+        2,
+    )
+    assert result.returncode == 0, result.report()
+    assert int(result.stdout[0].split()[2]) > 30, result.report()

@@ -171,15 +171,23 @@ def test_the_benchmark_without_torch():
     assert job.stdout[1] == ""
 
 
-def test_a_knob_that_is_wrong_on_one_rank_ends_a_tuning_with_its_name(tmp_path):
-    program = """
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("autotune", '["--seconds", "1", "--output", sys.argv[1]]'),
+        ("link_tuning", '["--parameters", "10", "--step-time", "1"]'),
+    ],
+)
+def test_a_knob_that_is_wrong_on_one_rank_ends_a_tuning_with_its_name(tmp_path, module, words):
+    program = f"""
 import os, sys
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     os.environ["HVDLITE_SPIN_US"] = "bad"
-from hvdlite import autotune
-sys.exit(autotune.main(["--seconds", "1", "--output", sys.argv[1]]))
+from hvdlite import {module}
+sys.exit({module}.main({words}))
 """
     job = run_job(program, 2, args=[str(tmp_path / "tuning.json")], fresh=True)
     assert not job.timed_out, job.report()
     assert job.returncode != 0, job.report()
     assert "hvdlite tune: hvdlite could not be initialized: on rank 1: HVDLITE_SPIN_US='bad'" in job.stderr[0], job.report()
+    assert "Traceback" not in job.stderr[0], job.report()

@@ -1,13 +1,19 @@
-"""Process sets: registration at init and later, membership, every collective on a subset, overlapping sets."""
+"""Process sets: registration at init and later, membership, every collective on a subset, overlapping sets.
+
+(Over 400 lines, because each promise of these functions has a test.)
+"""
 
 import copy
 import itertools
+import pickle
 import re
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 from support.world import REPEATS, WORLD, on_all_ranks, shuffled
+
+from hvdlite.process_sets import root_arguments, set_of_ranks
 
 RANKS = (3,)  # two ranks have no set of several members beside the global one
 MORE_RANKS = (1, 2, 4)
@@ -324,6 +330,24 @@ def test_copies_of_the_global_set_are_the_global_set(hvd):
     assert copy.deepcopy([everyone])[0] is everyone
     assert hvd.broadcast_object(everyone, SIZE - 1) is everyone
     assert hvd.allreduce(np.ones(1), op=hvd.Sum, process_set=copy.copy(everyone)).tolist() == [SIZE]
+
+
+def test_a_set_is_found_by_its_ranks_in_any_order(fresh):
+    everyone = [*range(SIZE)]
+    assert set_of_ranks(reversed(everyone)) is fresh.global_process_set
+    added = fresh.add_process_set(everyone[::-1])
+    assert added.ranks == everyone
+    assert set_of_ranks(reversed(everyone)) is added
+    assert pickle.loads(pickle.dumps(added)) is added
+    unknown = set_of_ranks([SIZE + 1, SIZE])
+    assert unknown.ranks == [SIZE, SIZE + 1]
+    assert unknown.process_set_id is None
+
+
+def test_error_texts_propose_the_first_rank_of_a_set(fresh):
+    assert root_arguments(fresh.global_process_set) == "root_rank=0"
+    last = fresh.add_process_set([SIZE - 1])
+    assert root_arguments(last) == f"root_rank={SIZE - 1}, process_set=process_set"
 
 
 def test_duplicates_given_to_init(horovods, monkeypatch):

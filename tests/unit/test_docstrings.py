@@ -78,6 +78,8 @@ INTERNAL = {
             "process_set_among",
             "process_set_ids_and_ranks",
             "register_initial",
+            "root_arguments",
+            "root_of",
             "set_of_ranks",
         ),
     },

@@ -4,6 +4,7 @@
 #include "gpu_stream.h"
 #include "hvdlite/hvdlite.h"
 #include "op_definition.h"
+#include "outcome.h"
 #include "self_test.h"
 #include "status.h"
 #include "values.h"
@@ -15,6 +16,7 @@ namespace {
 [[gnu::constructor]] void register_ops() {
   if (!api().problem.empty()) return;
   register_collectives();
+  register_outcome();
   register_values();
   register_self_tests();
 }

@@ -32,6 +32,8 @@ _Future = torch.futures.Future[Any]
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
+_first_call = threading.Lock()  # held while a work's future is made
+
 # The argument of `wait` that means the timeout of the operation's options or of the group, as in torch.
 _NO_TIMEOUT = timedelta(0)
 
@@ -181,20 +183,23 @@ class HvdliteWork(Work):
     def get_future(self) -> _Future:
         """A future of the tensors that hold the result. If the operation fails, the future's error is a RuntimeError with the
         text of hvdlite's error.
-
-        If two threads make the first call at the same moment, they may get two futures. Both complete.
         """
-        if self._future is None:
+        if self._future is not None:
+            return self._future
+        with _first_call:
+            if self._future is not None:  # another thread has made it
+                return self._future
             devices = sorted({output.device.index for output in self._outputs if output.is_cuda})
             begun: _Future = torch.futures.Future(devices=[torch.device("cuda", index) for index in devices])
             # C++ code does not see an exception that is set on a future, but it sees one that a callback raises.
-            self._future = begun.then(self._outcome)
-            self._numbered(self._future)
-            if self._has_ended():
-                self._begin(begun)
-            else:
-                threading.Thread(target=self._complete, args=(begun,), name="hvdlite-future", daemon=True).start()
-        return self._future
+            future = begun.then(self._outcome)
+            self._numbered(future)
+            self._future = future
+        if self._has_ended():
+            self._begin(begun)
+        else:
+            threading.Thread(target=self._complete, args=(begun,), name="hvdlite-future", daemon=True).start()
+        return future
 
     def _outcome(self, _: _Future) -> list[torch.Tensor]:
         error = self._late or self._error

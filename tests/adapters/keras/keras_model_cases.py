@@ -260,6 +260,30 @@ def test_elastic_state_of_a_model_with_two_optimizers(hvd):
     assert_close([keras_array(variable) for variable in variables_of(model.critic)], kept, 0)
 
 
+@on_two_ranks
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_elastic_state_returns_to_the_first_values_of_slots(hvd, scaled):
+    """Slots that are made after the state was saved. Adagrad's begin with 0.5 here, and averages with the weights."""
+    model = make_model(seed=WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
+    critic = keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.5, use_ema=True)
+    if scaled:
+        critic = keras.mixed_precision.LossScaleOptimizer(critic, initial_scale=8.0)
+    model.critic = hvd.DistributedOptimizer(critic)
+    state = hvd.elastic.KerasState(model)
+    state.sync()
+    trained = model.layers[1].trainable_variables
+    wanted = [np.array(keras_array(each)) for each in trained]
+    model.critic.build(trained)
+    first = {each.path: np.array(keras_array(each)) for each in variables_of(model.critic)}
+    assert any(np.all(each == 0.5) for each in first.values())
+    for variable in [*trained, *variables_of(model.critic)]:
+        variable.assign(keras_array(variable) + 1)
+    state.restore()
+    assert_close([keras_array(each) for each in trained], wanted, 0)
+    assert_close([keras_array(each) for each in variables_of(model.critic)], list(first.values()), 0)
+
+
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="nothing to leave out")
 def test_tensorflow_is_not_imported_where_keras_does_not_run_on_it():
     """Neither as the door opens, nor later: all tests run as where it is not installed."""

@@ -8,7 +8,8 @@ import pytest
 from keras_training import BACKEND, ROWS, adam, assert_same_everywhere, data, fit, make_model, needs_keras_3, part, sgd
 from support.world import WORLD
 
-from hvdlite.errors import MismatchError
+from hvdlite import add_process_set, remove_process_set
+from hvdlite.errors import InvalidArgumentError, MismatchError
 
 
 def lines(caplog):
@@ -30,6 +31,29 @@ def test_models_that_nobody_has_broadcast_are_an_error(hvd):
     for rank in range(WORLD.size):
         assert f" on rank {rank}" in str(raised.value)
     assert "hvd.callbacks.BroadcastGlobalVariablesCallback(0)" in str(raised.value)
+
+
+@needs_keras_3
+def test_an_optimizer_that_is_refused_stays_as_it_was(hvd):
+    optimizer = sgd()
+    for wrong in ({"start_check": "sometimes"}, {"groups": -1}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+            hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2, **wrong)
+    assert optimizer.gradient_accumulation_steps is None
+    assert hvd.DistributedOptimizer(optimizer) is optimizer
+
+
+def test_the_remedy_for_a_process_set_names_it(hvd):
+    """The callback broadcasts to all ranks of the job, so it is no remedy there."""
+    some = add_process_set([*range(WORLD.size)])
+    with pytest.raises(MismatchError) as raised:
+        train(hvd, adam, process_set=some)
+    assert (
+        "call hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0, process_set=process_set) "
+        in str(raised.value)
+    )
+    assert "Callback" not in str(raised.value)
+    remove_process_set(some)
 
 
 def test_the_check_broadcasts_them_where_it_is_told_to(hvd, caplog):

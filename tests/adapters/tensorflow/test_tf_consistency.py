@@ -32,6 +32,11 @@ def test_variables_and_tensors(hvd):
         in text
     )
     assert "hvd.broadcast_variables(model.variables, root_rank=0)" in text
+    some = hvd.add_process_set([*range(hvd.size())])
+    assert "hvd.broadcast_variables(optimizer.variables, root_rank=0, process_set=process_set) give" in differing(
+        lambda: hvd.check_consistency(weights, process_set=some)
+    )
+    hvd.remove_process_set(some)
 
 
 def test_a_model_and_its_optimizer(hvd):

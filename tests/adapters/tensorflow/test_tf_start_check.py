@@ -8,6 +8,8 @@ import tensorflow as tf
 
 import hvdlite
 from hvdlite import errors
+from hvdlite.tensorflow import start_check
+from hvdlite.tensorflow.elastic import loss_in
 
 RANKS = (2,)
 
@@ -53,6 +55,23 @@ def test_variables_that_nobody_has_broadcast_are_an_error(hvd, how):
     assert " on rank 0, but " in text
     assert " on rank 1. Broadcast the values of one rank" in text
     np.testing.assert_array_equal(model.weights.numpy(), weights)  # nothing was applied
+
+
+@pytest.mark.parametrize("code", errors.ERRORS)
+def test_an_error_of_the_comparison_has_in_a_function_the_class_that_ops_have(hvd, code, monkeypatch):
+    """A deadlock, for example, must not look like the loss of a rank."""
+    text = f"the comparison of rank {hvd.rank()} failed: allreduce of 'x' in process set 0"
+
+    def fail(*_):
+        raise errors.error_class(code)(text)
+
+    monkeypatch.setattr(start_check._Check, "_round", fail)
+    status = errors.tensorflow_status(code).title().replace("_", "")
+    with pytest.raises(getattr(tf.errors, f"{status}Error")) as raised:
+        Line(hvd, 1.0, "function", hvd.rank()).train(1)
+    assert text in raised.value.message
+    loss = isinstance(errors.error_class(code)(""), errors.PeerLostError | errors.AbortedError | errors.SystemFailure)
+    assert (loss_in(raised.value) is not None) == (loss or code == errors.ErrorCode.INTERNAL)
 
 
 @pytest.mark.parametrize("how", ["eager", "function"])
@@ -133,7 +152,10 @@ def test_what_a_graph_of_tensorflow_1_may_ask_for(hvd):
 
 def test_an_optimizer_of_tensorflow_1_in_eager_mode(hvd):
     variable = tf.Variable([hvd.rank() + 1.0], name="start")
-    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    with pytest.raises(errors.InvalidArgumentError, match="start_check"):
+        hvd.DistributedOptimizer(plain, start_check="sometimes")
+    optimizer = hvd.DistributedOptimizer(plain)  # still a plain one
     optimizer.minimize(lambda: variable * variable, var_list=[variable])
     with pytest.raises(errors.MismatchError, match="after the first update, the parameter 'start:0' differs"):
         optimizer.minimize(lambda: variable * variable, var_list=[variable])

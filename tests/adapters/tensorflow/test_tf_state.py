@@ -155,6 +155,29 @@ def test_state_of_variables(hvd):
         assert_close(network.variables, committed, 0)
 
 
+class NoCopy:
+    def __init__(self):
+        self.fails = False
+
+    def __deepcopy__(self, memo):
+        if self.fails:
+            raise ValueError("no copy")
+        return self
+
+
+def test_a_save_that_fails_keeps_the_state_of_one_moment(hvd):
+    variable, thing = tf.Variable([1.0 + RANK]), NoCopy()
+    state = TensorFlowState([variable], thing=thing, epoch=1)
+    variable.assign([7.0])
+    state.epoch, thing.fails = 2, True
+    with pytest.raises(ValueError, match="no copy"):
+        state.save()
+    thing.fails = False
+    state.restore()
+    assert state.epoch == 1
+    assert variable.numpy() == [1.0 + RANK]
+
+
 def test_state_in_a_session(hvd):
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("v", initializer=tf.constant([1.0, 2.0]) * (RANK + 1), use_resource=True)

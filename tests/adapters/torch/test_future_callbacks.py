@@ -1,8 +1,12 @@
 """Collectives that callbacks of futures start pair with their like on the other ranks, whenever the callbacks run."""
 
+import sys
+import threading
+
 import torch
 import torch.distributed as dist
 from groups import EVERYONE, RANK, SIZE, check, world  # noqa: F401
+from support.limits import dawdle
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -45,6 +49,30 @@ def test_chains_and_several_callbacks_of_one_future(world):  # noqa: F811
         end.wait()
     dist.barrier()
     check([first, second, third], [torch.full((2,), float(sum(rank + 1 + salt for rank in EVERYONE))) for salt in (0, 10, 20)])
+
+
+def test_threads_that_ask_at_the_same_moment_get_one_future(world, monkeypatch):  # noqa: F811
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(50):
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            numbered, moment, found = work._numbered, threading.Barrier(4), []
+            monkeypatch.setattr(work, "_numbered", lambda future, numbered=numbered: (dawdle(20), numbered(future)))
+
+            def ask(work=work, moment=moment, found=found):
+                moment.wait()
+                found.append(work.get_future())
+
+            threads = [threading.Thread(target=ask) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert all(future is found[0] for future in found)
+            check(found[0].wait(), [torch.full((1,), float(SIZE))])
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_callback_of_one_group_may_use_another(world):  # noqa: F811

@@ -58,9 +58,9 @@ def test_is_dense():
 def test_difference():
     one = [("op", "Average"), ("a", "float32 [2]"), ("b", "float32 [3]")]
     two = [("op", "Average"), ("a", "float32 [2]")]
-    assert difference([one, two, one], [0, 2, 5]) == "b is float32 [3] on ranks 0, 5, but missing on rank 2"
+    assert difference({0: one, 2: two, 5: one}) == "b is float32 [3] on ranks 0, 5, but missing on rank 2"
     three = [("op", "Average"), ("a", "float64 [2]"), ("b", "float32 [3]")]
-    assert difference([one, three], [0, 1]) == "a is float32 [2] on rank 0, but a is float64 [2] on rank 1"
+    assert difference({0: one, 1: three}) == "a is float32 [2] on rank 0, but a is float64 [2] on rank 1"
 
 
 def test_frozen_parameters_hold_up_nobody(hvd):

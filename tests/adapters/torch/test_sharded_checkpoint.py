@@ -147,3 +147,8 @@ def test_what_does_not_fit_is_refused(hvd, folder):
         optimizer.load_sharded_state_dict({**state, "orders": "[]"})
     with pytest.raises(InvalidArgumentError, match="or with other groups"):
         optimizer.load_sharded_state_dict({**state, "param_groups": []})
+    kept = {param: dict(own) for param, own in optimizer.state.items()}
+    state["state"][list(state["state"])[-1]] = None
+    with pytest.raises(AttributeError):  # of a file that something has damaged
+        optimizer.load_sharded_state_dict(state)
+    assert {param: dict(own) for param, own in optimizer.state.items()} == kept

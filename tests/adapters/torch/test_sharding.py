@@ -221,6 +221,16 @@ def test_parameters_that_are_added_later(hvd):
     assert_equal(tensors_of(models[0][1].state_dict()), tensors_of(models[1][1].state_dict()))
 
 
+def test_a_group_that_is_refused_is_not_added(hvd):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(), shard=True)
+    gaps = torch.nn.Parameter(torch.zeros(4, 8)[:, ::2])
+    with pytest.raises(InvalidArgumentError, match="elements that overlap, or have gaps between them"):
+        optimizer.add_param_group({"params": [gaps]})
+    assert len(optimizer.param_groups) == 1
+    train(hvd, model, optimizer)
+
+
 def test_a_state_goes_to_any_number_of_ranks(hvd):
     """From all ranks to a pair of them, sharded anew, and from there into an optimizer that nobody wrapped."""
     (model, optimizer), (twin, plain) = pair(hvd, adam)

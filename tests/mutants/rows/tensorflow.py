@@ -57,8 +57,8 @@ ROWS = (
         "tf-start-check-once",
         "in a graph the ranks compare nothing after the first round",
         "hvdlite/tensorflow/start_check.py",
-        "        return not self.pending",
-        "        return True",
+        "np.bool_(not self.pending)",
+        "np.bool_(True)",
         guards.TF_START,
     ),
     Mutant(
