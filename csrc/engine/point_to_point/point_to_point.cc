@@ -1,3 +1,4 @@
+// Over 400 lines, because the steps of a message are read together.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>

@@ -49,9 +49,8 @@ class ElasticJob:
     If at least one of them has applied the step, the step counts, and the others copy the state of that rank. If none has,
     model, optimizer, scheduler, random numbers and all other state return to the values before the step, and `batches` gives
     the same batch again, divided among the remaining ranks. Each rank keeps its own random numbers. A rank that gets
-    SIGTERM, and has no handler for it, leaves after this step or the next one. All of this needs Open MPI 5 or newer, started
-    with ``hvdlite run --elastic`` (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the program with
-    PeerLostError.
+    SIGTERM, and has no handler for it, leaves after this step or the next one. All of this needs ``hvdlite run --elastic`` with
+    Open MPI 5 (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the program with PeerLostError.
 
     If the optimizer is sharded (``shard=True``), a lost rank's part of its state is lost. So every `commit_every` steps each
     rank gets a copy of the whole state, in host memory. After a loss all ranks return to the last copy (the last *commit*):
