@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     class _ModelCheckpoint(Callback):
         filepath: Any
 
-        save_weights_only: bool
-
         def __init__(self, filepath: Any, **kwargs: Any) -> None: ...
         def set_model(self, model: Any) -> None: ...
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
@@ -325,7 +323,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
     Raises:
         InvalidArgumentError: (when ``fit`` begins, on rank 0) `filepath` is not set.
-        UnsupportedError: (when ``fit`` begins) the optimizer has ``shard=True``, and `save_weights_only` is False.
+        UnsupportedError: (when ``fit`` begins) the optimizer has ``shard=True``.
 
     """
 
@@ -353,11 +351,11 @@ class BestModelCheckpoint(_ModelCheckpoint):
             self.filepath = None
 
     def set_model(self, model: Any) -> None:
-        """Raises UnsupportedError on all ranks if rank 0 does not have the whole state that is to be saved."""
-        if not self.save_weights_only and shards_of(model.optimizer) is not None:
+        """Raises UnsupportedError on all ranks if the optimizer is sharded. Keras 3 saves its state with weights, too."""
+        if shards_of(model.optimizer) is not None:
             raise UnsupportedError(
                 "BestModelCheckpoint saves on rank 0 alone, but all ranks must take part to save an optimizer with shard=True: "
-                "pass save_weights_only=True, or call model.save() on all ranks"
+                "use keras.callbacks.ModelCheckpoint on all ranks, after MetricAverageCallback, with a file for each rank"
             )
         super().set_model(model)
 

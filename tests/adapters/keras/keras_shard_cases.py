@@ -176,7 +176,8 @@ def test_what_does_not_go_with_sharding_is_refused(hvd, tmp_path):
         (lambda: model.save(tmp_path / "model.h5"), "cannot be saved in this format"),
         (lambda: optimizer.register_local_var(model.weights[0]), "variables that each rank trains for itself"),
         (lambda: hvd.elastic.KerasState(model), "KerasState cannot keep an optimizer with shard=True"),
-        (lambda: fit(model, *map(part, data()), ROWS, callbacks=[best(hvd, tmp_path)]), "saves on rank 0 alone"),
+        (lambda: fit(model, *map(part, data()), ROWS, callbacks=[best(hvd, tmp_path, False)]), "saves on rank 0 alone"),
+        (lambda: fit(model, *map(part, data()), ROWS, callbacks=[best(hvd, tmp_path, True)]), "saves on rank 0 alone"),
         (lambda: train(hvd, lambda: InNoList(0.1), shard=True), r"does not work with InNoList: its variable '.*buffer'"),
     ]:
         with pytest.raises(UnsupportedError, match=text):
@@ -192,8 +193,9 @@ def test_what_does_not_go_with_sharding_is_refused(hvd, tmp_path):
             tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "checkpoint"))
 
 
-def best(hvd, tmp_path):
-    return hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(tmp_path / "best.keras"))
+def best(hvd, tmp_path, weights_only):
+    file = tmp_path / ("best.weights.h5" if weights_only else "best.keras")
+    return hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file), save_weights_only=weights_only)
 
 
 @needs_keras_3
