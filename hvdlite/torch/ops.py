@@ -1,7 +1,8 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
-The functions that wait and return a new tensor have gradients. The functions in place and the ``_async`` ones have none. They
-are those of `hvdlite.ops`, except for `sparse_allreduce_async`. The gradients follow Horovod's convention:
+The functions that wait and return a new tensor have gradients. The functions in place and the ``_async`` ones are those of
+`hvdlite.ops`, except for `sparse_allreduce_async`. They have no gradients, and autograd does not see what the functions in
+place change. The gradients follow Horovod's convention:
 
 - allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: that gradient divided by the number of ranks;
@@ -9,8 +10,9 @@ are those of `hvdlite.ops`, except for `sparse_allreduce_async`. The gradients f
 
 The backward of a function is itself a collective: all ranks must run it. If the call had no name, all ranks must run its
 backward and their other collectives without names in the same order. A backward can be differentiated again
-(``create_graph=True``), by the convention of the collective that it calls. A Product can be differentiated only once. This file
-has over 400 lines, because every function has Horovod's full signature.
+(``create_graph=True``), by the convention of the collective that it calls. A Product can be differentiated only once.
+
+This file has over 400 lines, because every function has Horovod's full signature.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ Builds hvdlite's wheel once for each Python, makes one virtual environment after
 the smoke programs of tests/smoke on two ranks. `all` (the default) and names of cells write what they found into the table of
 docs/compatibility.md; `rotating` runs one cell, chosen by the commit, and writes nothing.
 
-A cell whose environment is not to be had (no such Python, no such MPI, the package index does not answer) is skipped with a
+A cell whose environment is not available (no such Python, no such MPI, the package index does not answer) is skipped with a
 line that says so; a program that fails makes the whole run fail.
 """
 
@@ -30,7 +30,7 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 import hvdlite._native
 versions = {}
-for name in ("numpy", "tensorflow", "tensorflow-cpu", "keras", "torch", "jax"):
+for name in ("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf_keras", "torch", "jax"):
     try:
         versions[name.removesuffix("-cpu")] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
