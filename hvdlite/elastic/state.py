@@ -38,7 +38,10 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Adds functions without arguments, which `on_reset` calls, to change what depends on the number of ranks."""
+        """Adds functions without arguments, which `on_reset` calls, to change what depends on the number of ranks.
+
+        They must not call collectives: a spare that becomes a rank does not call them.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:

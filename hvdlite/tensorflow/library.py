@@ -1,7 +1,7 @@
 """Loads the op library into the TensorFlow of this process.
 
-One library serves every version of TensorFlow: it finds the functions that it needs in the process that loads it. It uses two
-properties of TensorFlow that TensorFlow does not guarantee. Both are tested before they are used:
+One library serves every version of TensorFlow: it finds the functions that it needs in the process that loads it. Its ops use
+two properties of TensorFlow that TensorFlow does not guarantee. Both are tested before they are used:
 
 - An asynchronous kernel may end after its compute function has returned (csrc/bindings/tensorflow/done_callback.h). If the test
   fails, kernels wait inside the compute function.

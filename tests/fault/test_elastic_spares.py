@@ -118,6 +118,38 @@ def test_a_spare_that_is_called_late_passes_what_the_ranks_have_ended():
     assert said(result, 3) == [], result.report()  # never called, and ends with the job
 
 
+IN_A_SET = """
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, sums=[])
+
+    @elastic.run
+    def train(state):
+        pair = hvd.add_process_set([0, 1])
+        while state.step < 6:
+            if (WORLD, state.step) == (1, 3):
+                end(signal.SIGKILL)
+            hvd.allreduce(np.ones(2), name="step")
+            if pair.included():
+                total = hvd.allreduce(np.float64(hvd.rank() + 1), name="pair", op=hvd.Sum, process_set=pair)
+                state.sums.append(float(total))
+            state.step += 1
+            if (hvd.size(), WORLD, state.step) == (2, 0, 5):
+                RUNTIME.pool.comm.Probe()  # waits until the called spare is ready: it will be a rank at the commit
+            state.commit()
+
+    train(state)
+    say("done", state.sums)
+"""
+
+
+def test_ranks_and_a_spare_make_process_sets_at_the_beginning_of_the_function():
+    result = run_job(BEGINNING + IN_A_SET, 4, mpirun_args=ULFM, env={"HVDLITE_ELASTIC_SPARES": "1"})
+    assert result.returncode == 0, result.report()
+    for rank, number in ((0, 0), (2, 1)):
+        assert said(result, rank)[1:] == [f"done {[3.0] * 6} {number} 3 {number}"], result.report()
+    # The spare is in no pair. It has the sums of rank 0 from the commit at which it became a rank: that of step 4 or 5.
+    assert said(result, 3) in (["init 2 3 1", f"done {[3.0] * count} 2 3 2"] for count in (4, 5)), result.report()
+
+
 NEVER_READY = """
     if WORLD == 2:
         open(sys.argv[1]).close()  # the spare waits at a pipe, and does not call its elastic function

@@ -14,7 +14,7 @@ import pytest
 from support.pages import PAGES, ROOT, name_of, python_blocks
 from support.thread_ranks import ALLREDUCE, Rank, engines, in_threads
 
-from hvdlite._native import LoadedMpi
+from hvdlite._native import LoadedMpi, choose_shim
 from hvdlite.config import launcher_claim
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import ERRORS, HvdliteError, NotInitializedError
@@ -70,7 +70,7 @@ def test_python_can_be_read(page):
         assert not set(block.words) - {"fragment"}, f"{block}: a block of Python has no mark but fragment"
 
 
-TEXTS = ("could", "does", "has")  # errors whose text begins with the name hvdlite go on like this
+TEXTS = ("could", "does", "has", "was")  # errors whose text begins with the name hvdlite go on like this
 
 
 def command_lines(page):
@@ -252,6 +252,13 @@ def test_the_text_about_another_launcher_is_the_real_one():
     with pytest.raises(HvdliteError) as error:
         check_launch(alone, launcher_claim({"PMI_SIZE": "4"}))
     assert documented(str(error.value).split(" Loaded:")[0])
+
+
+def test_the_text_about_another_mpi_is_the_real_one_under_its_class():
+    with pytest.raises(HvdliteError) as error:
+        choose_shim(LoadedMpi("openmpi", "Open MPI v5.0.11", "MPI.so"), {"mpich": "hvdlite_mpi_mpich.so"})
+    section = TEXT["errors.md"].split(f"\n## {error.type.__name__}\n")[1].split("\n## ")[0]
+    assert f"```\n{str(error.value).split(' (')[0]}\n```" in section
 
 
 def test_the_text_about_mpi_before_torchruns_job_is_the_real_one(monkeypatch, tmp_path):
