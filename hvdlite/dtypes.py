@@ -81,7 +81,7 @@ def code_of_name(name: str, what: str = "tensor") -> DType:
 
 # For elements that the engine only moves: by size in bytes, the dtype under which it moves them.
 _STAND_INS = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64, 16: DType.COMPLEX128}
-_FIRST_OTHER = 1 << 30  # layouts from here on stand for dtypes, as in csrc/engine/negotiation/validate.cc
+_FIRST_OTHER = 1 << 30  # layouts from here on stand for dtypes, as in csrc/engine/model/text.cc
 
 
 def elements_of(name: str, itemsize: int, any_dtype: bool, what: str) -> tuple[int, int]:

@@ -65,11 +65,13 @@ void check_member(const Request& request, const Request& first, NamesInFlight& n
   }
   if (first.device != request.device) {
     refuse(
-        "the tensors of a prepared group are all in host memory or all on one GPU; prepare a "
-        "group for each");
+        "the tensors of a prepared group are all in host memory or all on one GPU; prepare one "
+        "group for host memory, and one for each GPU");
   }
   if (first.weighted != request.weighted) {
-    refuse("all requests of a prepared group are weighted, or none; prepare a group for each");
+    refuse(
+        "all requests of a prepared group are weighted, or none; prepare one group for the "
+        "weighted ones, and one for the others");
   }
   if (!names.insert(request)) {
     refuse("the name occurs twice in this prepared group; give the tensors different names");
@@ -276,6 +278,8 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   if (completion.watcher == nullptr && !completion.pool_thread) shared_.waits.may_submit();
   const bool messages = std::ranges::all_of(
       entries, [](const Entry& entry) { return base::is_point_to_point(entry.request->kind); });
+  // `watched` already counts these entries. So if they have a callback, the engine thread makes the pass: a pass in this thread
+  // might call the callback inside submit().
   const bool alone = messages && !has_work() && shared_.watched == 0;
   const bool whole = std::ranges::all_of(entries, [](const Entry& entry) {
     return !entry.request->on_gpu() && entry.request->bytes() <= kWholeBytes;
@@ -300,11 +304,12 @@ bool Engine::push(std::span<Entry> entries) {
   }
 }
 
-// Makes a pass in the calling thread, for point-to-point entries that were just submitted while nothing else was in flight. A
-// small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread would take
-// longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine thread has
-// to make the pass. whole: the messages travel whole, so no other rank waits for an answer of this rank, and the engine thread
-// need not be woken now. (poll() wakes it.)
+// Makes a pass in the calling thread, for point-to-point entries that were just submitted without a callback while nothing else
+// was in flight. A small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread
+// would take longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine
+// thread has to make the pass. whole: the messages are small enough to travel whole. Unless too many of them wait for a receive
+// (PointToPoint::Settings), no other rank then waits for an answer of this rank, and the engine thread need not be woken now.
+// (poll() wakes it.)
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);
@@ -333,7 +338,8 @@ PreparedGroup::Member Engine::prepare_member(const Ask& member_ask, std::int64_t
     if (*arena != 0 && *arena != view.arena) {
       throw Error(ErrorCode::kInvalidArgument,
                   "a prepared group can have places in one arena only, not in " +
-                      std::to_string(*arena) + " and " + std::to_string(view.arena));
+                      std::to_string(*arena) + " and " + std::to_string(view.arena) +
+                      "; prepare a group for each arena");
     }
     *arena = view.arena;
     member.place = member_ask.output;

@@ -51,7 +51,7 @@ def test_what_an_arena_refuses():
 def test_what_opening_refuses():
     with engines(2) as ranks:
         small, large = ranks[0].engine.create_arena(0, 64), ranks[1].engine.create_arena(0, 128)
-        with pytest.raises(InvalidArgumentError, match="differ in size: 128 bytes of member 1, 64 here"):
+        with pytest.raises(InvalidArgumentError, match="differ in size: 128 bytes of member 1, 64 here; give one size"):
             small.open([small.address, large.address])
         with pytest.raises(InvalidArgumentError, match="one address for each of the 2 members"):
             small.open([small.address])

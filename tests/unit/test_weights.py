@@ -186,7 +186,7 @@ def test_bad_weights_are_refused_before_anything_is_sent():
             with pytest.raises(InvalidArgumentError, match="submit all of them in one call, with one weight"):
                 rank.engine.submit(part)
         plain = allreduce("p", one, op=AVERAGE)
-        with pytest.raises(InvalidArgumentError, match="are weighted, or none; prepare a group for each"):
+        with pytest.raises(InvalidArgumentError, match="are weighted, or none; prepare one group for the weighted ones"):
             rank.engine.prepare([plain, request("q", one, 0.0)])
 
     run_ranks(1, body)

@@ -62,7 +62,8 @@ void ArenaDraft::open(const std::vector<Address>& addresses) {
       throw Error(ErrorCode::kInvalidArgument,
                   "the parts of an arena differ in size: " + std::to_string(theirs.bytes) +
                       " bytes of member " + std::to_string(member) + ", " +
-                      std::to_string(address_.bytes) + " here");
+                      std::to_string(address_.bytes) +
+                      " here; give one size on all ranks of the process set");
     }
     parts.push_back(member == index_ ? memory_
                                      : transport::SharedMemory::open(theirs.memory, theirs.bytes));

@@ -68,7 +68,7 @@ class ArenaDraft {
   // Called when all members have tried to open this rank's part. Removes the part's name from the file system.
   void hide() { memory_->unlink(); }
   // From now on no request may name the arena. The other members' parts are unmapped when no operation uses them any more. This
-  // rank's part stays until the draft is destroyed.
+  // rank's part stays at least until the draft is destroyed.
   void close();
 
  private:

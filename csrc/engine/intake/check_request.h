@@ -18,7 +18,7 @@ namespace hvdlite::engine {
 // The process set that the view names. Refuses a set that does not exist, and one of which this rank is no member.
 SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int rank);
 // Returns the checked request, sealed. Fills in the even splits of an alltoall that gives none and the name of a join, and
-// sorts the ranks of a new set. world: the number of ranks in the job.
+// sorts the ranks of a new set. Refuses all other requests without a name. world: the number of ranks in the job.
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices);
 // For a view that names an arena: returns the arena, and writes the tensor's offset there into the view. A tensor without bytes
@@ -27,7 +27,7 @@ std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirec
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output);
 // Checks that the memory that this kind of operation needs is given, and no output where only the engine makes it. On a GPU,
-// also checks that the memory lies there, and that the GPU's kernels can read it.
+// also checks that the memory lies there, and, for reductions, that it is aligned for the GPU's kernels.
 void check_memory(const Request& request, const void* input, const void* output,
                   device::Devices& devices, KnownAddresses& known);
 

@@ -15,10 +15,10 @@
 namespace hvdlite::engine {
 
 // The names in flight: a hash table with linear probing. The key is the hash that a request carries; names are compared in
-// full. The table points to requests, which live as long as their operations are in flight.
+// full. The table points to the requests, so a request must live until its name is erased.
 class NamesInFlight {
  public:
-  // Makes room, so that inserting so many more names cannot throw.
+  // Makes room for `more` further names, so that inserting them cannot throw.
   void reserve(std::size_t more);
   // Returns false if the name is there already, on that process set.
   bool insert(const Request& request);
@@ -51,7 +51,8 @@ struct Patience {
 class TensorQueue {
  public:
   explicit TensorQueue(base::TimeSource time) : time_(time) {}
-  // Takes all entries or none; none after close(). Returns true if the queue was empty, so that the caller has to wake the engine.
+  // Moves all entries into the queue, or throws and leaves all to the caller. Returns true if the queue was empty, so that the
+  // caller has to wake the engine.
   bool push(std::span<Entry> entries);
   // If the queued entries are due, moves them into *into, and sets *since to the time at which the first of them was pushed.
   // *into must be empty; the queue reuses its memory. Entries are due when flush is set, when they have enough bytes, or when
@@ -62,7 +63,7 @@ class TensorQueue {
   void close();
   // When the queued entries' patience is over; nothing if the queue is empty.
   std::optional<base::Clock::time_point> due(const Patience& patience) const;
-  // Frees the entries' names for new operations.
+  // Frees the entries' names for new operations. Passes over entries without a request (SharedState::finish).
   void forget(std::span<const Entry> entries);
 
  private:

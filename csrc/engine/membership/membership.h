@@ -39,19 +39,21 @@ class Membership : public MembershipActions {
   // --- the questions that it asks its rank ---
   class Facts : public FailureDetector::Facts {
    public:
-    // A number that changes when data of operations move, and when a GPU ends an operation. It may change for control messages, too.
+    // A number that changes when data of operations move, and when a GPU ends an operation. It may change for control messages,
+    // too.
     virtual std::uint64_t activity() = 0;
     // A number that changes when this rank submits an operation, and when one ends.
     virtual std::uint64_t version() = 0;
-    // all_wait: do all threads that WaitRegistry knows wait? callbacks_wait: will the end of an operation in flight run a
-    // callback?
+    // all_wait: does WaitRegistry know a thread, and do all threads that it knows wait? callbacks_wait: will the end of an
+    // operation in flight run a callback?
     virtual bool all_wait() = 0;
     virtual bool callbacks_wait() = 0;
     // Does this rank wait only for operations that are not agreed? And for which?
     virtual BlockedReport blocked() = 0;
     // The flight recorder's number of the operation submitted last.
     virtual std::uint64_t newest() = 0;
-    // Calls visit(request, number, under way) for each unfinished operation of this rank that has left the queue.
+    // Calls visit(request, number, under way) for each unfinished operation of this rank that has left the queue. number: its
+    // number in the flight recorder. under way: it is agreed, or (a send or receive) matched.
     using Visit = std::function<void(const Request&, std::uint64_t, bool)>;
     virtual void for_each_unfinished(const Visit& visit) = 0;
     virtual bool has_joined(SetId set) = 0;
@@ -75,8 +77,8 @@ class Membership : public MembershipActions {
 
   // --- what this rank does ---
   // This rank takes part in no later operation. undecided: the coordinators (other ranks) that may still decide operations for
-  // which this rank waits. goodbyes_answered: have they all answered? One that is killed never does, so the wait needs a time
-  // limit.
+  // which this rank waits. goodbyes_answered: has each of them answered, or left itself? One that is killed does neither, so
+  // the wait needs a time limit.
   Actions leave(std::set<int> undecided);
   bool said_goodbye() const { return said_goodbye_; }
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
@@ -101,7 +103,8 @@ class Membership : public MembershipActions {
   // --- looks at intervals ---
   // Is it time for look()?
   bool due(Time now) const;
-  // Looks for lost ranks, silent hosts, stalls and deadlocks, and answers questions that waited for the watchdog.
+  // Looks for lost ranks, silent hosts, stalls and deadlocks, sends this host's heartbeats, and answers questions that waited
+  // for the watchdog.
   Actions look(Time now, Facts& facts);
   // The part of look() that also runs after an error of the transport: the error may come from a lost rank.
   Actions look_for_lost(Facts& facts);
@@ -112,12 +115,12 @@ class Membership : public MembershipActions {
   std::uint64_t digest() const;
 
  private:
-  // Since when nothing has changed: neither `version` (Facts::version) nor `blocked`.
+  // What the last look found: may this rank be blocked (deadlock.h)?
   struct Blocked {
-    bool blocked = false;   // all callers wait, or callbacks do
-    bool reported = false;  // rank 0 has this rank's report
-    std::uint64_t version = 0;
-    Time since;
+    bool blocked = false;       // all_wait() or callbacks_wait(), even for agreed operations
+    bool reported = false;      // rank 0 has this rank's report
+    std::uint64_t version = 0;  // Facts::version
+    Time since;                 // the last look that found `blocked` or `version` changed
   };
   // A question about a stall. Its answer waits for the watchdog, but not longer than `until`.
   struct Unanswered {
@@ -139,7 +142,7 @@ class Membership : public MembershipActions {
   FailureDetector failures_;
   Limits limits_;
   bool said_goodbye_ = false;
-  std::set<int> goodbye_unseen_;  // coordinators that have not confirmed this rank's Goodbye
+  std::set<int> goodbye_unseen_;  // coordinators that have neither answered nor left
   Time looked_at_;
   std::optional<DeadlockDetector> detector_;  // on rank 0; otherwise nothing
   Blocked blocked_;

@@ -61,7 +61,7 @@ struct Request {
   bool weighted = false;  // an Average that counts each rank's value by its weight (Entry::weight)
   // broadcast: the root's global rank. send: the receiver's global rank. recv: the sender's, or kAny. remove_process_set: the
   // id. add_process_set: 1 if only the new set's members ask. join: 1 if an Average is not to count this rank. allgather: 1 if
-  // it may run without the ranks that have joined (refuse_without_joined).
+  // it may run without the ranks that have joined even if the knob horovod_rules forbids that (refuse_without_joined).
   std::int32_t root = 0;
   std::int32_t tag = 0;      // send, recv: the message's tag; recv: or kAny
   std::int32_t device = -1;  // this rank's GPU (ranks may differ in it); -1: host memory
@@ -154,6 +154,7 @@ struct RequestView {
   void* stream = nullptr;  // GPU memory is ready in the order of this stream
   bool unnamed = false;    // the name was made for this call and will not come again
 
+  // Modulo 2^64, because the shape may not be checked yet.
   std::size_t bytes() const;
   // Would copy(set), when sealed, equal `request`?
   bool describes(const Request& request, SetId set) const;

@@ -1,10 +1,48 @@
 #include "engine/model/text.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "base/error.h"
 
 namespace hvdlite::engine {
+namespace {
+
+// Names of dtypes that the engine does not know. `Request::layout` has a hash of the name. If a dtype is not in this list,
+// texts give the hash.
+constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
+                                        "float8_e5m2",
+                                        "float8_e8m0fnu",
+                                        "float8_e4m3fnuz",
+                                        "float8_e5m2fnuz",
+                                        "float8_e4m3",
+                                        "float8_e3m4",
+                                        "float8_e4m3b11fnuz",
+                                        "float6_e2m3fn",
+                                        "float6_e3m2fn",
+                                        "float4_e2m1fn",
+                                        "float4_e2m1fn_x2",
+                                        "int1",
+                                        "int2",
+                                        "int4",
+                                        "uint1",
+                                        "uint2",
+                                        "uint4",
+                                        "complex32",
+                                        "float128",
+                                        "datetime64[s]",
+                                        "datetime64[us]",
+                                        "datetime64[ns]"};
+constexpr std::int32_t kFirstOther = 1 << 30;
+
+// As hvdlite/dtypes.py computes it: FNV-1a.
+constexpr std::int32_t mark_of(std::string_view name) {
+  std::uint32_t hash = 2166136261U;
+  for (const char letter : name) hash = (hash ^ static_cast<std::uint8_t>(letter)) * 16777619U;
+  return kFirstOther | static_cast<std::int32_t>(hash % kFirstOther);
+}
+
+}  // namespace
 
 std::string format_ranks(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
@@ -26,6 +64,15 @@ std::string format_shape(const std::vector<std::int64_t>& shape) {
     text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   }
   return text + "]";
+}
+
+std::string format_dtype(base::DType dtype, std::int32_t layout) {
+  if (layout < kFirstOther) return std::string(base::name_of(dtype));
+  for (const char* name : kOtherDTypes) {
+    if (mark_of(name) == layout) return name;
+  }
+  return "dtype number " + std::to_string(layout) + " (of " + std::to_string(base::size_of(dtype)) +
+         " bytes)";
 }
 
 void throw_shut_down() {

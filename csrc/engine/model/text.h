@@ -1,10 +1,12 @@
-// Texts that several messages to users share, and how ranks and shapes are written there.
+// Texts that several messages to users share, and how ranks, shapes and dtypes are written there.
 // Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: std::bad_alloc, and what a function says.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "base/types.h"
 
 namespace hvdlite::engine {
 
@@ -30,5 +32,8 @@ inline constexpr const char* kSilentHost =
 std::string format_ranks(std::vector<int> ranks);
 // {2, 3} -> "[2, 3]".
 std::string format_shape(const std::vector<std::int64_t>& shape);
+// "float32". layout: of the tensor, as in Request. If it stands for a dtype that the engine does not know, the text names that
+// dtype, and not the one under which the engine moves the elements.
+std::string format_dtype(base::DType dtype, std::int32_t layout);
 
 }  // namespace hvdlite::engine

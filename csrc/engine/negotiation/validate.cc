@@ -18,49 +18,6 @@ using base::ReduceOp;
 using base::reduces;
 using base::Status;
 
-// Names of dtypes that the engine does not know. `Request::layout` has a hash of the name. If a dtype is not in this list,
-// error texts give the hash.
-constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
-                                        "float8_e5m2",
-                                        "float8_e8m0fnu",
-                                        "float8_e4m3fnuz",
-                                        "float8_e5m2fnuz",
-                                        "float8_e4m3",
-                                        "float8_e3m4",
-                                        "float8_e4m3b11fnuz",
-                                        "float6_e2m3fn",
-                                        "float6_e3m2fn",
-                                        "float4_e2m1fn",
-                                        "float4_e2m1fn_x2",
-                                        "int1",
-                                        "int2",
-                                        "int4",
-                                        "uint1",
-                                        "uint2",
-                                        "uint4",
-                                        "complex32",
-                                        "float128",
-                                        "datetime64[s]",
-                                        "datetime64[us]",
-                                        "datetime64[ns]"};
-constexpr std::int32_t kFirstOther = 1 << 30;
-
-// As hvdlite/dtypes.py computes it: FNV-1a.
-constexpr std::int32_t mark_of(std::string_view name) {
-  std::uint32_t hash = 2166136261U;
-  for (const char letter : name) hash = (hash ^ static_cast<std::uint8_t>(letter)) * 16777619U;
-  return kFirstOther | static_cast<std::int32_t>(hash % kFirstOther);
-}
-
-std::string dtype_to_compare(const Request& request) {
-  if (request.layout < kFirstOther) return std::string(base::name_of(request.dtype));
-  for (const char* name : kOtherDTypes) {
-    if (mark_of(name) == request.layout) return name;
-  }
-  return "dtype number " + std::to_string(request.layout) + " (of " +
-         std::to_string(base::size_of(request.dtype)) + " bytes)";
-}
-
 std::string shape_to_compare(const Request& request) {
   if (!rows_may_differ(request.kind)) return format_shape(request.shape);
   std::string text = "[*";
@@ -93,7 +50,8 @@ constexpr std::array<ComparedField, 13> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
      "call the same operation on every rank or use different names"},
-    {"dtype", moves_data, dtype_to_compare, "give them one dtype or different names"},
+    {"dtype", moves_data, [](const Request& r) { return format_dtype(r.dtype, r.layout); },
+     "give them one dtype or different names"},
     {"wire dtype", moves_data,
      [](const Request& r) { return std::string(base::name_of(r.wire_dtype())); },
      "compress the tensor alike on every rank"},

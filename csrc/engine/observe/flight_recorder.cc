@@ -87,7 +87,7 @@ std::string FlightRecorder::text(bool unended_only, std::uint64_t skipped) const
     };
     const Request& request = *record.request;
     text += "  #" + std::to_string(number) + " " + describe(request) + ", " +
-            std::string(base::name_of(request.dtype)) + format_shape(request.shape) +
+            format_dtype(request.dtype, request.layout) + format_shape(request.shape) +
             ": submitted " + ago(record.submitted) + ", " + kStageNames[stage] + " (" +
             ago(record.last.load(std::memory_order_relaxed)) + ")\n";
   }

@@ -65,7 +65,7 @@ std::string upper_case(std::string_view name) {
 }
 
 std::string arguments_of(const Request& request) {
-  return "\"dtype\":" + quoted(std::string(base::name_of(request.dtype))) +
+  return "\"dtype\":" + quoted(format_dtype(request.dtype, request.layout)) +
          ",\"shape\":" + quoted(format_shape(request.shape)) +
          ",\"bytes\":" + std::to_string(request.bytes()) +
          ",\"process_set\":" + std::to_string(request.set.id);
@@ -208,6 +208,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
     if (written_ + text_.size() > max_bytes_ / 2) {
       if (flush() != 0) return;
       rotate();
+      if (file_ < 0) return;
     }
   }
   if (dropped > 0) {
@@ -252,7 +253,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
     }
     case TimelineEvent::Kind::kReached: {
       const auto found = open_.find(event.number);
-      if (found == open_.end()) return;  // its submission was not traced, or the event was dropped
+      if (found == open_.end()) return;  // the submission was not traced, or its event was dropped
       reach(found->second, event);
       if (event.stage >= Stage::kDone) open_.erase(found);
       return;

@@ -41,7 +41,7 @@ class Watchdog {
 class StallExemption {
  public:
   explicit StallExemption(base::TimeSource time) : time_(time) {}
-  // The exemption lasts for so many seconds from now on; 0: it ends.
+  // The exemption lasts for this many seconds from now on; 0: it ends.
   void set(double seconds) {
     until_.store(time_.now() + base::from_seconds(seconds), std::memory_order_relaxed);
   }

@@ -1,4 +1,4 @@
-// Over 400 lines, because the steps of a message are read together.
+// The steps of the machine of point_to_point.h. (Over 400 lines, because all steps read and change the same tables.)
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
@@ -19,9 +19,8 @@ bool fits(const Request& receive, int source, const Offer& offer) {
          (receive.tag == kAny || receive.tag == offer.tag);
 }
 
-std::string describe_content(base::DType dtype, std::int64_t elements) {
-  return std::to_string(elements) + (elements == 1 ? " element of " : " elements of ") +
-         std::string(base::name_of(dtype));
+std::string describe_content(const std::string& dtype, std::int64_t elements) {
+  return std::to_string(elements) + (elements == 1 ? " element of " : " elements of ") + dtype;
 }
 
 }  // namespace
@@ -230,19 +229,19 @@ std::string PointToPoint::why_unequal(const Entry& receive, int source, const Of
       request.count == offer.elements) {
     return "";
   }
-  const std::string sent = "rank " + std::to_string(source) + " sent '" + offer.name + "', " +
-                           describe_content(offer.dtype, offer.elements);
-  const std::string expected = "rank " + std::to_string(settings_.rank) + " receives " +
-                               describe_content(request.dtype, request.count);
-  const bool unknown = request.dtype == offer.dtype && request.count == offer.elements;
-  return describe(request) + ": " + sent + ", but " + expected +
-         (unknown ? ", and the two have different dtypes of this size" : "") +
+  const std::string theirs =
+      describe_content(format_dtype(offer.dtype, offer.layout), offer.elements);
+  const std::string mine =
+      describe_content(format_dtype(request.dtype, request.layout), request.count);
+  return describe(request) + ": rank " + std::to_string(source) + " sent '" + offer.name + "', " +
+         theirs + ", but rank " + std::to_string(settings_.rank) + " receives " + mine +
+         (theirs == mine ? ", in another memory layout" : "") +
          "; give both tensors one dtype and one number of elements, or the messages different tags";
 }
 
 void PointToPoint::hear(int source, Clearance message) {
   const auto found = offered_.find(message.number);
-  if (found == offered_.end()) return;  // a Withdrawal of it is on its way
+  if (found == offered_.end()) return;  // the send has failed, and this rank has sent a Withdrawal
   HVD_CHECK(found->second.to == source);
   effects_.reached({&found->second.entry, 1}, Stage::kAgreed);
   effects_.send(source, Coming{message.number});
@@ -278,7 +277,7 @@ void PointToPoint::hear(int source, const Rejection& message) {
     return;
   }
   const auto found = offered_.find(message.number);
-  if (found == offered_.end()) return;  // a Withdrawal of it is on its way
+  if (found == offered_.end()) return;  // the send has failed, and this rank has sent a Withdrawal
   HVD_CHECK(found->second.to == source);
   const auto taken = offered_.extract(found);
   effects_.finish({&taken.mapped().entry, 1}, {ErrorCode::kMismatch, message.why});

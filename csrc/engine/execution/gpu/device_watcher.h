@@ -1,11 +1,12 @@
 // The completion thread: sleeps until the GPU reaches the next event that an operation polls for, and wakes the thread that
 // drives the engine.
-// Thread: the holder of the progress token calls watch, and the first watch starts the thread. Owns: its thread, and the events
-// until they have come. Blocks: stop, for 0.2 s at most. Throws: std::system_error if no thread can be started.
+// Thread: the holder of the progress token calls watch and stop, and the first watch starts the thread. Owns: its thread, and
+// each event until the GPU has reached it. Blocks: stop, for 0.2 s at most. Throws: std::system_error if no thread can be
+// started, std::bad_alloc.
 //
-// The thread sleeps in the driver on one event after the other. If a later event comes earlier, the engine's own timed looks
-// notice it. A GPU that hangs would keep the thread for ever, so stop() leaves such a thread behind; it no longer touches the
-// engine.
+// The thread waits in the driver for one event after the other, in the order of the calls of watch. If the GPU reaches a later
+// event first, the thread does not notice that; the engine's passes at short intervals do (pacing.cc). If the GPU hangs, the
+// thread may never return from the driver. Then stop() does not wait for its end; the thread no longer calls `ring`.
 #pragma once
 
 #include <functional>
@@ -17,12 +18,15 @@ namespace hvdlite::engine {
 
 class DeviceWatcher {
  public:
+  // ring: wakes the thread that drives the engine. It is called in the completion thread with this object's lock, so it must
+  // call no function of this object, and throw nothing.
   explicit DeviceWatcher(std::function<void()> ring) : ring_(std::move(ring)) {}
   ~DeviceWatcher() { stop(); }
   DeviceWatcher(const DeviceWatcher&) = delete;
   DeviceWatcher& operator=(const DeviceWatcher&) = delete;
 
   void watch(device::EventPtr event);
+  // Ends the thread; after that `ring` is not called any more. Call watch no more.
   void stop();
 
  private:

@@ -1,6 +1,6 @@
-// What ranks send one another, in every order. Over 400 lines, because the machine, its jobs and its rules belong together. Small
-// jobs of the machines alone are stepped in all possible orders of what their
-// ranks ask for, what arrives and how ranks end, as long as that leads to states not seen before.
+// What ranks send one another, in every order. Over 400 lines, because the machine, its jobs and its rules belong together.
+// Small jobs of the machines alone are stepped in all possible orders of what their ranks ask for, what arrives and how ranks
+// end, as long as that leads to states not seen before.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <cstring>
@@ -408,7 +408,8 @@ TEST(what_does_not_fit_ends_on_both_sides) {
       76);
 }
 
-// A verdict fails both sends at once. The second send that each rank asks for is always met, whatever the receives have heard by then.
+// A verdict fails both sends at once. The second send that each rank asks for is always met, whatever the receives have heard
+// by then.
 TEST(a_send_that_a_verdict_failed_fails_no_later_receive) {
   const Plan plan{{{send_large(1), kFailsSends, kMeets, send(1, 0, 7), recv(1, 0, 7)},
                    {send_large(0), kFailsSends, kMeets, recv(0, 0, 7), send(0, 0, 7)}},
@@ -457,6 +458,25 @@ TEST(a_mismatch_names_both_tensors_at_both_ends) {
     EXPECT_HAS(status.message,
                "rank 0 sent '1', 5 elements of float32, but rank 1 receives 6 elements of float32");
   }
+}
+
+// The engine moves elements of a dtype that it does not know under another dtype of that size, which no user has chosen.
+TEST(a_mismatch_names_the_dtypes_that_users_have_chosen) {
+  constexpr std::int32_t kFloat8E5M2 =
+      1484248441;  // elements_of("float8_e5m2", ...) in hvdlite/dtypes.py
+  const auto refusal_of = [](base::DType dtype, std::int32_t layout) {
+    const Plan plan{{{}, {}}};
+    Job job(plan);
+    job.rank(0).ask(recv(1));
+    const std::vector<std::byte> payload(4);
+    job.rank(0).machine().hear(1, Offer{kWorld, 1, 0, dtype, layout, 1, "x", true, payload});
+    return status_of(job, 0, 0).message;
+  };
+  EXPECT_HAS(refusal_of(base::DType::kUInt8, kFloat8E5M2),
+             "rank 1 sent 'x', 1 element of float8_e5m2, but rank 0 receives 1 element of float32; "
+             "give both tensors one dtype");
+  EXPECT_HAS(refusal_of(base::DType::kFloat32, 2),
+             "rank 0 receives 1 element of float32, in another memory layout; give");
 }
 
 TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
