@@ -55,8 +55,9 @@ int spin_pauses_in(microseconds time) {
     for (int i = 0; i < kPauses; ++i) spin_pause();
     quickest = std::min(quickest, Clock::now() - start);
   }
-  const auto one = std::max<std::int64_t>(1, Clock::duration(quickest).count());
-  return static_cast<int>(Clock::duration(time).count() * kPauses / one);
+  const auto one = static_cast<double>(std::max<std::int64_t>(1, quickest.count())) / kPauses;
+  const double pauses = static_cast<double>(time.count()) * 1000 / one;
+  return static_cast<int>(std::min(pauses, static_cast<double>(INT_MAX)));
 }
 
 int CpuSet::count() const {

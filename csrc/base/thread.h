@@ -40,7 +40,7 @@ struct WaitPolicy {
   // There are two processors for each rank: its engine thread may poll, too.
   bool core_to_spare = false;
 };
-// How often spin_pause() fits into this time, as measured now.
+// How often spin_pause() fits into this time, as measured now; at most INT_MAX.
 int spin_pauses_in(microseconds time);
 
 // One bit for each processor this thread may run on (the first 1024).
@@ -56,8 +56,11 @@ void name_this_thread(const char* name);  // at most 15 characters
 // From now on this thread wakes from timed sleeps within a microsecond instead of the default 50.
 void sharpen_timers();
 
+// A time that can be added to Clock::now() and subtracted from it: at most about 95 years.
 inline microseconds from_seconds(double seconds) {
-  return microseconds(static_cast<std::int64_t>(seconds * 1e6));
+  constexpr double kMost = 3e9;
+  const double limited = seconds < kMost ? seconds : kMost;
+  return microseconds(static_cast<std::int64_t>((limited > -kMost ? limited : -kMost) * 1e6));
 }
 
 inline double seconds_between(Clock::time_point from, Clock::time_point to) {

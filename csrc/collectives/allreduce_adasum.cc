@@ -18,7 +18,7 @@
 // in double. The number of ranks is a power of two. As adasum(s a, s b) = s adasum(a, b), the result is postscale * adasum of
 // prescale * x.
 //
-// A null input (an absent or joined rank) contributes zeros, which are the identity: adasum(a, 0) = a. If a.a is almost zero
+// A null input (an absent or joined rank) contributes -0, which is the identity: adasum(a, -0) = a. If a.a is almost zero
 // (kLeastSquare), the coefficient of a is 1.
 //
 // Cost for p ranks and S bytes of accumulators: log2(p) (alpha + S beta + S gamma). Staging: two vectors of accumulators.
@@ -141,7 +141,7 @@ class Adasum final : public Collective {
       if (part.input != nullptr) {
         kernels_.load(place, part.input, part.count, args_.reduction.prescale);
       } else {
-        std::fill_n(place, part.count, A(0));
+        std::fill_n(place, part.count, A(-0.0));  // +0 would turn -0 into +0
       }
       place += part.count;
     }

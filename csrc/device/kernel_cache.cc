@@ -38,7 +38,7 @@ bool ours_alone(const struct stat& status) {
 
 // mkdir -p, with private permissions. Returns why the folder cannot be used, or "".
 std::string make_folder(const std::string& folder) {
-  for (std::size_t slash = 1; slash != std::string::npos;) {
+  for (std::size_t slash = 0; slash != std::string::npos;) {
     slash = folder.find('/', slash + 1);
     const std::string part = folder.substr(0, slash);
     if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) return part + ": " + base::reason();

@@ -177,7 +177,8 @@ void Job::guard(Step step) {
     // MPI reports that a rank is lost, but not which one.
     Facts facts(*this);
     failures_.find_lost(facts, actions);
-    if (!failures_.failed()) failures_.fail(error.code(), error.what(), actions);
+    // The detector may have found a failure in this step, which the error has kept from being carried out.
+    if (actions.empty() && !lost()) failures_.fail(error.code(), error.what(), actions);
     apply(actions);
   }
 }

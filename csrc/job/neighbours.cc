@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 
 #include "base/process.h"
@@ -23,7 +24,9 @@ class Processes final : public Neighbours {
  public:
   explicit Processes(const std::vector<int>& pids) : pids_(pids) {
     for (const int pid : pids) {
-      descriptors_.push_back(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1);
+      const int descriptor = pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1;
+      descriptors_.push_back(descriptor);
+      gone_.push_back(pid > 0 && descriptor < 0 && errno == ESRCH);
     }
   }
   ~Processes() override {
@@ -35,6 +38,7 @@ class Processes final : public Neighbours {
   Processes& operator=(const Processes&) = delete;
 
   bool has_ended(int rank) override {
+    if (gone_[static_cast<std::size_t>(rank)]) return true;
     pollfd entry = {descriptor_of(rank), POLLIN, 0};  // poll skips a negative descriptor
     return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
   }
@@ -52,7 +56,9 @@ class Processes final : public Neighbours {
   int descriptor_of(int rank) const { return descriptors_[static_cast<std::size_t>(rank)]; }
 
   std::vector<int> pids_;
-  std::vector<int> descriptors_;  // by rank
+  // By rank.
+  std::vector<int> descriptors_;
+  std::vector<bool> gone_;  // it ended before this object was made, so it has no descriptor
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace hvdlite::job {
 class Neighbours {
  public:
   virtual ~Neighbours() = default;
-  // False for a rank of another host, and for one without a descriptor; then only MPI can tell.
+  // False for a rank of another host, and for one of which the kernel gives no descriptor; then only MPI can tell.
   virtual bool has_ended(int rank) = 0;
   virtual bool is_stopped(int rank) = 0;
   // Sends SIGKILL, which also ends a stopped process.

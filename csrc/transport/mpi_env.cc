@@ -31,6 +31,7 @@ namespace {
 constexpr base::microseconds kSpin{10};
 constexpr base::microseconds kYield{40};
 constexpr base::microseconds kYieldWhereShared{75};
+constexpr double kMostSpin = 1e12;  // microseconds: without an end
 
 // What each rank tells all others in init().
 struct Introduction {
@@ -144,7 +145,8 @@ base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks)
   base::WaitPolicy waiting;
   waiting.core_to_spare = cpus >= 2 * ranks;
   if (config.spin_us >= 0) {
-    waiting.spin = base::microseconds(static_cast<std::int64_t>(config.spin_us));
+    waiting.spin =
+        base::microseconds(static_cast<std::int64_t>(std::min(config.spin_us, kMostSpin)));
   } else if (cpus >= ranks) {
     waiting.spin = kSpin;
     waiting.yield = kYield;

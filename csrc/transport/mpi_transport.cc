@@ -22,6 +22,7 @@ constexpr std::size_t kFrameBytesInHost = 4096;
 constexpr int kPostedFrames = 8;
 // MPI sends smaller messages eagerly, so their sender does not wait for the receiver.
 constexpr std::size_t kLargeBytes = 4096;
+constexpr const char* kReceiving = "receiving control messages";
 
 }  // namespace
 
@@ -52,9 +53,14 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
     });
   }
   tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound) - 1)) - 1;
-  for (int i = 0; i < kPostedFrames; ++i) {
-    incoming_.push_back({std::vector<std::byte>(kFrameBytes), {}});
-    post_frame_receive(incoming_.back());
+  try {
+    for (int i = 0; i < kPostedFrames; ++i) {
+      spare_.resize(kFrameBytes);
+      check(post_frame_receive(), rank_, kReceiving);
+    }
+  } catch (...) {
+    close();  // withdraws the receives that are posted
+    throw;
   }
 }
 
@@ -83,6 +89,7 @@ bool MpiTransport::close() {
     const bool is_cancelled = mpi_->cancel(&incoming.request) == 0;
     give_up(incoming.frame, incoming.request, is_cancelled ? 1000 : 1);
   }
+  spare_.clear();
   for (Outgoing& outgoing : std::exchange(outgoing_, {})) {
     give_up(outgoing.frame, outgoing.request, 1);
   }
@@ -215,10 +222,19 @@ bool MpiTransport::messages_flushed() {
   return outgoing_.empty() && (!mail_ || mail_->flushed());
 }
 
-void MpiTransport::post_frame_receive(Incoming& incoming) {
-  check(mpi_->irecv(incoming.frame.data(), static_cast<int>(kFrameBytes), mpi_->any_source,
-                    control_tag_, comm_, &incoming.request),
-        rank_, "receiving control messages");
+// Posts the receive of one more frame, if there is memory for it. Returns 0, or MPI's error; then nothing is posted, and the next
+// call tries again.
+int MpiTransport::post_frame_receive() {
+  if (spare_.empty()) return 0;
+  Incoming& next = incoming_.emplace_back();
+  const int error = mpi_->irecv(spare_.data(), static_cast<int>(kFrameBytes), mpi_->any_source,
+                                control_tag_, comm_, &next.request);
+  if (error != 0) {
+    incoming_.pop_back();
+  } else {
+    next.frame = std::exchange(spare_, {});
+  }
+  return error;
 }
 
 bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message, bool host_only) {
@@ -235,19 +251,20 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message,
 bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
+    // If MPI refuses another receive, what has come is given first: it may be the reason.
+    const int refused = post_frame_receive();
     int done = 0, from = 0, bytes = 0;
-    check(mpi_->test(&incoming_.front().request, comm_, &done, &from, &bytes), rank_,
-          "receiving control messages");
-    if (done == 0) return false;
-    Incoming incoming = std::move(incoming_.front());
+    if (!incoming_.empty()) {
+      check(mpi_->test(&incoming_.front().request, comm_, &done, &from, &bytes), rank_, kReceiving);
+    }
+    if (done == 0) {
+      check(refused, rank_, kReceiving);
+      return false;
+    }
+    spare_ = std::move(incoming_.front().frame);
     incoming_.pop_front();
-    const auto frame =
-        std::span<const std::byte>(incoming.frame).first(static_cast<std::size_t>(bytes));
     ++received_[static_cast<std::size_t>(from)];
-    const bool whole = take_frame(from, frame, message);
-    incoming_.push_back(std::move(incoming));
-    post_frame_receive(incoming_.back());
-    if (whole) {
+    if (take_frame(from, std::span(spare_).first(static_cast<std::size_t>(bytes)), message)) {
       *source = from;
       return true;
     }

@@ -105,7 +105,7 @@ class MpiTransport : public Transport {
   template <typename Post>
   Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
   void check(int error, int peer, const char* what) const;
-  void post_frame_receive(Incoming& incoming);
+  int post_frame_receive();
   bool take_frame(int source, std::span<const std::byte> frame, std::vector<std::byte>* message);
   void reap_outgoing();
   bool has_mail_with(int peer) const { return mail_ && host_of(peer) == host_of(rank_); }
@@ -130,6 +130,7 @@ class MpiTransport : public Transport {
   std::vector<std::uint32_t> free_slots_;
   std::deque<Outgoing> outgoing_;
   std::deque<Incoming> incoming_;  // in the order of posting, which is the order of arrival
+  std::vector<std::byte> spare_;   // memory for the next receive; empty: there is none to post
   std::vector<FrameAssembler> assemblers_;  // by peer
   std::vector<bool> lost_;
   std::vector<std::uint64_t> received_;  // messages, frames and parts, by peer

@@ -191,11 +191,11 @@ class TorchBackend:
 
 
 def without_memory() -> UnsupportedError:
-    """The error for a tensor without memory, which code inside of ``torch.func`` transformations gets."""
+    """The error for a tensor without memory: one inside of a ``torch.func`` transformation, or one whose storage was freed."""
     return UnsupportedError(
         "this torch tensor has no memory of its own, as inside of torch.func.vmap, jvp, grad and similar functions (also "
-        "vectorized jacobians and batched gradients): a collective sends memory. Call it outside of the transformed function, "
-        "or use torch.autograd"
+        "vectorized jacobians and batched gradients), or because its storage was freed: a collective sends memory. Call it "
+        "outside of the transformed function, or use torch.autograd"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hvdlite._engine import GradientState
+from hvdlite.backends.torch import without_memory
 from hvdlite.compression import BF16Compressor, FP16Compressor, codec_of, is_none
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
@@ -116,9 +117,12 @@ class WireForm:
 
         Raises:
             InvalidArgumentError: the dtype or shape of the compressed gradient differs from that of compressed zeros.
+            UnsupportedError: the gradient has no memory.
         """
         if grad.layout is not _STRIDED:
             grad = grad.to_dense()
+        if type(grad) is torch.Tensor and grad.numel() and not grad.data_ptr():
+            raise without_memory()  # torch would read at the address 0
         if self.dtype_in_place is not None:
             return self.blank().copy_(grad), None
         wire, context = self._compress(grad.to(device=self.memory, dtype=self._dtype))

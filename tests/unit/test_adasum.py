@@ -97,8 +97,9 @@ def test_an_absent_rank_changes_nothing(dtype):
         found = simulated([[array] for array in given], [33], dtype)[0][0]
         zeros = np.zeros(33, numpy_dtype(dtype))
         check(found, adasum([zeros if array is None else array for array in given]), dtype, f"without {absent}")
-    alone = simulated([[None], [None], [inputs[2]], [None]], [33], dtype)[0][0]
-    assert_same_bits([alone, inputs[2]], "the only one")
+    for only in (inputs[2], np.full(33, -0.0, numpy_dtype(dtype))):
+        alone = simulated([[None], [None], [only], [None]], [33], dtype)[0][0]
+        assert_same_bits([alone, only], "the only one")
 
 
 def test_factors():

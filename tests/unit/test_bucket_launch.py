@@ -12,7 +12,7 @@ from support.thread_ranks import ALLREDUCE, SUM, engines, outcomes_of
 from hvdlite._engine import Gatherer, GradientState, PassDriver, launch
 from hvdlite.backends import plain_of
 from hvdlite.dtypes import DType
-from hvdlite.errors import HvdliteError, InvalidArgumentError
+from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
 
 torch = pytest.importorskip("torch")
 
@@ -54,7 +54,7 @@ def form(**other):
 
 def tensor(address, **other):
     usual = {"dtype": "float", "layout": "strided", "device": "here", "is_contiguous": lambda: True, "is_neg": lambda: False}
-    return SimpleNamespace(**{**usual, "stride": lambda: (1, 2), "data_ptr": lambda: address, **other})
+    return SimpleNamespace(**{**usual, "stride": lambda: (1, 2), "data_ptr": lambda: address, "numel": lambda: 0, **other})
 
 
 def gathered(gradients, forms=None, plain=None, strided="strided", wire_of=None):
@@ -134,6 +134,21 @@ def test_a_gradient_fits_only_on_the_device_of_the_plan():
         assert (sent[0][2] is grad) == is_found
 
 
+def freed_tensor():
+    tensor = torch.ones(2, 3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_a_gradient_whose_storage_was_freed_is_refused():
+    from hvdlite.torch.parameter_gradient import WireForm
+
+    wire_form = WireForm(torch.ones(2, 3), torch.float32, None)
+    with pytest.raises(UnsupportedError, match="this torch tensor has no memory of its own"):
+        wire_form.encode(freed_tensor())
+    assert torch.equal(wire_form.encode(torch.ones(3, 2).T)[0], torch.ones(2, 3))
+
+
 GRADIENTS = {
     "a matrix": (torch.ones(2, 3), True),
     "empty": (torch.ones(0), True),
@@ -143,6 +158,7 @@ GRADIENTS = {
     "sparse": (torch.ones(2, 3).to_sparse(), False),
     "on another device": (torch.ones(2, 3, device="meta"), False),
     "with gaps": (torch.ones(4)[::2], False),
+    "without memory": (freed_tensor(), False),
     "negative": (torch.ones(1, dtype=torch.complex64).conj().imag, False),
     "of a subclass": (torch.nn.Parameter(torch.ones(3)), True),  # asked as where torch has no functions for native code
 }

@@ -22,8 +22,9 @@ print("went on")
         (0.01, "ctypes.PyDLL(None).pause()", 1, "", "control rank 2/3] the others do not come\n"),
         (3600.0, "deadline.cancel()", 0, "went on\n", ""),
         (3600.0, "del deadline", 0, "went on\n", ""),
+        (1e12, "import os; os.sched_yield(); deadline.cancel()", 0, "went on\n", ""),
     ],
-    ids=["too late", "cancelled", "deleted"],
+    ids=["too late", "cancelled", "deleted", "never"],
 )
 def test_a_process_ends_if_the_call_does_not_return(seconds, then, code, output, error):
     program = PROGRAM.format(seconds=seconds, then=then)

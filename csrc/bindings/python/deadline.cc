@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -14,6 +15,9 @@
 namespace hvdlite::python {
 namespace {
 
+// A time that can be added to now: about 95 years.
+constexpr double kLongest = 3e9;
+
 // Thread: any. Owns: its thread. Blocks: no. Throws: std::system_error if there is no thread left.
 class Deadline {
  public:
@@ -21,7 +25,7 @@ class Deadline {
       : thread_([=, this, text = std::move(text)] {
           pthread_setname_np(pthread_self(), "hvdlite-exit");
           std::unique_lock lock(mutex_);
-          const auto limit = std::chrono::duration<double>(seconds);
+          const auto limit = std::chrono::duration<double>(std::min(seconds, kLongest));
           if (changed_.wait_for(lock, limit, [this] { return cancelled_; })) return;
           hvdlite_log_error(rank, size, "control", text.c_str());
           _exit(1);

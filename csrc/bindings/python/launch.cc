@@ -29,6 +29,7 @@ struct GatherNames {
   PyObject* stride = PyUnicode_InternFromString("stride");
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* numel = PyUnicode_InternFromString("numel");
 };
 const GatherNames* gather_names;
 
@@ -216,7 +217,10 @@ class Gatherer {
                       lies_right(member, grad) &&
                       answer(grad, gather_names->is_neg).ptr() == Py_False;
     if (!fits) return {};
-    return nb::cast<std::int64_t>(answer(grad, gather_names->data_ptr));
+    const auto address = nb::cast<std::int64_t>(answer(grad, gather_names->data_ptr));
+    // Its storage was freed: encode() refuses it.
+    if (address == 0 && nb::cast<std::int64_t>(answer(grad, gather_names->numel)) > 0) return {};
+    return address;
   }
 
   static bool lies_right(const GatheredGradient& member, const nb::object& grad) {

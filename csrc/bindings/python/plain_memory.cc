@@ -222,7 +222,9 @@ void PlainMemory::from_dlpack(const PlainType& type, nb::handle array) {
   shape_ = tensor.shape;
   bytes_ = static_cast<std::int64_t>(item_bytes);
   for (std::int32_t axis = 0; axis < ndim_; ++axis) bytes_ *= shape_[axis];
-  usable_ = dtype_ >= 0 && tensor.device.device_type == kHost && is_dense(tensor) &&
+  // A tensor of torch.func.functionalize, or one whose storage was freed, has no memory.
+  const bool has_memory = tensor.data != nullptr || bytes_ == 0;
+  usable_ = dtype_ >= 0 && has_memory && tensor.device.device_type == kHost && is_dense(tensor) &&
             is_aligned(data_, item_bytes);
 }
 

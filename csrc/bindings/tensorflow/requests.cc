@@ -1,7 +1,7 @@
 #include "requests.h"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 
 namespace hvdlite::tensorflow {
 
@@ -49,9 +49,12 @@ void KernelRequests::set_splits(const TF_Tensor* tensor) {
   one_.splits = splits_.data();
   one_.num_splits = static_cast<std::int32_t>(count);
   // The engine sees only the rows within the splits. It checks the splits itself.
-  const auto sum = std::accumulate(splits_.begin(), splits_.end(), std::int64_t{0});
-  const bool negative = std::any_of(splits_.begin(), splits_.end(), [](auto n) { return n < 0; });
-  if (!negative && one_.ndim > 0 && sum < extents_of_one_[0]) extents_of_one_[0] = sum;
+  std::int64_t sum = 0;
+  for (const std::int64_t rows : splits_) {
+    if (rows < 0) return;
+    sum += std::min(rows, std::numeric_limits<std::int64_t>::max() - sum);  // does not overflow
+  }
+  if (one_.ndim > 0 && sum < extents_of_one_[0]) extents_of_one_[0] = sum;
 }
 
 }  // namespace hvdlite::tensorflow

@@ -189,6 +189,10 @@ def test_bad_arguments_are_refused_here(mode):
         r"Number of entries in splits \(0\)": lambda: ops.alltoall(tf.ones([2]), tf.zeros([0], tf.int32), name="u"),
         "negative entry": lambda: ops.alltoall(tf.ones([2]), tf.constant([-1] * SIZE), name="v"),
         "greater than the first dimension": lambda: ops.alltoall(tf.ones([2]), tf.constant([9] * SIZE), name="w"),
+        # The sum of these does not fit into 64 bits.
+        r"\(9223372036854775807\) is greater than the first dimension of tensor \(2\)": lambda: ops.alltoall(
+            tf.ones([2]), tf.constant([2**63 - 1] * SIZE, tf.int64), name="y"
+        ),
     }
     for text, call in cases.items():
         with pytest.raises(tf.errors.InvalidArgumentError, match=text):

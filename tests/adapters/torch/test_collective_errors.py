@@ -168,6 +168,16 @@ def test_what_forward_mode_and_torch_func_make_of_tensors_is_refused(hvd, name, 
         assert len(call(value.detach())) >= 2
 
 
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "SyncBatchNorm"])
+def test_a_tensor_without_memory_is_refused(hvd, name):
+    freed = torch.ones(12)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(NotImplementedError, match="this torch tensor has no memory of its own"):
+        COLLECTIVES[name](hvd, freed)
+    with pytest.raises(NotImplementedError, match="this torch tensor has no memory of its own"):
+        torch.func.functionalize(lambda x: COLLECTIVES[name](hvd, x))(torch.ones(12))
+
+
 def test_a_derivative_in_batches_is_refused(hvd):
     value = (torch.ones(SIZE) + RANK).requires_grad_()
     with pytest.raises(NotImplementedError, match=r"vectorized jacobians and batched gradients"):

@@ -64,8 +64,8 @@ ROWS = (
         "adasum-absent",
         "a rank without a value gives Adasum what was in memory",
         "csrc/collectives/allreduce_adasum.cc",
-        "std::fill_n(place, part.count, A(0));",
-        "std::fill_n(place, 0, A(0));",
+        "std::fill_n(place, part.count, A(-0.0));",
+        "std::fill_n(place, 0, A(-0.0));",
         guards.ADASUM,
     ),
     Mutant(

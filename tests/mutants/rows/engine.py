@@ -61,6 +61,22 @@ ROWS = (
         guards.MEMBERSHIP,
     ),
     Mutant(
+        "job-verdict-lost",
+        "where there is no engine, a failure that was found is forgotten if a message is refused in the same look",
+        "csrc/job/job.cc",
+        "if (actions.empty() && !lost()) failures_.fail(",
+        "if (!failures_.failed()) failures_.fail(",
+        guards.MEMBERSHIP,
+    ),
+    Mutant(
+        "job-gone-unseen",
+        "a process that ended before it was watched is waited for",
+        "csrc/job/neighbours.cc",
+        "gone_.push_back(pid > 0 && descriptor < 0 && errno == ESRCH);",
+        "gone_.push_back(false);",
+        ("tests/unit/test_native_cases.py",),
+    ),
+    Mutant(
         "job-exchange-mixes",
         "a part of the next exchange is taken for one of this",
         "csrc/job/exchange.cc",

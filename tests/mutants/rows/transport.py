@@ -13,6 +13,22 @@ ROWS = (
         guards.MPI,
     ),
     Mutant(
+        "mpi-refusal-before-the-reason",
+        "where MPI refuses another receive, the messages that have come are not read",
+        "csrc/transport/mpi_transport.cc",
+        "    const int refused = post_frame_receive();\n",
+        "    const int refused = 0;\n    check(post_frame_receive(), rank_, kReceiving);\n",
+        ("tests/unit/test_native_cases.py",),
+    ),
+    Mutant(
+        "mpi-half-made",
+        "a transport that cannot be made leaves receives in its freed memory",
+        "csrc/transport/mpi_transport.cc",
+        "    close();  // withdraws the receives that are posted\n",
+        "",
+        ("tests/unit/test_native_cases.py",),
+    ),
+    Mutant(
         "results-kept-pages",
         "memory of results is given back without its pages",
         "csrc/transport/result_memory.cc",

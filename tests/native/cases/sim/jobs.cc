@@ -322,6 +322,22 @@ TEST(a_host_that_is_cut_off_is_lost_after_the_timeout) {
   EXPECT_OR(silent > 7.9 && silent < 10.1, std::to_string(silent));
 }
 
+// MPI refuses the heartbeat in the very look that finds the other host silent.
+TEST(a_silent_host_is_lost_although_the_heartbeat_is_refused) {
+  for (int moment = 0; moment < 200; ++moment) {  // some of them are those of a heartbeat
+    Meeting meeting({0, 1}, {0, 10});
+    meeting.run(10);
+    for (int step = 0; step < 200 + moment; ++step) meeting.look_all();
+    meeting.begin(1, value_of(1), false);
+    meeting.network().cut[1] = true;
+    for (int step = 0; step <= 1000; ++step) meeting.look_all();
+    EXPECT(!meeting[0].job->lost());
+    meeting.network().node(0).refused = true;
+    for (int step = 0; step < 300; ++step) meeting.look_all();
+    EXPECT(meeting[0].job->lost());
+  }
+}
+
 // With a timeout that is switched off the stall limit still holds for a silent host, which is named.
 TEST(patience_for_a_silent_host_ends) {
   Meeting meeting(kTwoHosts, {20, 0});

@@ -20,7 +20,8 @@ struct Node {
   bool dead = false;
   bool left = false;
   bool rung = false;
-  std::string loss;  // what the ranks of its host can see of its end
+  bool refused = false;  // MPI refuses its sends
+  std::string loss;      // what the ranks of its host can see of its end
   transport::Transport* endpoint = nullptr;
 };
 
