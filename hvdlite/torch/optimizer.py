@@ -19,7 +19,7 @@ import torch
 from hvdlite import ops
 from hvdlite.checks import check_passes, check_process_set
 from hvdlite.compression import Compression, keeps_state, refuse_codec
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
@@ -165,6 +165,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups = num_groups if groups is None else groups
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
+    mode = mode_of(start_check, "DistributedOptimizer")
+    # The last check is done: a call that is refused on some ranks only must take no number.
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
@@ -175,7 +177,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
-        start_check=mode_of(start_check, "DistributedOptimizer"),
+        start_check=mode,
         shard=shard,
     )
     if isinstance(optimizer, _DistributedOptimizer):
@@ -293,18 +295,19 @@ class _Wrapping:
         del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Adds parameters whose gradients are then reduced, too."""
-        named = [(f"{self.settings.prefix}.added{self._added}.{place}", param) for place, param in enumerate(params)]
+        """Adds parameters whose gradients are then reduced, too. Raises as `add_param_group`."""
+        named = [(f"added{self._added}.{place}", param) for place, param in enumerate(params)]
+        unique = [(f"{self.settings.prefix}.{name}", param) for name, param in named]
         self._added += 1
-        self.names.update((param, name.removeprefix(f"{self.settings.prefix}.")) for name, param in named)
-        self._known.add(param for _, param in named)
+        if self.sharded is not None:
+            self.sharded.add(named)
         if self.reducer is not None:
             self.reducer.settle_family()
-            self.reducer.add(named)
+            self.reducer.add(unique)
         if self.adasum is not None:
-            self.adasum.add(named)
-        if self.sharded is not None:
-            self.sharded.add((self.names[param], param) for _, param in named)
+            self.adasum.add(unique)
+        self.names.update((param, name) for name, param in named)
+        self._known.add(param for _, param in named)
 
     def give_notice(self, notice: bool) -> None:
         """Sets whether this rank gives notice with the weights of its gradients. Does nothing if gradients are not reduced."""
@@ -477,9 +480,19 @@ class _DistributedOptimizer(_Optimizer):
             reducer.after_reset(keeps)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters."""
+        """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.
+
+        Raises:
+            InvalidArgumentError: another distributed optimizer has one of them, with another op or process set; or this one is
+                sharded, and a parameter has gaps in memory. Then the group is not added.
+
+        """
         super().add_param_group(param_group)
-        self._hvdlite.add_parameters(self.param_groups[-1]["params"])
+        try:
+            self._hvdlite.add_parameters(self.param_groups[-1]["params"])
+        except HvdliteError:
+            del self.param_groups[-1]
+            raise
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles and copies as the plain optimizer."""

@@ -150,8 +150,10 @@ def test_a_loaded_state_goes_on_exactly(hvd, shard):
         train(trained, on, range(3, 6))
     assert all(map(torch.equal, params, others))
     torch.optim.SGD(parameters(), lr=0.1).load_state_dict(saved)  # which ignores it
+    other = sgd(hvd, parameters(), hvd.Compression.powersgd(rank=3))
     with pytest.raises(InvalidArgumentError, match="state of an optimizer with compression powersgd of rank 2"):
-        sgd(hvd, parameters(), hvd.Compression.powersgd(rank=3)).load_state_dict(saved)
+        other.load_state_dict(saved)
+    assert not other.state
     for loads in (False, True):  # also of a rank that has just loaded its state
         if loads and RANK == 0:
             optimizer.load_state_dict(saved)
@@ -299,6 +301,24 @@ def test_ranks_that_have_joined_get_what_they_have_missed(hvd):
     kept = optimizer.state_dict()["hvdlite_compression"]["state"]
     assert [kept[i]["step"] for i in range(2)] == [8, 8]
     assert_same_bits([kept[0]["q"]])
+
+
+def test_an_optimizer_that_was_wrapped_again_for_another_set_is_not_shared(hvd):
+    if SIZE == 1:
+        pytest.skip("one set")
+    compression = hvd.Compression.powersgd(start_step=0)
+    params, others = parameters([(40, 30)]), parameters([(40, 30), (24, 75)])
+    optimizer, moved = (sgd(hvd, each, compression) for each in (params, others))
+    alone = hvd.add_process_set([SIZE - 1])
+    for _ in range(1 + int(optimizer._hvdlite.settings.prefix.removeprefix("optimizer"))):
+        hvd.DistributedOptimizer(moved, compression=compression, process_set=alone)
+        if moved._hvdlite.settings.prefix == optimizer._hvdlite.settings.prefix:
+            break  # both have one name, each in its own set
+    train(optimizer, params, range(1 if RANK == 0 else 2))
+    hvd.join()
+    kept = optimizer.state_dict()["hvdlite_compression"]["state"]
+    assert kept[0]["step"] == 2
+    hvd.remove_process_set(alone)
 
 
 def test_two_optimizers_end_in_another_order_on_each_rank(hvd):

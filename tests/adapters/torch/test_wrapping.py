@@ -203,6 +203,21 @@ def test_an_optimizer_that_is_refused_stays_plain(hvd):
     assert_close([common.grad], [torch.full_like(common, (hvd.size() + 1) / 2)])
 
 
+def test_a_group_that_is_refused_is_not_added(hvd):
+    if hvd.size() == 1:
+        pytest.skip("one rank reduces nothing")
+    common, own = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    kept = hvd.DistributedOptimizer(sgd([common]))
+    optimizer = hvd.DistributedOptimizer(sgd([own]), op=hvd.Sum)
+    with pytest.raises(ValueError, match="differently"):
+        optimizer.add_param_group({"params": [common]})
+    assert [group["params"] for group in optimizer.param_groups] == [[own]]
+    own.grad = torch.ones(3)
+    optimizer.step()
+    assert_close([own.grad], [torch.full((3,), float(hvd.size()))])
+    assert kept is not None
+
+
 def test_nothing_keeps_model_and_optimizer_alive(hvd):
     model = network()
     optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters())
