@@ -176,6 +176,7 @@ class CodedMethods(_Optimizer):
 
     @loss_scale.setter
     def loss_scale(self, loss_scale: Any) -> None:
+        """Sets the factor for the next ``backward()`` and later ones."""
         known = loss_scale is None or hasattr(loss_scale, "get_scale") or isinstance(loss_scale, int | float)
         if not known or not 0 < scale_of(loss_scale) < float("inf"):
             raise InvalidArgumentError(

@@ -303,24 +303,6 @@ def test_ranks_that_have_joined_get_what_they_have_missed(hvd):
     assert_same_bits([kept[0]["q"]])
 
 
-def test_an_optimizer_that_was_wrapped_again_for_another_set_is_not_shared(hvd):
-    if SIZE == 1:
-        pytest.skip("one set")
-    compression = hvd.Compression.powersgd(start_step=0)
-    params, others = parameters([(40, 30)]), parameters([(40, 30), (24, 75)])
-    optimizer, moved = (sgd(hvd, each, compression) for each in (params, others))
-    alone = hvd.add_process_set([SIZE - 1])
-    for _ in range(1 + int(optimizer._hvdlite.settings.prefix.removeprefix("optimizer"))):
-        hvd.DistributedOptimizer(moved, compression=compression, process_set=alone)
-        if moved._hvdlite.settings.prefix == optimizer._hvdlite.settings.prefix:
-            break  # both have one name, each in its own set
-    train(optimizer, params, range(1 if RANK == 0 else 2))
-    hvd.join()
-    kept = optimizer.state_dict()["hvdlite_compression"]["state"]
-    assert kept[0]["step"] == 2
-    hvd.remove_process_set(alone)
-
-
 def test_two_optimizers_end_in_another_order_on_each_rank(hvd):
     """In one backward: their second rounds start when they are waited for, and could wait for each other."""
     weights = parameters([(30, 30), (30, 30)])
