@@ -68,6 +68,6 @@ class ErrorFeedback(BucketCodec):
         yield sent
         if are_finite(sent):
             for gradient, residual in zip(gradients, residuals, strict=True):
-                if gradient.present and residual is not None:
+                if residual is not None:
                     gradient.state["residual"] = residual
         return [total.to(gradient.dtype) for total, gradient in zip(sent, gradients, strict=True)]

@@ -86,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Reductions of gradients are collective over `process_set`: the ranks must have the same parameters, by name, shape and
     dtype, in the same order, and freeze the same ones (the first reduction checks this). They must run the same number of
-    backward passes and steps, and wrap their optimizers in the same order.
+    backward passes and steps (a rank that has no more data calls `join`), and wrap their optimizers in the same order.
 
     Args:
         optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
@@ -166,7 +166,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
     mode = mode_of(start_check, "DistributedOptimizer")
-    # The last check is done: a call that is refused on some ranks only must take no number.
+    # Comes after all checks of arguments: a call that is refused on some ranks only must take no number.
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
@@ -193,8 +193,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     try:
         if process_set.included():
             wrapping.hook_steps(optimizer)
-        if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
-            wrapping.connect(optimizer, named, named_groups)
+            if (process_set.size() or 1) > 1 or settings.average_passes:
+                wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
     except InvalidArgumentError:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
@@ -448,7 +448,7 @@ class _DistributedOptimizer(_Optimizer):
         ``step()`` does not reduce a gradient twice either. A step with a closure reduces in any case.
 
         Raises:
-            AssertionError: op is Adasum.
+            AssertionError: op is Adasum, and there are several ranks.
 
         """
         wrapping = self._hvdlite
