@@ -19,7 +19,7 @@ import torch
 from hvdlite import ops
 from hvdlite.checks import check_passes, check_process_set
 from hvdlite.compression import Compression, keeps_state, refuse_codec
-from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Adasum, Average
 from hvdlite.runtime import RUNTIME
@@ -197,7 +197,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
-    except InvalidArgumentError:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
+    except Exception:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
         wrapping.undo(optimizer)
         raise
     return optimizer
@@ -423,9 +423,9 @@ class _DistributedOptimizer(_Optimizer):
 
         """
         check_passes(passes)
-        self._hvdlite.passes_per_step = passes
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.set_passes_per_step(passes)
+        self._hvdlite.passes_per_step = passes
 
     def synchronize(self) -> None:
         """Reduces all unreduced gradients. Does nothing with op=Adasum.
@@ -490,7 +490,7 @@ class _DistributedOptimizer(_Optimizer):
         super().add_param_group(param_group)
         try:
             self._hvdlite.add_parameters(self.param_groups[-1]["params"])
-        except HvdliteError:
+        except Exception:  # as in DistributedOptimizer
             del self.param_groups[-1]
             raise
 
