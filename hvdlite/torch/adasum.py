@@ -47,6 +47,7 @@ class AdasumStep:
 
         Raises:
             MismatchError, HorovodInternalError: the ranks have different parameters or settings, or a rank failed.
+            NotInitializedError: hvdlite was shut down.
 
         """
         if is_inner_step(optimizer):
@@ -60,8 +61,8 @@ class AdasumStep:
         """Replaces this rank's step by the combined step of all ranks. Collective over the process set.
 
         Raises:
-            MismatchError, HorovodInternalError: the ranks differ, or a rank failed. Then the parameters are as before the step,
-                but the optimizer's state is as after it.
+            HvdliteError: the ranks differ, a rank failed, or Adasum does not take the dtype of a parameter. Then the parameters
+                are as before the step, but the optimizer's state is as after it.
 
         """
         if is_inner_step(optimizer):

@@ -95,7 +95,7 @@ class AgreedGradients:
         dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. It has only
             parameters that accept gradients of any dtype, if some rank has an unreduced gradient.
         kept: do all ranks keep their gradients from step to step?
-        unchecked: has some rank not compared its parameters with those of the others?
+        unchecked: is the start check of some rank not over?
     """
 
     sparse: dict[int, int]
@@ -120,7 +120,7 @@ def agree(
         groups: a description of the user's groups, with names instead of parameters.
         generation: the number of this agreement among those of the optimizer in the job, from 1 on, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
-        unchecked: has this rank not compared its parameters with those of the others? Ranks may differ.
+        unchecked: is the start check of this rank not over? Ranks may differ.
 
     Raises:
         MismatchError: the ranks differ. The text says which rank has what, and is the same on all ranks.
@@ -144,10 +144,10 @@ def agree(
         )
     widest: dict[int, torch.dtype] = {}
     for _, _, found, *_ in everyone:
-        for place, dtype in sorted(found.items()):
+        for place, dtype in found.items():
             widest[place] = torch.promote_types(dtype, widest.get(place, dtype))
     return AgreedGradients(
-        sparse={place: dims for _, found, *_ in everyone for place, dims in sorted(found.items())},
+        sparse={place: dims for _, found, *_ in everyone for place, dims in found.items()},
         dtypes=widest,
         kept=all(kept for *_, kept, _ in everyone),
         unchecked=any(unchecked for *_, unchecked in everyone),

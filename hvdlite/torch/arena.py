@@ -2,8 +2,8 @@
 
 If the gradient of a parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's
 parts. (Weights that differ, and codecs between ranks, need a copy.) If it lies elsewhere on some rank, it is reduced like any
-other tensor, and no rank needs a message about it. So between backward passes a program may assign any tensor to ``.grad``; at
-worst the reduction is slower.
+other tensor, and the ranks agree on that by messages, because their requests differ. So between backward passes a program may
+assign any tensor to ``.grad``; at worst the reduction is slower.
 
 Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor to its place, once, and makes
 ``.grad`` the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to
@@ -76,8 +76,8 @@ class ArenaPlace:
         """Replaces autograd's gradient by a copy in this place.
 
         The gradient stays where it is if other code refers to it; if autograd records it (``create_graph=True``); if it is not
-        a plain tensor with memory of its own and with the dtype, shape and strides of this place; or if a tensor lies in this
-        place already.
+        a plain tensor with memory of its own and with the dtype, shape and strides of this place; if a tensor lies in this
+        place already; or under compiled autograd.
         """
         if _is_compiling():
             return  # compiled autograd traces the hooks, but cannot trace this function
@@ -127,7 +127,8 @@ def make_places(
         process_set: the ranks that train together.
 
     Returns:
-        The arena or None, and a text that says why there is none. Close the arena when its places are no longer used.
+        The arena or None, and a text that says why there is none ("" if there is one). Close the arena when its places are no
+        longer used.
 
     Raises:
         HorovodInternalError: a rank failed.
@@ -161,7 +162,7 @@ def _should_stream(nbytes: int, process_set: ProcessSet) -> bool:
 
 
 def _gets_place(param: torch.Tensor, form: WireForm) -> bool:
-    return form.dtype_in_place is not None and form.device == CPU and param.requires_grad and form.nbytes >= max(SMALLEST, 1)
+    return form.dtype_in_place is not None and form.device == CPU and param.requires_grad and form.nbytes >= SMALLEST
 
 
 def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:

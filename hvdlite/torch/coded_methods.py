@@ -1,10 +1,9 @@
 """The methods of an optimizer whose compression keeps state (`hvdlite.compression.BucketCodec`)."""
 
-import itertools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from hvdlite.compression import BucketCodec, Codec, PowerSGD, check_compression,
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.objects import broadcast_object
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.coded_bucket import scale_of
 from hvdlite.torch.error_feedback import ErrorFeedback
 from hvdlite.torch.power_sgd import PowerSGDCodec
@@ -96,14 +96,9 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
     """
     if not isinstance(optimizer, CodedMethods):
         return
-    codings = codings_of(optimizer)
     settings = optimizer._hvdlite.settings
-    text = describe_compression(settings.compression)
-    if saved is not None and saved["compression"] != text:
-        raise InvalidArgumentError(
-            f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the key "
-            f"{KEY!r} from the state dict, and the compression starts without state"
-        )
+    _require_compression(settings, saved)
+    codings = codings_of(optimizer)
     place = [settings.process_set.rank(), settings.process_set.size()]
     is_own = saved is not None and saved["place"] == place
     states = saved["state"] if saved is not None else {}
@@ -114,10 +109,19 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
                 coding[key] = value.clone() if isinstance(value, torch.Tensor) else value
     if saved is not None and not is_own:
         logging.getLogger("hvdlite").info(
-            "compression %s: rank %s of %s starts without a residual, because the loaded one belongs to rank %s of %s",
-            text,
+            "compression %s: rank %s of %s starts without a residual, because the loaded state is that of rank %s of %s",
+            describe_compression(settings.compression),
             *place,
             *saved["place"],
+        )
+
+
+def _require_compression(settings: ReducerSettings, saved: Mapping[str, Any] | None) -> None:
+    text = describe_compression(settings.compression)
+    if saved is not None and saved["compression"] != text:
+        raise InvalidArgumentError(
+            f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the key "
+            f"{KEY!r} from the state dict, and the compression starts without state"
         )
 
 
@@ -138,13 +142,14 @@ def _share(process_set: Any, last: int) -> None:
 
     Collective if the set ever had an optimizer whose compression keeps state; otherwise it does nothing.
     """
-    here = [optimizers for its_set, optimizers in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
+    here = [(its_set, found) for its_set, found in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
     if not here:
         return
     living = {
         each._hvdlite.settings.prefix: codings_of(each)
-        for each in itertools.chain(*here)
-        if isinstance(each, CodedMethods)  # others were wrapped again, with a compression without state
+        for its_set, found in here
+        for each in found
+        if isinstance(each, CodedMethods) and each._hvdlite.settings.process_set is its_set  # others were wrapped again
     }
     common = {
         prefix: [{key: value for key, value in coding.items() if key != _OWN} for coding in codings]
@@ -207,12 +212,14 @@ class CodedMethods(_Optimizer):
         save and load a file of its own. Without the key ``hvdlite_compression`` the compression starts without state.
 
         Raises:
-            InvalidArgumentError: the saved state belongs to another compression. The plain optimizer's state is then loaded.
+            InvalidArgumentError: the saved state belongs to another compression. Then nothing is loaded.
         """
+        saved = state_dict.get(KEY)
+        _require_compression(self._hvdlite.settings, saved)
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.settle_family()
         super().load_state_dict(state_dict)
-        load_coding(self, state_dict.get(KEY))
+        load_coding(self, saved)
 
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Raises an error: a sharded state dict has no place for the compression's state.
@@ -247,7 +254,7 @@ def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
 
 
 def _steps_of_scalers() -> Sequence[Any]:
-    kinds: list[Callable[..., Any]] = [torch.cuda.amp.GradScaler.step]
+    kinds: list[Any] = [torch.cuda.amp.GradScaler]
     if hasattr(torch.amp, "GradScaler"):
-        kinds.append(torch.amp.GradScaler.step)
-    return [kind.__code__ for kind in kinds]
+        kinds.append(torch.amp.GradScaler)
+    return [kind.step.__code__ for kind in kinds]

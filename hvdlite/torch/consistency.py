@@ -37,7 +37,7 @@ def check_consistency(
               parameter group that are numbers, texts, tensors or lists of these (learning rate, weight decay). The state is
               left out if it differs between ranks by design: with ``shard=True`` each rank has a part of it, and with
               ``op=hvd.Adasum`` each rank takes its own steps.
-            - tensors, arrays, numbers, and dicts, lists and tuples of all these, such as ``scheduler.state_dict()``.
+            - tensors, arrays, numbers, texts, and dicts, lists and tuples of all these, such as ``scheduler.state_dict()``.
         every: None to compare now. With a number n, hvdlite compares in ``step()`` of the first optimizer among `objects`,
             after every n steps. A backward pass without ``step()`` does not count. Wrap the optimizer before this call. Without
             an optimizer, call ``step()`` of the returned checker yourself.
@@ -153,7 +153,8 @@ def _leaves_of_tensor(tensor: torch.Tensor, path: str) -> list[Leaf]:
     if placements is not None:
         if not all(placement.is_replicate() for placement in placements):
             raise UnsupportedError(
-                f"check_consistency: {path!r} is a DTensor of which each rank has a part ({placements}). Compare only tensors "
+                f"check_consistency: {repr(path) if path else 'an argument'} is a DTensor of which each rank has a part "
+                f"({placements}). Compare only tensors "
                 "that are whole on all ranks, or compare tensor.to_local() in a process set of ranks with the same part"
             )
         tensor = tensor.detach().to_local()  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
         codec: the codec; its kind and block are used.
 
     Returns:
-        A float32 tensor of the same shape, with the same bits as the engine's. Blocks with an inf or a nan are undefined.
+        A float32 tensor of the same shape, with the same values as the engine's. Blocks with an inf or a nan are undefined.
     """
     flat = tensor.reshape(-1)
     blocks = pad(flat, (0, -flat.numel() % codec.block)).view(-1, codec.block)
@@ -35,7 +35,9 @@ def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
     factor = torch.where(largest >= _SMALLEST, torch.full_like(largest, limit) / largest, torch.zeros_like(largest))
     codes = blocks * factor
     codes = codes.to(torch.float8_e4m3fn).to(torch.float32) if codec.kind == "fp8" else codes.round_()
-    return codes.mul_(largest / limit).view(-1)[: flat.numel()].view(tensor.shape)
+    scale = largest / limit  # as the engine's: the largest float32 stays finite
+    scale = torch.where(torch.isinf(scale * limit), torch.nextafter(scale, torch.zeros_like(scale)), scale)
+    return codes.mul_(scale).view(-1)[: flat.numel()].view(tensor.shape)
 
 
 class ErrorFeedback(BucketCodec):
@@ -68,6 +70,6 @@ class ErrorFeedback(BucketCodec):
         yield sent
         if are_finite(sent):
             for gradient, residual in zip(gradients, residuals, strict=True):
-                if gradient.present and residual is not None:
+                if residual is not None:
                     gradient.state["residual"] = residual
         return [total.to(gradient.dtype) for total, gradient in zip(sent, gradients, strict=True)]

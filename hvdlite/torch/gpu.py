@@ -89,7 +89,7 @@ class StreamsOfBucket:
         """Returns the current stream, and then the other streams in which the gradients were made, and forgets all of them.
 
         Called at the launch. Within a pass this orders the current stream after the others. When the pass is over, autograd has
-        done so.
+        done so (unless backward has raised).
         """
         now = current_stream(self._gpu)
         others = self._seen - {now}

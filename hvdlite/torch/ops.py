@@ -8,9 +8,10 @@ place change. The gradients follow Horovod's convention:
 - allgather and broadcast: that gradient divided by the number of ranks;
 - reducescatter: that gradient times the number of ranks.
 
-The backward of a function is itself a collective: all ranks must run it. If the call had no name, all ranks must run its
-backward and their other collectives without names in the same order. A backward can be differentiated again
-(``create_graph=True``), by the convention of the collective that it calls. A Product can be differentiated only once.
+The backward of a function is itself a collective: all ranks that have not joined must run it. Ranks that have joined count as
+if their incoming gradients were zero. If the call had no name, all ranks must run its backward and their other collectives
+without names in the same order. A backward can be differentiated again (``create_graph=True``), by the convention of the
+collective that it calls. A Product can be differentiated only once.
 
 This file has over 400 lines, because every function has Horovod's full signature.
 """
@@ -22,8 +23,10 @@ from typing import Any
 import torch
 
 from hvdlite import ops
+from hvdlite.agreement import difference
 from hvdlite.compression import Compression, is_none
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite.partition import part_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum, resolve_op
 from hvdlite.runtime import RUNTIME
@@ -64,6 +67,10 @@ class _CallArguments:
     def grad_name_of(self, part: str) -> str | None:
         """The name of a further collective that the backward calls."""
         return None if self.name is None else f"{self.name}.grad.{part}"
+
+
+def _described(name: str | None) -> str:
+    return "an unnamed tensor" if name is None else repr(name)
 
 
 def _needs_grad(*tensors: torch.Tensor) -> bool:
@@ -129,14 +136,9 @@ class _Select(torch.autograd.Function):
         products = [total * slope for total, slope in zip(totals, slopes, strict=True)]
         if call.op != Product:
             return (None, *products)
-        name = "an unnamed tensor" if call.name is None else repr(call.name)
-        return (
-            None,
-            *only_once(
-                products,
-                f"allreduce of {name} with op=Product can be differentiated once only; allgather the tensors and multiply them",
-            ),
-        )
+        what = f"allreduce of {_described(call.name)} with op=Product"
+        text = f"{what} can be differentiated once only; allgather the tensors and multiply them"
+        return (None, *only_once(products, text))
 
 
 def _reduce(call: _CallArguments, name: str | None, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -262,14 +264,23 @@ def sparse_allreduce_async(
         raise InvalidArgumentError("sparse_allreduce_async reduces with op=Average or op=Sum")
     tensor = tensor.detach()
     indices, values = rows_of(tensor, tensor, tensor.dtype, tensor.sparse_dim())
-    handle = ops.grouped_allgather_async([indices, values], name, process_set)
+    # Otherwise rows of a larger tensor would be stored outside of a smaller one, and no error would show it.
+    shape = torch.tensor([[RUNTIME.require_topology().rank, *tensor.shape]], device=indices.device)
+    handle = ops.grouped_allgather_async([indices, values, shape], name, process_set)
     divisor = (process_set.size() or 1) if op == Average else 1
 
     def finish() -> torch.Tensor | None:
         rows = handle.synchronize()
         if rows is None:
             return None
-        all_indices, all_values = rows
+        all_indices, all_values, all_shapes = rows
+        shapes = {rank: shape for rank, *shape in all_shapes.tolist()}
+        if any(shape != list(tensor.shape) for shape in shapes.values()):
+            differing = difference([[("the shape", shape)] for shape in shapes.values()], list(shapes))
+            raise MismatchError(
+                f"sparse_allreduce_async of {_described(name)} in process set {process_set.process_set_id}: {differing}; pass "
+                "tensors of one shape on all ranks"
+            )
         return join_rows(all_indices, all_values, tensor, divisor)
 
     return finish
@@ -281,17 +292,24 @@ def sparse_allreduce_async(
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = tuple(_gather(call, call.name, tensors))
         ctx.call = call
         ctx.rows = [len(tensor) for tensor in tensors]
-        return tuple(_gather(call, call.name, tensors))
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         name = call.grad_name_of("rows")
-        rows = ops.allgather(torch.tensor([ctx.rows], device="cpu"), name, call.process_set)
         place = call.process_set.rank() or 0
-        starts = rows[:place].sum(0).tolist()
+        # The place is sent as well, because ranks that have joined send nothing.
+        rows = ops.allgather(torch.tensor([[place, *ctx.rows]], device="cpu"), name, call.process_set)
+        if rows[:, 1:].sum(0).tolist() != [len(grad) for grad in grads]:
+            raise MismatchError(
+                f"allgather of {_described(call.name)}: a rank has joined between the call and its backward, so the gradients "
+                "cannot be divided among the ranks; call join() after backward()"
+            )
+        starts = rows[rows[:, 0] < place, 1:].sum(0).tolist()
         averages = _reduce(_CallArguments(None, call.process_set, call.grouped, Average), call.grad_name, grads)
         parts = zip(averages, starts, ctx.rows, strict=True)
         return (None, *(average.narrow(0, start, count) for average, start, count in parts))
@@ -375,17 +393,31 @@ class _Alltoall(torch.autograd.Function):
         output, received = ops.alltoall_async(tensor, splits, call.name, call.process_set).synchronize()
         ctx.call = call
         ctx.received = received.tolist()
-        ctx.rows = len(tensor)
+        members = len(ctx.received)
+        sent = [len(tensor) // members] * members if splits is None else [int(count) for count in splits]
+        ctx.sent = [*sent, len(tensor) - sum(sent)]  # the last rows are not sent
         ctx.mark_non_differentiable(received)
         return output, received
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _received: Any) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
-        back, _ = alltoall(grad, ctx.received, call.grad_name, call.process_set)
-        if len(back) < ctx.rows:  # rows that were not sent do not contribute
-            back = torch.cat([back, back.new_zeros(ctx.rows - len(back), *back.shape[1:])])
-        return None, None, back
+        back, returned = alltoall(grad, ctx.received, call.grad_name, call.process_set)
+        return None, None, _with_zeros(back, [*returned.tolist(), 0], ctx.sent)
+
+
+def _with_zeros(rows: torch.Tensor, present: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+    """Fills in zeros for missing parts: those of ranks that have joined, and the rows of an alltoall that were not sent.
+
+    Args:
+        rows: the parts that are present, one after the other.
+        present: the number of rows of each part in `rows`: 0, or the number in `counts`.
+        counts: the number of rows of each part in the result.
+    """
+    if len(rows) == sum(counts):
+        return rows
+    parts = zip(torch.split(rows, list(present)), counts, strict=True)
+    return torch.cat([part if len(part) == count else part.new_zeros(count, *part.shape[1:]) for part, count in parts])
 
 
 def alltoall(
@@ -411,18 +443,33 @@ def alltoall(
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.call = call
         arguments = (call.name, call.compression, call.op, call.process_set, call.prescale, call.postscale)
         if call.grouped:
-            return tuple(ops.grouped_reducescatter(tensors, *arguments))
-        return (ops.reducescatter(tensors[0], *arguments),)
+            outputs = tuple(ops.grouped_reducescatter(tensors, *arguments))
+        else:
+            outputs = (ops.reducescatter(tensors[0], *arguments),)
+        ctx.call = call
+        ctx.rows = [len(tensor) for tensor in tensors]
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
         scaled = [grad * factor for grad in grads] if factor != 1.0 else list(grads)
-        return (None, *_gather(call, call.grad_name, scaled))
+        gathered = _gather(call, call.grad_name, scaled)
+        if [len(rows) for rows in gathered] == ctx.rows:
+            return (None, *gathered)
+        # Ranks that have joined sent no rows.
+        members = call.process_set.size() or 1
+        place = torch.tensor([call.process_set.rank() or 0], device="cpu")
+        working = set(ops.allgather(place, call.grad_name_of("working"), call.process_set).tolist())
+        found = []
+        for rows, count in zip(gathered, ctx.rows, strict=True):
+            counts = [len(part_of(count, members, member)) for member in range(members)]
+            present = [own if member in working else 0 for member, own in enumerate(counts)]
+            found.append(_with_zeros(rows, present, counts))
+        return (None, *found)
 
 
 def reducescatter(

@@ -86,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Reductions of gradients are collective over `process_set`: the ranks must have the same parameters, by name, shape and
     dtype, in the same order, and freeze the same ones (the first reduction checks this). They must run the same number of
-    backward passes and steps, and wrap their optimizers in the same order.
+    backward passes and steps (a rank that has no more data calls `join`), and wrap their optimizers in the same order.
 
     Args:
         optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
@@ -165,6 +165,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups = num_groups if groups is None else groups
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
+    mode = mode_of(start_check, "DistributedOptimizer")
+    # Comes after all checks of arguments: a call that is refused on some ranks only must take no number.
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
@@ -175,7 +177,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
-        start_check=mode_of(start_check, "DistributedOptimizer"),
+        start_check=mode,
         shard=shard,
     )
     if isinstance(optimizer, _DistributedOptimizer):
@@ -191,11 +193,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     try:
         if process_set.included():
             wrapping.hook_steps(optimizer)
-        if process_set.included() and ((process_set.size() or 1) > 1 or settings.average_passes):
-            wrapping.connect(optimizer, named, named_groups)
+            if (process_set.size() or 1) > 1 or settings.average_passes:
+                wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
-    except InvalidArgumentError:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
+    except Exception:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
         wrapping.undo(optimizer)
         raise
     return optimizer
@@ -293,7 +295,7 @@ class _Wrapping:
         del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Adds parameters whose gradients are then reduced, too. Changes nothing if it raises InvalidArgumentError."""
+        """Adds parameters whose gradients are then reduced, too. Raises as `add_param_group`, and changes nothing then."""
         prefix = f"{self.settings.prefix}."
         named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
         short = [(name.removeprefix(prefix), param) for name, param in named]
@@ -424,9 +426,9 @@ class _DistributedOptimizer(_Optimizer):
 
         """
         check_passes(passes)
-        self._hvdlite.passes_per_step = passes
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.set_passes_per_step(passes)
+        self._hvdlite.passes_per_step = passes
 
     def synchronize(self) -> None:
         """Reduces all unreduced gradients. Does nothing with op=Adasum.
@@ -449,7 +451,7 @@ class _DistributedOptimizer(_Optimizer):
         ``step()`` does not reduce a gradient twice either. A step with a closure reduces in any case.
 
         Raises:
-            AssertionError: op is Adasum.
+            AssertionError: op is Adasum, and there are several ranks.
 
         """
         wrapping = self._hvdlite
@@ -481,12 +483,18 @@ class _DistributedOptimizer(_Optimizer):
             reducer.after_reset(keeps)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters."""
+        """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.
+
+        Raises:
+            InvalidArgumentError: another distributed optimizer has one of them, with another op or process set; or this one is
+                sharded, and a parameter has gaps in memory. Then the group is not added.
+
+        """
         super().add_param_group(param_group)
         try:
             self._hvdlite.add_parameters(self.param_groups[-1]["params"])
-        except InvalidArgumentError:
-            self.param_groups.pop()
+        except Exception:  # the program may go on: this rank must not train the group alone
+            del self.param_groups[-1]
             raise
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -43,7 +43,7 @@ def hvd():
 
     hvdlite.torch.init()
     RUNTIME.config = RUNTIME.config.replace(bucket_bytes=400, first_bucket_bytes=100)
-    hvdlite.torch.arena.SMALLEST = 0
+    hvdlite.torch.arena.SMALLEST = 1
     torch.set_num_threads(1)
     return hvdlite.torch
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
-from support.codecs import INT4, INT8, reduced
+from support.codecs import INT4, INT8, KINDS, decoded, reduced
 
+from hvdlite.compression import Codec
 from hvdlite.errors import UnsupportedError
+from hvdlite.torch import error_feedback
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SIZES = (40_000, 3, 700)  # the first one is large enough for an arena
@@ -29,6 +31,14 @@ def test_a_call_and_its_gradient(hvd):
     assert tensor.grad.numpy().tobytes() == reduced(everyone(200, 2), INT8).tobytes()
     brain = hvd.allreduce(values(RANK, 200, 3).bfloat16(), compression=codec)
     assert brain.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("factor", [1.0, 2.0**-110, torch.finfo(torch.float32).max])
+def test_error_feedback_knows_what_the_engine_decodes(kind, factor):
+    given = values(0, 150, 4).clamp(-1, 1) * factor
+    given[3] = factor
+    assert np.array_equal(error_feedback.decoded(given, Codec(kind, 64)).numpy(), decoded(given.numpy(), KINDS[kind], 64))
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "fresh"])

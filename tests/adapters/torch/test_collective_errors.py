@@ -61,6 +61,11 @@ REFUSED = {
         ValueError,
         r"allgather of 'x' in process set 0: .*does not support scalar inputs.*reshape it to \[1\]",
     ),
+    "scalar allgather with gradient": (
+        lambda hvd: hvd.allgather(torch.tensor(1.0, requires_grad=True), name="x"),
+        ValueError,
+        r"allgather of 'x' in process set 0: .*does not support scalar inputs.*reshape it to \[1\]",
+    ),
     "scalar alltoall": (
         lambda hvd: hvd.alltoall(torch.tensor(1.0)),
         ValueError,

@@ -187,5 +187,7 @@ def test_what_cannot_be_compared(hvd):
     model[0].register_parameter("part", Part(torch.zeros(2)))
     with pytest.raises(UnsupportedError, match=r"'0.part' is a DTensor of which each rank has a part"):
         hvd.check_consistency(model)
+    with pytest.raises(UnsupportedError, match=r"check_consistency: an argument is a DTensor"):
+        hvd.check_consistency(model[0].part)
     with pytest.raises(InvalidArgumentError, match="belongs to a lazy layer that has seen no batch yet"):
         hvd.check_consistency(torch.nn.LazyLinear(3))

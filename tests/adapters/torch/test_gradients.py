@@ -194,6 +194,43 @@ def test_a_rank_whose_tensor_needs_no_gradient(hvd):
         hvd.allreduce(torch.zeros(2, dtype=torch.float64), op=hvd.Sum, name="part.grad")
 
 
+@pytest.mark.parametrize("joined", ["the first", "the last"])
+def test_a_rank_that_has_joined_has_gradients_of_zero(hvd, joined):
+    rank, size = hvd.rank(), hvd.size()
+    joined = 0 if joined == "the first" else size - 1
+    working = [each for each in range(size) if each != joined]
+    if rank == joined:
+        hvd.join()
+        return
+    mine = torch.ones(rank + 1, dtype=torch.float64, requires_grad=True)
+    gathered = hvd.allgather(mine)
+    rows = torch.arange(len(gathered), dtype=torch.float64)
+    gathered.backward(rows + 100 * rank)
+    begin = sum(each + 1 for each in working if each < rank)
+    mean = (len(working) * rows + 100 * sum(working)) / size
+    torch.testing.assert_close(mine.grad, mean[begin : begin + rank + 1])
+
+    mine = torch.ones(size + 1, dtype=torch.float64, requires_grad=True)
+    received, _ = hvd.alltoall(mine, torch.ones(size, dtype=torch.int32))  # a row stays behind
+    received.backward(10.0 * rank + torch.arange(len(working)))
+    assert mine.grad.tolist() == [0 if to == joined else 10 * to + working.index(rank) for to in range(size)] + [0]
+
+    pair = [torch.ones(rows, 2, dtype=torch.float64, requires_grad=True) for rows in (size, 1)]
+    scattered = hvd.grouped_reducescatter(pair, op=hvd.Average)
+    torch.autograd.backward(scattered, [torch.full_like(part, rank + 1) for part in scattered])
+    assert pair[0].grad.tolist() == [[0 if owner == joined else owner + 1] * 2 for owner in range(size)]
+    assert pair[1].grad.tolist() == [[0 if joined == 0 else 1] * 2]
+    hvd.join()
+
+
+def test_a_rank_that_joins_before_the_backward_of_an_allgather(hvd):
+    out = hvd.allgather(torch.ones(hvd.rank() + 1, requires_grad=True), name="all")
+    if hvd.rank() > 0:
+        with pytest.raises(hvd.HorovodInternalError, match=r"allgather of 'all': a rank has joined .*; call join\(\)"):
+            out.sum().backward()
+    hvd.join()
+
+
 def test_a_tangent_of_a_gradient_is_refused(hvd):
     """Forward mode over reverse mode, as for products with the Hessian: what is beside the gradient would stay this rank's."""
     param = torch.nn.Parameter(values(6, 3))

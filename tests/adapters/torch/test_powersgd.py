@@ -150,8 +150,10 @@ def test_a_loaded_state_goes_on_exactly(hvd, shard):
         train(trained, on, range(3, 6))
     assert all(map(torch.equal, params, others))
     torch.optim.SGD(parameters(), lr=0.1).load_state_dict(saved)  # which ignores it
+    other = sgd(hvd, parameters(), hvd.Compression.powersgd(rank=3))
     with pytest.raises(InvalidArgumentError, match="state of an optimizer with compression powersgd of rank 2"):
-        sgd(hvd, parameters(), hvd.Compression.powersgd(rank=3)).load_state_dict(saved)
+        other.load_state_dict(saved)
+    assert not other.state
     for loads in (False, True):  # also of a rank that has just loaded its state
         if loads and RANK == 0:
             optimizer.load_state_dict(saved)

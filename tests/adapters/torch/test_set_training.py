@@ -194,3 +194,20 @@ def test_an_optimizer_whose_set_was_removed_says_so(hvd, sets):
     for wrong in (each, [0]):
         with pytest.raises(ValueError, match=r"pass it to hvdlite\.add_process_set"):
             hvd.DistributedOptimizer(sgd(network().parameters()), process_set=wrong)
+
+
+def test_an_optimizer_that_was_wrapped_again_for_another_set_is_not_shared_after_a_join(hvd, monkeypatch):
+    monkeypatch.setattr("hvdlite.torch.optimizer._serials", defaultdict(itertools.count))
+    compression = hvd.Compression.powersgd(start_step=0)
+    models = [torch.nn.Linear(30, 40, bias=False), network()]
+    optimizer, moved = (hvd.DistributedOptimizer(sgd(model.parameters()), compression=compression) for model in models)
+    with added(hvd, [hvd.size() - 1]) as (alone,):
+        hvd.DistributedOptimizer(moved, compression=compression, process_set=alone)
+        assert moved._hvdlite.settings.prefix == optimizer._hvdlite.settings.prefix  # each in its own set
+        for step in range(1 if hvd.rank() == 0 else 2):
+            optimizer.zero_grad()
+            models[0](torch.full((2, 30), step + hvd.rank() + 1.0)).square().sum().backward()
+            optimizer.step()
+        hvd.join()
+        kept = optimizer.state_dict()["hvdlite_compression"]["state"]
+        assert kept[0]["step"] == 2

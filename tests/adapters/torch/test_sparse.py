@@ -163,6 +163,14 @@ def test_a_sparse_mean_of_integers_is_truncated(hvd):
     assert mean.to_dense().equal(hvd.allreduce(tensor.to_dense(), op=hvd.Average))
 
 
+def test_sparse_tensors_of_several_shapes(hvd):
+    extent = 4 + 2 * (hvd.rank() == 0)
+    tensor = torch.sparse_coo_tensor([[extent - 1]], torch.ones(1), (extent,), check_invariants=True)
+    finish = hvd.sparse_allreduce_async(tensor, "several", hvd.Sum)
+    with pytest.raises(hvd.HorovodInternalError, match=r"'several' .*: the shape is \[6\] on rank 0, but the shape is \[4\]"):
+        finish()
+
+
 def test_sparse_truth_values_are_refused(hvd):
     tensor = torch.sparse_coo_tensor([[0]], torch.tensor([True]), (4,), check_invariants=True)
     for op in (hvd.Average, hvd.Sum):

@@ -216,6 +216,13 @@ def test_ranks_with_other_modes(hvd):
 def test_a_wrong_mode(hvd):
     with pytest.raises(ValueError, match=r"start_check='yes'\): it is None or one of 'error', 'broadcast', 'warn', 'off'"):
         wrapped(hvd, network(), start_check="yes")
+    optimizers = [wrapped(hvd, network())]
+    if hvd.rank() == 0:  # the refused call must not change the names of later optimizers
+        with pytest.raises(ValueError, match="start_check='yes'"):
+            wrapped(hvd, network(), start_check="yes")
+    optimizers.append(wrapped(hvd, network()))
+    numbers = [int(each._hvdlite.settings.prefix.removeprefix("optimizer")) for each in optimizers]
+    assert numbers[1] == numbers[0] + 1
 
 
 def test_the_remedy_in_a_process_set_names_it_and_a_root_that_belongs_to_it(hvd):

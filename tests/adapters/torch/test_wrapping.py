@@ -189,10 +189,12 @@ def test_an_optimizer_that_is_refused_stays_plain(hvd):
     gaps = torch.nn.Parameter(torch.zeros(4, 8)[:, ::2])
     common = torch.nn.Parameter(torch.zeros(3))
     kept = hvd.DistributedOptimizer(sgd([common]))
-    for param, options in ((gaps, {"shard": True}), (common, {"op": hvd.Sum})):
+    with torch.inference_mode():
+        unchangeable = torch.nn.Parameter(torch.zeros(3), requires_grad=False)  # torch refuses hooks on it
+    for param, options in ((gaps, {"shard": True}), (common, {"op": hvd.Sum}), (unchangeable, {})):
         plain = sgd([param])
         before = {name: copy.copy(value) for name, value in vars(plain).items()}
-        with pytest.raises(ValueError, match=r"have gaps between|differently"):
+        with pytest.raises(RuntimeError, match=r"have gaps between|differently|inference tensor"):
             hvd.DistributedOptimizer(plain, **options)
         assert type(plain) is torch.optim.SGD
         assert vars(plain).keys() == before.keys()
@@ -201,6 +203,19 @@ def test_an_optimizer_that_is_refused_stays_plain(hvd):
     common.grad = torch.full_like(common, hvd.rank() + 1.0)
     kept.step()
     assert_close([common.grad], [torch.full_like(common, (hvd.size() + 1) / 2)])
+
+
+def test_a_group_that_is_refused_is_not_added(hvd):
+    common, own = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    kept = hvd.DistributedOptimizer(sgd([common]))
+    optimizer = hvd.DistributedOptimizer(sgd([own]), op=hvd.Sum)
+    with pytest.raises(ValueError, match="differently"):
+        optimizer.add_param_group({"params": [common]})
+    assert [group["params"] for group in optimizer.param_groups] == [[own]]
+    own.grad = torch.ones(3)
+    optimizer.step()
+    assert_close([own.grad], [torch.full((3,), float(hvd.size()))])
+    assert kept is not None
 
 
 def test_nothing_keeps_model_and_optimizer_alive(hvd):

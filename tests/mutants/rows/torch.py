@@ -120,8 +120,8 @@ ROWS = (
         "torch-allgather-adjoint",
         "allgather's backward gives the first rank's rows",
         "hvdlite/torch/ops.py",
-        "starts = rows[:place].sum(0).tolist()",
-        "starts = rows[:0].sum(0).tolist()",
+        "starts = rows[rows[:, 0] < place, 1:].sum(0).tolist()",
+        "starts = rows[:0, 1:].sum(0).tolist()",
         guards.TORCH_GRADIENTS,
     ),
     Mutant(
