@@ -65,6 +65,7 @@ class ShardedMethods(_Optimizer):
 
         Raises:
             InvalidArgumentError: a state was loaded on some ranks only; or the job has other ranks than before.
+            MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
 
         """
@@ -121,8 +122,9 @@ class ShardedMethods(_Optimizer):
                 "example of a channels-last model), or with other groups: make model and optimizer as they were, or save "
                 "state_dict()"
             )
+        own = [each for each, _ in sharded.own_state(self)]  # before the state changes, because it can raise
         self.state.clear()
-        for each, _ in sharded.own_state(self):
+        for each in own:
             kept = merged(each, state_dict["state"].get(each.name, {}))
             if kept:
                 self.state[each.param] = kept
