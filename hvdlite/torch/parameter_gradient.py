@@ -129,7 +129,7 @@ class WireForm:
                 f"{self._compression!r} made {wire.dtype} {list(wire.shape)} of a gradient {list(grad.shape)}, and "
                 f"{self.wire_dtype} {list(self.shape)} of zeros like it: dtype and shape must not depend on the values"
             )
-        return wire.contiguous(), context
+        return wire.resolve_neg().contiguous(), context
 
     def _compress(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         if self._compression is None:
@@ -245,7 +245,8 @@ class ParameterGradient(GradientState):
             self.param.grad, self.reduced_part = reduced_part, None
             reduced_part.add_(grad)
         else:
-            total = reduced_part + grad
+            # torch cannot add a dense tensor to a sparse one, only the other way round.
+            total = grad + reduced_part if grad.layout is torch.strided else reduced_part + grad
             self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:

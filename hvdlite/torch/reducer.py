@@ -384,8 +384,8 @@ class Reducer(PassDriver):
             reducer.notice = notice
 
     def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
-        """The compression's state of a parameter's gradient."""
-        return next(reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param))
+        """The compression's state of a parameter's gradient; an empty dict if no reducer holds the parameter."""
+        return next((reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param)), {})
 
     def set_loss_scale(self, loss_scale: Any) -> None:
         """Sets the factor of the loss, for all reducers of the optimizer."""
