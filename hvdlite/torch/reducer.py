@@ -82,6 +82,7 @@ class Reducer(PassDriver):
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
         self._handed_over: list[torch.Tensor] = []  # those parameters
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # reducers that have this one among their partners
+        self._is_left = False  # is this reducer's own optimizer, or its wrapping, gone?
         # The plan, made at the first reduction.
         self._left_out: list[ParameterGradient] = []  # in no bucket: frozen, and of a dtype that cannot be reduced
         self._groups: Groups = None
@@ -149,9 +150,14 @@ class Reducer(PassDriver):
         return found
 
     def close(self) -> None:
-        """Removes the hooks when the optimizer or its wrapping is gone, unless another optimizer uses this reducer."""
+        """Removes the hooks when the optimizer or its wrapping is gone. As long as another optimizer uses them, they stay."""
+        self._is_left = True
         if len(self._borrowers):
             return
+        for partner in self._partners:
+            partner._borrowers.discard(self)
+            if partner._is_left:
+                partner.close()
         for key, hooks in self._hooks.items():
             for hook in hooks:
                 hook.remove()
