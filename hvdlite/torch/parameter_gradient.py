@@ -44,10 +44,10 @@ _COMPRESSED = (torch.float32, torch.float64)
 class WireForm:
     """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
-    A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are sent
-    from dense memory on the same device, usually a copy. Compressed gradients are reduced where the compression has made them,
-    and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs, which needs no
-    copy. The engine also applies codecs. Gradients on other devices travel through host memory.
+    A gradient in host memory or on an NVIDIA GPU is reduced in place if it lies in memory as its parameter does, without gaps.
+    Others are sent from dense memory on the same device, usually a copy. Compressed gradients are reduced where the compression
+    has made them, and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs,
+    which needs no copy. The engine also applies codecs. Gradients on other devices travel through host memory.
 
     Attributes:
         codec: the codec's fields of the request (`Codec.fields`), empty without a codec.

@@ -105,6 +105,7 @@ class Reducer(PassDriver):
 
         Raises:
             InvalidArgumentError: another optimizer reduces one of them in an incompatible way.
+            HvdliteError: another optimizer has to reduce one of them before, and that failed.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
@@ -274,7 +275,10 @@ class Reducer(PassDriver):
             self._compared = allreduce_async_(rows, name=self.check.name, op=Sum, process_set=self.settings.process_set)
 
     def _wait(self, strict: bool) -> None:
-        """Waits for all launched buckets, and stores their results. Raises the first failure after all have ended."""
+        """Waits for all launched buckets, and stores their results. Raises the first HvdliteError after all have ended.
+
+        An exception of a user's compression leaves it at once. The next call then stores the rest.
+        """
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
             self._leave_in_flight()

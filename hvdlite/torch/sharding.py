@@ -1,4 +1,4 @@
-"""Sharded optimizer state: each rank updates its part of the parameters, and then all ranks gather the updated parts.
+"""Sharded optimizer state: each rank updates its part of the parameters, and then broadcasts it.
 
 Every rank has whole parameters and whole, reduced gradients, so what a program does between ``backward()`` and ``step()``
 works as without sharding. Only the state of the optimizer, such as Adam's two moments, is split: each of n ranks keeps about
@@ -188,7 +188,7 @@ class ShardedState:
             MismatchError: a rank that owns parameters has joined, or a rank has stepped other parameters.
             HorovodInternalError: a rank failed, or has stepped other parameters.
 
-        After an error some parameters have the values from before the step.
+        After an error some parameters may have the values from before the step.
         """
         if is_inner_step(optimizer):
             return

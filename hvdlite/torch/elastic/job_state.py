@@ -143,6 +143,7 @@ class JobState:
 
         Raises:
             PeerLostError: a rank was lost.
+            InvalidArgumentError, MismatchError, HorovodInternalError: the ranks have different objects, or a rank failed.
         """
         states = {} if self.is_sharded or rank() == source else {name: each.copied() for name, each in self._all.items()}
         try:
