@@ -251,6 +251,7 @@ class ParameterGradient(GradientState):
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
         """Stores the reduced `value` in place of `grad`: in ``param.grad`` or in the reduced part."""
+        value = value.to(self.param.device)
         if self.reduced_part is grad:
             self.reduced_part = value
         else:
@@ -267,7 +268,7 @@ class ParameterGradient(GradientState):
         """
         self.merge()
         if self.sparse_dim is not None and value.layout is torch.strided:
-            return value.to_sparse(self.sparse_dim)
+            value = value.to_sparse(self.sparse_dim)
         return value.to(self.param.device)
 
 
