@@ -45,10 +45,10 @@ _COMPRESSED = (torch.float32, torch.float64)
 class WireForm:
     """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
-    A gradient in host memory or on an NVIDIA GPU is reduced in place if its strides are those of its parameter. Others are sent
-    from dense memory on the same device, usually a copy. Compressed gradients are reduced where the compression has made them,
-    and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs, which needs no
-    copy. The engine also applies codecs. Gradients on other devices travel through host memory.
+    A gradient in host memory or on an NVIDIA GPU is reduced in place if it lies in memory as its parameter does, without gaps.
+    Others are sent from dense memory on the same device, usually a copy. Compressed gradients are reduced where the compression
+    has made them, and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs,
+    which needs no copy. The engine also applies codecs. Gradients on other devices travel through host memory.
 
     Attributes:
         codec: the codec's fields of the request (`Codec.fields`), empty without a codec.
@@ -133,7 +133,7 @@ class WireForm:
                 f"{self._compression!r} made {wire.dtype} {list(wire.shape)} of a gradient {list(grad.shape)}, and "
                 f"{self.wire_dtype} {list(self.shape)} of zeros like it: dtype and shape must not depend on the values"
             )
-        return wire.contiguous(), context
+        return wire.resolve_neg().contiguous(), context
 
     def _compress(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
         if self._compression is None:
@@ -249,11 +249,13 @@ class ParameterGradient(GradientState):
             self.param.grad, self.reduced_part = reduced_part, None
             reduced_part.add_(grad)
         else:
-            total = reduced_part + grad
+            # torch cannot add a dense tensor to a sparse one, only the other way round.
+            total = grad + reduced_part if grad.layout is torch.strided else reduced_part + grad
             self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
         """Stores the reduced `value` in place of `grad`: in ``param.grad`` or in the reduced part."""
+        value = value.to(self.param.device)
         if self.reduced_part is grad:
             self.reduced_part = value
         else:
@@ -270,7 +272,7 @@ class ParameterGradient(GradientState):
         """
         self.merge()
         if self.sparse_dim is not None and value.layout is torch.strided:
-            return value.to_sparse(self.sparse_dim)
+            value = value.to_sparse(self.sparse_dim)
         return value.to(self.param.device)
 
 

@@ -58,7 +58,7 @@ def send(
     """`hvdlite.send` with a gradient: if the tensor requires a gradient, the receiver sends the gradient back.
 
     Args and raises are those of `hvdlite.send`. The receiver must call `recv` with a tensor that requires a gradient as well.
-    Inside of ``torch.no_grad()`` this function is `hvdlite.send`, so then the receiver must be inside of it, too.
+    Inside of ``torch.no_grad()`` this function is `hvdlite.send`, so then the receive must be without a gradient, too.
 
     Returns:
         None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
@@ -82,7 +82,7 @@ def recv(
     """`hvdlite.recv` with a gradient: if the tensor requires a gradient, the gradient goes back to the sender.
 
     Args are those of `hvdlite.recv`. The sender's tensor must require a gradient, too, because the backward sends a message to
-    the sender. Inside of ``torch.no_grad()`` this function is `hvdlite.recv`, so then the sender must be inside of it, too.
+    the sender. Inside of ``torch.no_grad()`` this function is `hvdlite.recv`, so then the send must be without a gradient, too.
 
     Returns:
         What `hvdlite.recv` returns. For a tensor that requires a gradient: a new tensor, and the argument stays unchanged.

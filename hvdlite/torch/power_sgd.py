@@ -93,13 +93,13 @@ class _Matrix:
         self.gradient = gradient
         rows, columns = _extents(gradient.shape)
         dtype = torch.promote_types(gradient.dtype, torch.float32)  # of P, Q and all that is computed
-        self.q: torch.Tensor = _refreshed(gradient.state, columns, min(rank, rows, columns), dtype)
+        self.q: torch.Tensor = _refreshed(gradient.state, columns, rank, dtype)
         self._sum: torch.Tensor | None = None  # M; after `project` M - P Q^T; None if this rank has no gradient
         total = gradient.with_residual(loss_scale)
         if total is None:
             self.p = torch.zeros(rows, self.q.shape[1], dtype=dtype, device="cpu")
             return
-        self._sum = total.view(rows, columns)
+        self._sum = total.to(dtype).view(rows, columns)
         self.p = self._sum @ self.q
         if not are_finite([self._sum]):
             self.p.fill_(torch.nan)  # BLAS may skip the zeros of Q, and with them an inf in M
@@ -143,8 +143,8 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
     The random elements are multiples of 2^-23, with the same bits on all ranks, because the seed is the number of the step.
     """
     q: torch.Tensor | None = state.get("q")
-    if q is not None and q.shape != (rows, columns):
-        q = None
+    if q is not None:
+        q = q.to(dtype) if q.shape == (rows, columns) else None  # the model's dtype may have changed
     if q is not None and bool(q.any(0).all()):
         return q
     generator = torch.Generator("cpu").manual_seed(state.get("step", 0))
@@ -154,8 +154,9 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
 
 
 class PowerSGDCodec(BucketCodec):
-    """The state of a gradient has ``step``, the number of its finite reductions; if approximated, also ``q`` and ``residual``.
+    """The state of a gradient has ``step``, the number of finite reductions in which any rank had it.
 
+    If it is approximated, the state also has ``q`` and ``residual``.
     ``q`` [m, rank] has orthonormal columns, so that P is neither too large nor too small for its dtype.
     ``residual`` [n, m] is this rank's own, divided by the loss scale.
     """

@@ -81,6 +81,7 @@ class Reducer(PassDriver):
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
         self._handed_over: list[torch.Tensor] = []  # those parameters
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # reducers that have this one among their partners
+        self._is_left = False  # is this reducer's own optimizer, or its wrapping, gone?
         # The plan, made at the first reduction.
         self._left_out: list[ParameterGradient] = []  # in no bucket: frozen, and of a dtype that cannot be reduced
         self._groups: Groups = None
@@ -103,6 +104,7 @@ class Reducer(PassDriver):
 
         Raises:
             InvalidArgumentError: another optimizer reduces one of them in an incompatible way.
+            HvdliteError: another optimizer has to reduce one of them before, and that failed.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
@@ -148,9 +150,14 @@ class Reducer(PassDriver):
         return found
 
     def close(self) -> None:
-        """Removes the hooks when the optimizer or its wrapping is gone, unless another optimizer uses this reducer."""
+        """Removes the hooks when the optimizer or its wrapping is gone. As long as another optimizer uses them, they stay."""
+        self._is_left = True
         if len(self._borrowers):
             return
+        for partner in self._partners:
+            partner._borrowers.discard(self)
+            if partner._is_left:
+                partner.close()
         for key, hooks in self._hooks.items():
             for hook in hooks:
                 hook.remove()
@@ -269,7 +276,10 @@ class Reducer(PassDriver):
         self._compared = handle
 
     def _wait(self, strict: bool) -> None:
-        """Waits for all launched buckets, and stores their results. Raises the first failure after all have ended."""
+        """Waits for all launched buckets, and stores their results. Raises the first HvdliteError after all have ended.
+
+        An exception of a user's compression leaves it at once. The next call then stores the rest.
+        """
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
             self._leave_in_flight()
@@ -385,8 +395,8 @@ class Reducer(PassDriver):
             reducer.notice = notice
 
     def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
-        """The compression's state of a parameter's gradient."""
-        return next(reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param))
+        """The compression's state of a parameter's gradient; an empty dict if no reducer holds the parameter."""
+        return next((reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param)), {})
 
     def set_loss_scale(self, loss_scale: Any) -> None:
         """Sets the factor of the loss, for all reducers of the optimizer."""

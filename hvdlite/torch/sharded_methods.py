@@ -65,6 +65,7 @@ class ShardedMethods(_Optimizer):
 
         Raises:
             InvalidArgumentError: a state was loaded on some ranks only; or the job has other ranks than before.
+            MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
 
         """

@@ -1,4 +1,4 @@
-"""Sharded optimizer state: each rank updates its part of the parameters, and then all ranks gather the updated parts.
+"""Sharded optimizer state: each rank updates its part of the parameters, and then broadcasts it.
 
 Every rank has whole parameters and whole, reduced gradients, so what a program does between ``backward()`` and ``step()``
 works as without sharding. Only the state of the optimizer, such as Adam's two moments, is split: each of n ranks keeps about
@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from hvdlite.config import format_ranks
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from hvdlite.objects import exchange_object
+from hvdlite.objects import exchange_by_rank
 from hvdlite.ops import allgather, broadcast_async_
-from hvdlite.requests import Adasum
+from hvdlite.requests import Adasum, Kind
 from hvdlite.runtime import RUNTIME
+from hvdlite.submission import enter
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
@@ -70,13 +72,8 @@ class _Split:
 class _Transfer:
     """Parts of parameters, of one dtype and device, that their owner sends to all others at once."""
 
-    owner: int
+    owner: int  # its place in the process set
     parts: list[Sharded]
-
-    @property
-    def name(self) -> str:
-        """The name of the transfer, the same on all ranks."""
-        return f"{self.parts[0].name}.of{self.owner}"
 
     def memory(self) -> list[torch.Tensor]:
         """The memory of these parts on this rank."""
@@ -147,7 +144,7 @@ class ShardedState:
 
         Raises:
             UnsupportedError: a gradient is sparse.
-            InvalidArgumentError: as for `localize`.
+            InvalidArgumentError, NotInitializedError: as for `localize`.
         """
         if is_inner_step(optimizer):
             return None
@@ -196,7 +193,7 @@ class ShardedState:
             MismatchError: a rank that owns parameters has joined, or a rank has stepped other parameters.
             HorovodInternalError: a rank failed, or has stepped other parameters.
 
-        After an error some parameters have the values from before the step.
+        After an error some parameters may have the values from before the step.
         """
         if is_inner_step(optimizer):
             return
@@ -218,7 +215,7 @@ class ShardedState:
         for transfer in transfers:
             memory = transfer.memory()
             sent = reachable(memory[0] if len(memory) == 1 else torch.cat(memory))
-            name = f"{self._settings.prefix}.{transfer.name}"
+            name = f"{self._settings.prefix}.{transfer.parts[0].name}.of{transfer.owner}"
             started.append((transfer, memory, sent, broadcast_async_(sent, self._ranks[transfer.owner], name, process_set)))
         for transfer, memory, sent, handle in started:
             handle.synchronize()
@@ -244,10 +241,12 @@ class ShardedState:
 
         Raises:
             InvalidArgumentError: the process set has other ranks than before, and the state is not whole.
+            InvalidArgumentError, NotInitializedError: the state is whole, and the process set is no longer registered.
         """
         if not self.unsliced:
             self._require_same_ranks()
             return
+        enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
         self._assign()
         for sharded in self._sharded:
             if not sharded.is_mine:
@@ -284,7 +283,7 @@ class ShardedState:
                 used where it is, and nothing is sent.
 
         Raises:
-            InvalidArgumentError, HorovodInternalError: as for `gather_state`.
+            InvalidArgumentError, MismatchError, HorovodInternalError: as for `gather_state`.
         """
         if self._is_whole:
             yield
@@ -313,28 +312,33 @@ class ShardedState:
         Raises:
             InvalidArgumentError: (on all ranks) only some owners of a parameter have state for it; or the process set has other
                 ranks than before.
+            MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
         """
         if RUNTIME.spare is not None:
             return optimizer.state
-        self.restore()
-        self.localize(optimizer)
-        mine: dict[int, dict[Any, Any]] = {}
-        for number, sharded in enumerate(self._sharded):
-            state = optimizer.state.get(sharded.param)
-            if state is not None and sharded.is_mine:
-                mine[number] = {key: _described(sharded, value) for key, value in state.items()}
+        mine = {
+            sharded.name: {key: _described(sharded, value) for key, value in state.items()}
+            for sharded, state in self.own_state(optimizer)
+            if state is not None
+        }
         name = f"{self._settings.prefix}.state_dict"
-        everyone = exchange_object(mine, name, self._settings.process_set)
+        everyone = exchange_by_rank(mine, name, self._settings.process_set)
+        joined = [rank for rank in self._ranks if rank not in everyone]
+        if joined:
+            raise MismatchError(
+                f"DistributedOptimizer ({self._settings.prefix}) with shard=True: {format_ranks(joined)} joined, so a part of "
+                "the state is missing. In a program that calls hvd.join(), leave shard out"
+            )
         whole: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        for number, sharded in enumerate(self._sharded):
-            having = [place for place in sharded.owners if number in everyone[place]]
+        for sharded in self._sharded:
+            having = [place for place in sharded.owners if sharded.name in everyone[self._ranks[place]]]
             if not having:
                 continue
             if having != sharded.owners:
                 self._refuse_gaps(sharded, having)
-            described = everyone[having[0]][number]
-            state = optimizer.state.get(sharded.param, {}) if number in mine else {}
+            described = everyone[self._ranks[having[0]]][sharded.name]
+            state = optimizer.state.get(sharded.param, {}) if sharded.name in mine else {}
             whole[sharded.param] = {
                 key: self._gather(sharded, state.get(key), value, name, device) if isinstance(value, _Split) else value
                 for key, value in described.items()
@@ -365,7 +369,9 @@ class ShardedState:
         self, sharded: Sharded, own: torch.Tensor | None, split: _Split, name: str, device: torch.device | None
     ) -> torch.Tensor:
         param = sharded.param
-        mine = torch.empty(0, dtype=split.dtype, device=param.device) if own is None else flat_view(own)
+        if own is None:
+            own = torch.empty(0, dtype=split.dtype, device=param.device)
+        mine = sharded.flat(own) if own.shape == param.shape else own.reshape(-1)
         gathered: torch.Tensor = allgather(reachable(mine), f"{name}.part", self._settings.process_set).to(param.device)
         whole = gathered.reshape(split.shape) if split.shape != tuple(param.shape) else sharded.unflattened(gathered)
         return whole if device is None else whole.to(device)

@@ -24,14 +24,15 @@ class TrainedByTorch:
     This object keeps only a weak reference to the optimizer.
     """
 
-    data_remedy = (
-        "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
-        "num_replicas=hvd.size(), rank=hvd.rank())"
-    )
     evidence = "gradient"
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
         self.remedy = f"Before the first step, broadcast what one rank has: {broadcast_calls(settings.process_set)}"
+        ranks = "process_set" if settings.process_set.process_set_id else "hvd"
+        self.data_remedy = (
+            "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
+            f"num_replicas={ranks}.size(), rank={ranks}.rank())"
+        )
         self.moment = "before the first update" if settings.op == Adasum else "after the first update"
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings

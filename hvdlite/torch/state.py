@@ -40,7 +40,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     Raises:
         InvalidArgumentError: `params` is none of these, an entry is not a tensor, or a parameter belongs to a lazy layer that
             has seen no batch yet.
-        MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
+        InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
 
     """
     _broadcast_tensors(_named_tensors(params), root_rank, process_set)
@@ -172,7 +172,7 @@ def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 class _ParameterDevices:
-    """The device on this rank for tensors that the root has on a GPU: the device of their parameter.
+    """The device on this rank for tensors that the root has outside of host memory: the device of their parameter.
 
     Attributes:
         state: the devices of the parameters, by the parameter's key in the root's structure.
@@ -223,7 +223,7 @@ def _make_for(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> N
 
 
 def _with_tensors(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
-    """The structure with its tensors. Tensors that the root has on a GPU are moved to `device`."""
+    """The structure with its tensors. Tensors that the root has outside of host memory are moved to `device`."""
     if isinstance(tree, _Placeholder):
         return tensors[tree.number] if tree.on_host else tensors[tree.number].to(device)
     if isinstance(tree, dict):

@@ -30,7 +30,7 @@ def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
         kind: the optimizer's class, which is changed; it must have no other object.
 
     Returns:
-        A function that undoes the changes in the optimizer.
+        A function that puts back the ``optimizer.step`` of a scheduler, if this function has replaced it.
 
     """
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):

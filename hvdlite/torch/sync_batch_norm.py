@@ -187,7 +187,7 @@ def _statistics_dtype(input: torch.Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Whole:
-    """The statistics of all ranks' values, in float64, in the memory that is exchanged. The variance is the biased one."""
+    """The statistics of all ranks' values, in float64, on the device of the exchange. The variance is the biased one."""
 
     mean: torch.Tensor
     var: torch.Tensor
@@ -199,7 +199,7 @@ class _LocalValues:
 
     Attributes:
         centered: the input minus the center: float32 or float64, on the input's device, in memory of its own.
-        center: the center of each channel: float64, in the memory that is exchanged.
+        center: the center of each channel: float64, on the device of the exchange.
 
     """
 
@@ -271,7 +271,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True
+        if torch.is_grad_enabled() and ctx.needs_input_grad[3]:  # create_graph=True
             return _Normalise._differentiable_gradients(ctx, grad)
         return _Normalise._gradients(ctx, grad)
 
@@ -319,10 +319,10 @@ class _Normalise(torch.autograd.Function):
         scale = invstd if weight is None else invstd * weight
         rest = flowing - _per_channel(mean_grad, dim) - normal * _per_channel(mean_product, dim)
         for_input = (rest * _per_channel(scale, dim)).to(input.dtype)
-        _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
+        _, _, _, _, wants_weight, wants_bias = ctx.needs_input_grad
         return (
             *(None, None, None),
-            for_input if wants_input else None,
+            for_input,
             products.to(weight.dtype) if wants_weight else None,
             grads.to(weight.dtype) if wants_bias else None,
         )

@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 
 
 def check_own_output(label: str, source: Tensor, output: Tensor) -> None:
-    """Checks that the output for this rank's own values has the number of elements and the dtype of the input with them.
+    """Checks that an output of this rank has the dtype and the number of elements of the input to which it belongs.
 
     Raises:
         InvalidArgumentError: one of them differs.

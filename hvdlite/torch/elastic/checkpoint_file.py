@@ -87,7 +87,7 @@ class CheckpointFile:
         return bool(self.path) and local_rank() == 0 and cross_rank() < _HOSTS
 
     def write(self, position: int, states: Mapping[str, Any]) -> None:
-        """Replaces this host's file atomically, so that a reader never sees a part of it.
+        """Replaces this host's file atomically, so that a reader never sees a part of it. After an error the old file remains.
 
         Args:
             position: the number of applied steps.

@@ -1,6 +1,7 @@
 """The state of an `ElasticJob`: what a step may have to take back, and what a rank copies from another one."""
 
 import copy
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +110,8 @@ class JobState:
                         group[name].copy_(option)  # a scheduler changes it in place, too
                     else:
                         group[name] = option
-        for coding, kept in zip(codings_of(self._optimizer), snapshot.codings, strict=True):
+        nothing: dict[str, Any] = {}  # kept for the parameters of new groups
+        for coding, kept in itertools.zip_longest(codings_of(self._optimizer), snapshot.codings, fillvalue=nothing):
             coding.clear()
             coding.update(kept)
         numbers, gpus, python, numpy = snapshot.random_numbers
@@ -141,6 +143,7 @@ class JobState:
 
         Raises:
             PeerLostError: a rank was lost.
+            InvalidArgumentError, MismatchError, HorovodInternalError: the ranks have different objects, or a rank failed.
         """
         states = {} if self.is_sharded or rank() == source else {name: each.copied() for name, each in self._all.items()}
         try:

@@ -24,7 +24,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         seed: the seed of the order, the same on all ranks.
 
     Attributes:
-        epoch: the epoch that `set_epoch` has set.
+        epoch: the number of the present epoch.
         processed_num: the number of processed samples, on all ranks.
         processed_indices: the samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
         remaining_indices: the samples that were unprocessed at the last division, in the order of the dataset.

@@ -202,7 +202,8 @@ def test_what_a_step_has_changed_before_a_loss_is_as_before_it(error):
     hvd.barrier()
 
 
-def test_a_step_that_is_not_applied_leaves_what_a_compression_keeps():
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_step_that_is_not_applied_leaves_what_a_compression_keeps(grows):
     made = parts(compression=hvd.Compression.int8(between="ranks", error_feedback=True))
     job, optimizer = hvd.elastic.Job(**made), made["optimizer"]
 
@@ -214,7 +215,12 @@ def test_a_step_that_is_not_applied_leaves_what_a_compression_keeps():
     before = kept()
     x, y = next(job.batches(SAMPLES, 1))
     with pytest.raises(PeerLostError), job.step():  # noqa: PT012 - this launcher cannot continue, so the loss leaves the step
-        torch.nn.functional.mse_loss(job.model(x), y).backward()
+        loss = torch.nn.functional.mse_loss(job.model(x), y)
+        if grows:
+            added = torch.nn.Parameter(torch.ones(3))
+            optimizer.add_param_group({"params": [added]})
+            loss = loss + added.square().sum()
+        loss.backward()
         assert not all(map(torch.equal, kept(), before))
         raise PeerLostError("a rank is gone")
     after = kept()

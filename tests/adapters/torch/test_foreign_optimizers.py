@@ -90,6 +90,12 @@ def test_parameters_given_behind_the_wrapper(hvd, change, op):
     assert_same_bits(params)
 
 
+def test_a_compression_has_no_state_of_a_parameter_given_behind_the_wrapper(hvd):
+    optimizer = hvd.DistributedOptimizer(sgd([torch.nn.Parameter(torch.ones(3))]), compression=hvd.Compression.powersgd())
+    optimizer.param_groups[0]["params"].append(torch.nn.Parameter(torch.ones(3)))
+    assert optimizer.state_dict()["hvdlite_compression"]["state"] == {}
+
+
 @pytest.mark.parametrize("all_of_them", [False, True])
 @pytest.mark.parametrize("kept_back", [False, True])
 def test_swapped_parameters_have_lost_their_hooks(hvd, kept_back, all_of_them):

@@ -83,3 +83,12 @@ def test_frozen_parameters_hold_up_nobody(hvd):
     for groups in (None, 1, [["p0", "p1", "p2"]]):
         buckets = make_buckets(settings, gradients, groups, 1)
         assert [[gradient.name for gradient in bucket.gradients] for bucket in buckets] == [["p2", "p0"], ["p1"]]
+
+
+def test_a_result_goes_to_the_device_of_its_parameter():
+    """Gradients on devices that the engine cannot use are reduced in host memory."""
+    gradient = ParameterGradient("p", torch.nn.Parameter(torch.zeros(3, 2, device="meta")))
+    gradient.sparse_dim = 1
+    assert gradient.receive(torch.ones(3, 2)).device.type == "meta"
+    gradient.replace(torch.ones(3, 2), torch.ones(3, 2))
+    assert gradient.param.grad.device.type == "meta"

@@ -275,7 +275,7 @@ def test_a_codec_of_the_users(hvd):
 
 
 def test_changed_parameter_sets(hvd):
-    """Frozen and added parameters, and one that only some ranks use."""
+    """Frozen and added parameters, one that only some ranks use, and another dtype."""
     params = parameters([(40, 30), (30, 40)])
     optimizer = sgd(hvd, params, hvd.Compression.powersgd(start_step=1))
     train(optimizer, params, range(3))
@@ -289,6 +289,11 @@ def test_changed_parameter_sets(hvd):
     assert_same_bits([param.detach() for param in params])
     kept = optimizer.state_dict()["hvdlite_compression"]["state"]
     assert [kept[i]["step"] for i in range(3)] == [7, 9, 4]
+    for dtype in (torch.float64, torch.float32):
+        torch.nn.ParameterList(params).to(dtype)
+        backward(params, 9)
+        kept = optimizer.state_dict()["hvdlite_compression"]["state"][0]
+        assert kept["q"].dtype is kept["residual"].dtype is dtype
 
 
 def test_ranks_that_have_joined_get_what_they_have_missed(hvd):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from reference import Pair, adam, assert_close, mse, network, part_of, whole_batch
 from support.world import WORLD
 
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, NotInitializedError
 
 
 def test_shutdown_and_init(hvd):
@@ -59,6 +59,21 @@ def test_a_sharded_optimizer_needs_a_whole_state_among_other_ranks(hvd):
     finally:
         hvd.shutdown()
         hvd.init()
+
+
+def test_a_shutdown_leaves_the_whole_state_that_a_sharded_optimizer_has_loaded(hvd):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(), shard=True)
+    mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    hvd.shutdown()
+    optimizer.load_state_dict(saved)
+    with pytest.raises(NotInitializedError):
+        optimizer.state_dict()
+    hvd.init()
+    for number, state in optimizer.state_dict()["state"].items():
+        assert_close(list(state.values()), list(saved["state"][number].values()))
 
 
 def test_an_operation_of_a_destroyed_group_meets_none_of_the_next(hvd):

@@ -137,7 +137,7 @@ def test_an_optimizer_without_a_step_is_saved_and_loaded(hvd, folder):
     assert optimizer.state_dict()["state"] == {}
 
 
-def test_what_does_not_fit_is_refused(hvd, folder):
+def test_what_does_not_fit_is_refused(hvd, folder, monkeypatch):
     _, optimizer = trained(hvd, adam)
     save(optimizer, folder)
     with pytest.raises(InvalidArgumentError, match="no sharded state of an optimizer under 'mine'"):
@@ -147,6 +147,12 @@ def test_what_does_not_fit_is_refused(hvd, folder):
         optimizer.load_sharded_state_dict({**state, "orders": "[]"})
     with pytest.raises(InvalidArgumentError, match="or with other groups"):
         optimizer.load_sharded_state_dict({**state, "param_groups": []})
+    before = dict(optimizer.state)
+    with monkeypatch.context() as changed:
+        changed.setattr(optimizer._hvdlite.sharded, "_ranks", list(range(SIZE + 1)))  # as after a loss
+        with pytest.raises(InvalidArgumentError, match="other ranks than before"):
+            optimizer.load_sharded_state_dict(state)
+    assert optimizer.state == before
     kept = {param: dict(own) for param, own in optimizer.state.items()}
     state["state"][list(state["state"])[-1]] = None
     with pytest.raises(AttributeError):  # of a file that something has damaged

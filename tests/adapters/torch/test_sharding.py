@@ -105,6 +105,9 @@ class Whitening(torch.optim.Optimizer):
                 state = self.state[param]
                 mean = state.setdefault("mean", torch.zeros_like(param.grad.sum(0)))
                 mean.mul_(0.9).add_(param.grad.sum(0))
+                if param.dim() == 2:  # two tensors in the order of columns, one of them of the parameter's shape
+                    state["turned"] = param.grad.t().clone().t()
+                    state["twice"] = param.grad.t().repeat(2, 1).t()
                 param.sub_(group["lr"] * (param.grad / (1 + param.grad.norm()) + mean))
 
 
@@ -357,6 +360,14 @@ def test_a_rank_that_has_joined_steps_nothing(hvd):
             MismatchError, match=r"none may have joined: .*rank 0, has joined.*calls hvd\.join\(\), leave shard out"
         ):
             train(hvd, model, optimizer, [1])
+    hvd.join()
+
+
+def test_a_state_dict_without_a_rank_that_has_joined_is_refused(hvd):
+    (_, optimizer), _ = pair(hvd, adam, steps=1)
+    if hvd.rank() != 0:
+        with pytest.raises(MismatchError, match=r"rank 0 joined, so a part of the state is missing"):
+            optimizer.state_dict()
     hvd.join()
 
 

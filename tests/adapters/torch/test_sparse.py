@@ -121,6 +121,19 @@ def test_a_table_with_sparse_and_dense_gradient(hvd):
         assert model.table.weight.grad.layout is torch.strided
 
 
+def test_a_dense_pass_too_many_after_sparse_ones_is_refused(hvd):
+    model = Bag()
+    optimizer = hvd.DistributedOptimizer(sparse_optimizer(model.parameters()), backward_passes_per_step=2)
+    words = words_of(0, 1)
+    for _ in range(2):
+        model(words).square().mean().backward()
+    reduced = model.table.weight.grad.to_dense()
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+        model.table.weight.sum().backward()
+    assert_close([model.table.weight.grad], [reduced + 1])
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("sparse_first", [True, False])
 def test_a_gradient_that_changes_its_layout(hvd, sparse_first):
     model, twin = Bag(), Bag()

@@ -225,7 +225,7 @@ def test_a_wrong_mode(hvd):
     assert numbers[1] == numbers[0] + 1
 
 
-def test_the_remedy_in_a_process_set_names_it_and_a_root_that_belongs_to_it(hvd):
+def test_the_remedies_in_a_process_set_name_it_and_a_root_that_belongs_to_it(hvd, caplog):
     if hvd.size() < 3:
         pytest.skip("needs two ranks besides rank 0")
     process_set = hvd.add_process_set([1, 2])
@@ -236,4 +236,9 @@ def test_the_remedy_in_a_process_set_names_it_and_a_root_that_belongs_to_it(hvd)
             MismatchError, match=r"broadcast_parameters\(model.state_dict\(\), root_rank=1, process_set=process_set"
         ):
             train(hvd, model, optimizer)
+        model = network()
+        with caplog.at_level(logging.WARNING, "hvdlite"):
+            train(hvd, model, wrapped(hvd, model, process_set=process_set), same_data=True)
+        remedy = "num_replicas=process_set.size(), rank=process_set.rank()"
+        assert any(remedy in line for line in lines(caplog)) == (hvd.rank() == 1)
     hvd.remove_process_set(process_set)

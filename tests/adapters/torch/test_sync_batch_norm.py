@@ -176,7 +176,11 @@ def test_one_exchange_forward_and_one_backward(hvd):
     # An input that wants no gradient (the first layer's) needs none from the others.
     output = norm(torch.randn(4, CHANNELS, 3))
     between = counters()
-    output.sum().backward()
+    output.sum().backward(retain_graph=True)
+    pull = torch.ones_like(output, requires_grad=True)
+    (slope,) = torch.autograd.grad((output * pull).sum(), norm.weight, create_graph=True)
+    slope.square().sum().backward()
+    assert_close([pull.grad], [2 * slope[:, None] * output], 1e-5)
     assert counters()["submitted"] == between["submitted"]
     # Known requests: the names are the same in every step.
     assert counters()["cache_misses"] == after["cache_misses"]

@@ -217,6 +217,15 @@ def test_mixed_dtypes_and_layouts(hvd):
     assert_same_bits([torch.view_as_real(p) if p.is_complex() else p for p in model.parameters()])
 
 
+def test_a_gradient_whose_memory_has_the_negative_values(hvd):
+    param = torch.nn.Parameter(torch.zeros(8)[::2])
+    optimizer = hvd.DistributedOptimizer(sgd([param]))
+    value = torch.full((4,), hvd.rank() + 1.0)
+    param.grad = torch._neg_view(-value) if hvd.rank() == 0 else value
+    optimizer.synchronize()
+    assert_close([param.grad], [torch.full((4,), (hvd.size() + 1) / 2)])
+
+
 def test_process_set_of_some_ranks(hvd):
     """Ranks outside train for themselves, undisturbed."""
     members = [0, hvd.size() - 1]

@@ -229,6 +229,20 @@ def test_nothing_keeps_model_and_optimizer_alive(hvd):
     assert [reference() for reference in gone] == [None] * 3
 
 
+@pytest.mark.parametrize("owner_first", [False, True])
+def test_gradients_of_optimizers_that_are_gone_are_not_reduced(hvd, owner_first):
+    param = torch.nn.Parameter(torch.zeros(3))
+    optimizers = [hvd.DistributedOptimizer(sgd([param])) for _ in range(2)]  # the second one reduces the gradient for both
+    for place in [1, 0] if owner_first else [0, 0]:
+        (param * (hvd.rank() + 1.0)).sum().backward()
+        assert_close([param.grad], [torch.full((3,), (hvd.size() + 1) / 2)])
+        param.grad = None
+        del optimizers[place]
+        gc.collect()
+    (param * (hvd.rank() + 1.0)).sum().backward()
+    assert_close([param.grad], [torch.full((3,), hvd.rank() + 1.0)])
+
+
 def test_wrong_arguments(hvd):
     model = network()
     named = list(model.named_parameters())

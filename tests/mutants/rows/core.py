@@ -152,8 +152,8 @@ ROWS = (
         "elastic-parts-of-old-ranks",
         "the parts of a sharded optimizer stay those of the ranks before a loss",
         "hvdlite/torch/sharding.py",
-        "            return\n        self._assign()\n",
-        "            return\n",
+        "        self._assign()\n        for",
+        "        for",
         guards.RECOVERY,
     ),
     Mutant(
