@@ -279,7 +279,7 @@ def test_srun_without_an_allocation():
     ("call", "said"),
     [
         ({"fn": (0, 0.1)}, "got (0, 0.1) of type tuple: pass the function itself and its arguments"),
-        ({"fn": print, "args": 0.1}, "run(print): args=0.1 is no tuple of the function's arguments; for one argument write args=("),
+        ({"fn": print, "args": 0.1}, "args=0.1 is no tuple of the function's arguments; for one argument write args=(0.1,)"),
         ({"fn": print, "args": "data"}, "args='data' is no tuple of the function's arguments"),
         ({"fn": print, "kwargs": [0.1]}, "run(print): kwargs=[0.1] is no dict"),
     ],
