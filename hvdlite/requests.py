@@ -121,13 +121,17 @@ def resolve_op(op: int | None, average: bool | None) -> int:
             the program that has called hvdlite.
 
     Raises:
-        InvalidArgumentError: both are given, or op is not an operator.
+        InvalidArgumentError: both are given, op is not an operator, or average is a text.
     """
     if type(op) is int and average is None and Average <= op <= Product:
         return op
     if average is not None:
         if op is not None:
             raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
+        if isinstance(average, str):
+            raise InvalidArgumentError(
+                f"average={average!r} is neither True nor False; write name={average!r} to name the tensor"
+            )
         warnings.warn(
             "Parameter `average` has been replaced with `op`: pass op=hvdlite.Average or op=hvdlite.Sum.",
             DeprecationWarning,

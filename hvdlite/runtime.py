@@ -49,7 +49,7 @@ class Runtime:
         self._pid = 0  # of the process that initialised
         self.exiting = False  # do Python's exit handlers run? Then no thread can be started
         self.forked = False  # is this a forked child of the process that initialised? Then there is no engine
-        self._armed = self._failed = False
+        self._armed = self._failed = self._ended = False
         self._job: Job | None = None
         self._other_jobs: list[Job] = []  # earlier jobs with other sets of processes, in order
         self._joining = False  # may other processes wait in init() for this one?
@@ -212,7 +212,7 @@ class Runtime:
                 return
             if self.communicator.size > 1:
                 _native.load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
-            self.topology = self.communicator = None
+            self.topology, self.communicator, self._ended = None, None, True
             if engine.failure_cause:
                 # Other ranks may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
                 self._kept.append(engine)
@@ -383,6 +383,10 @@ class Runtime:
             return NotInitializedError(
                 "this process is a spare of an elastic job, and no rank yet: it may ask for rank and size, but its program "
                 "must call no collective before its elastic function (hvdlite.elastic.run, or batches() of an elastic.Job)"
+            )
+        if self._ended:
+            return NotInitializedError(
+                "hvdlite was shut down in this process: call this earlier, or call hvdlite.init() first."
             )
         return NotInitializedError()
 

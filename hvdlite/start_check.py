@@ -60,12 +60,14 @@ class Trained(Protocol):
         data_remedy: a sentence that says how to give ranks different data.
         evidence: the name of the values that `StartCheck.see` compares, for texts.
         moment: the time of the comparison, in words.
+        shares_state: must all ranks have a state of the optimizer, or none, at that time?
     """
 
     remedy: str
     data_remedy: str
     evidence: str
     moment: str
+    shares_state: bool
 
     def parameters(self) -> Iterable[Leaf]:
         """The parameters, the same ones in the same order on all ranks."""
@@ -81,7 +83,7 @@ class StartCheck:
     """The comparison between the ranks of one optimizer: one round with each of the first reductions.
 
     Attributes:
-        updated: has this rank's optimizer taken a step?
+        updated: may this rank compare its parameters? Usually: has its optimizer taken a step?
     """
 
     def __init__(self, mode: str, label: str, name: str, process_set: ProcessSet, trained: Trained) -> None:
@@ -186,6 +188,11 @@ class StartCheck:
             self._differ("parameter", self._trained.parameters, present)
         elif found[0, _LAYOUT] and len(set(found[:, _LAYOUT])) == 1 and len(set(found[:, _STATE])) > 1:
             self._differ("state of the optimizer", self._trained.state, present)
+        elif self._trained.shares_state and found[:, _LAYOUT].any() and not found[:, _LAYOUT].all():
+            ranks = [self._exchange.ranks[place] for place in present]
+            having = [rank for rank, layout in zip(ranks, found[:, _LAYOUT], strict=True) if layout]
+            lacking = [rank for rank in ranks if rank not in having]
+            self._report(f"the optimizer has a state on {format_ranks(having)}, but none on {format_ranks(lacking)}", ranks[0])
 
     def _differ(self, what: str, leaves_of: Callable[[], Iterable[Leaf]], present: list[int]) -> None:
         leaves = list(leaves_of())

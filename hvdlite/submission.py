@@ -241,7 +241,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
     if root_rank not in (process_set.ranks or ()):
         call = (Kind.BROADCAST, name, set_id)
         raise InvalidArgumentError(
-            f"{_describe(call)}: broadcast received invalid root rank {root_rank} for provided process set (ranks "
+            f"{_describe(call)}: broadcast received invalid root rank {root_rank!r} for provided process set (ranks "
             f"{process_set.ranks}); root_rank counts in the whole job, and the root is a member of the set"
         )
     part = _same_shape(engine, (Kind.BROADCAST, name, set_id), tensor, in_place)

@@ -11,6 +11,7 @@ from hvdlite.elastic.leaving import LeaveRequest
 from hvdlite.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
+    InvalidArgumentError,
     MismatchError,
     OperationTimeoutError,
     PeerLostError,
@@ -42,6 +43,7 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
     Raises:
         UnsupportedError: (when that function runs) the job cannot continue; the text says why. After a loss the state was
             restored to this rank's last commit, and can be saved to a file.
+        InvalidArgumentError: (when that function runs) its first argument is no state.
         MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things. Another run of the
             function would not help. All other exceptions come from the training function.
     """
@@ -104,6 +106,11 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
 
     @functools.wraps(func)
     def wrapper(state: Any, *args: Any, **kwargs: Any) -> Any:
+        if not all(hasattr(state, name) for name in ("sync", "restore", "on_reset")):
+            raise InvalidArgumentError(
+                f"the first argument of {func.__name__}() is a {type(state).__name__}, which has no sync(), restore() and "
+                "on_reset(): pass a state, such as hvd.elastic.TorchState(model=model, optimizer=optimizer)"
+            )
         skip_sync = False
         while True:
             try:

@@ -33,6 +33,7 @@ class _TrainedByKeras:
 
     evidence = "results"
     moment = "after the first update"
+    shares_state = False
     data_remedy = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] for arrays"
 
     def __init__(

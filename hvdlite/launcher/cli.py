@@ -186,7 +186,8 @@ def report(outcome: JobOutcome, output: RankOutput) -> None:
         return
     failure = outcome.failure
     place = f"rank {failure.rank} (host {failure.host}, pid {failure.pid})"
-    output.say(f"hvdlite run: {place} failed first: it {failure.how}. Its last output:")
+    words = "Its last output:" if outcome.words else "It has printed nothing."
+    output.say(f"hvdlite run: {place} failed first: it {failure.how}. {words}")
     for line in outcome.words:
         output.say(line)
 

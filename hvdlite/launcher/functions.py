@@ -96,6 +96,7 @@ def run(
         InvalidArgumentError: the function cannot be sent, or the arguments contradict each other.
         SystemFailure: the job cannot be started.
     """
+    _check_call(fn, args, kwargs)
     plan.refuse_nested("hvdlite.run")
     variables = {name: str(value) for name, value in (env or {}).items()}
     nics = _names(network_interfaces)
@@ -136,6 +137,21 @@ def run(
             return _results(private, chosen.size, outcome)
     os.kill(os.getpid(), received[0])
     raise SystemFailure(f"run(): signal {signal.Signals(received[0]).name} has ended the job")
+
+
+def _check_call(fn: object, args: object, kwargs: object) -> None:
+    if not callable(fn):
+        raise InvalidArgumentError(
+            f"run() calls a function on every rank, but got {fn!r} of type {type(fn).__name__}: pass the function itself and "
+            "its arguments, as in hvdlite.run(train, args=(0.1,), np=2) for train(0.1)"
+        )
+    name = getattr(fn, "__qualname__", repr(fn))
+    if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+        raise InvalidArgumentError(
+            f"run({name}): args={args!r} is no tuple of the function's arguments; for one argument write args=({args!r},)"
+        )
+    if not (kwargs is None or isinstance(kwargs, Mapping)):
+        raise InvalidArgumentError(f"run({name}): kwargs={kwargs!r} is no dict of the function's arguments by name")
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -183,6 +183,8 @@ def make(
         InvalidArgumentError: the wishes contradict each other, or the chosen launcher cannot fulfil them.
         SystemFailure: no launcher fits the MPI that mpi4py loads.
     """
+    if np is not None and (isinstance(np, bool) or not isinstance(np, int) or np < 1):
+        raise InvalidArgumentError(f"the number of ranks (-n; np=) must be a whole number above 0, got {np!r}")
     if hosts and hostfile:
         raise InvalidArgumentError("-H and --hostfile both name the hosts: give only one of them")
     named = parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else ()

@@ -445,7 +445,7 @@ def member_of(process_set: ProcessSet, root_rank: int) -> int:
     # A graph may be made before hvdlite is initialized, and then the ranks are not known. The engine checks again.
     if process_set.ranks is not None and root_rank not in process_set.ranks:
         raise InvalidArgumentError(
-            f"broadcast received invalid root rank {root_rank} for provided process set ({process_set}): root_rank is a "
+            f"broadcast received invalid root rank {root_rank!r} for provided process set ({process_set}): root_rank is a "
             "rank of the whole job, and must be a member of the set"
         )
     return set_id

@@ -143,6 +143,7 @@ class _TrainedInTensorFlow:
     def __init__(self, reducer: ReducerWording, variables: Sequence[Any], process_set: ProcessSet) -> None:
         self.remedy = reducer.remedy(process_set)
         self.evidence = reducer.evidence
+        self.shares_state = False
         self.moment = "before the first update" if reducer.steps_alone else "after the first update"
         self._variables = variables
         self._process_set = process_set

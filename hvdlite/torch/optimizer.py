@@ -118,7 +118,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is impossible
             (several hosts, no shared memory). False: no.
         start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update (with
-            Adasum: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
+            Adasum or `shard`: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
             "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
             the knob HVDLITE_START_CHECK decides.
         shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the

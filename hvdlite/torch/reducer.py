@@ -77,6 +77,8 @@ class Reducer(PassDriver):
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         gradients = self._gradients.values()
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
+        # A sharded step makes the parameters of all ranks equal: each rank sends its part. So the ranks compare them before it.
+        self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
         self._handed_over: list[torch.Tensor] = []  # those parameters

@@ -11,6 +11,7 @@ from hvdlite.requests import Adasum
 from hvdlite.start_check import StartCheck
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.leaves import leaf_of
+from hvdlite.torch.sharding import sharded_state_of
 from hvdlite.torch.state import broadcast_calls, broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
@@ -33,7 +34,8 @@ class TrainedByTorch:
             "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
             f"num_replicas={ranks}.size(), rank={ranks}.rank())"
         )
-        self.moment = "before the first update" if settings.op == Adasum else "after the first update"
+        self.moment = "before the first update" if settings.op == Adasum or settings.shard else "after the first update"
+        self.shares_state = settings.shard
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings
         self._parameters = parameters
@@ -48,9 +50,9 @@ class TrainedByTorch:
 
     def state(self) -> Iterable[Leaf]:
         """See `Trained.state`."""
-        own = self._settings.op == Adasum or self._settings.shard  # each rank has its own state, or its own part
-        optimizer = None if own else self._optimizer()
-        state: Any = {} if optimizer is None else optimizer.state
+        optimizer = None if self._settings.op == Adasum else self._optimizer()  # with Adasum each rank has its own state
+        sharded = None if optimizer is None else sharded_state_of(optimizer)
+        state: Any = {} if optimizer is None or (sharded is not None and not sharded.unsliced) else optimizer.state
         return [
             leaf_of(f"{key} of {name}", value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu"))
             for name, param in self._named()

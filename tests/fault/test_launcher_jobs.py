@@ -149,7 +149,7 @@ hvd.barrier()
     _, last = done.stderr.rsplit("hvdlite run: ", 1)
     assert last.startswith("rank 2 (host ")
     assert said in last
-    assert last.endswith("my last words\n")
+    assert last.endswith("Its last output:\nmy last words\n")
 
 
 def test_a_program_that_cannot_be_started():

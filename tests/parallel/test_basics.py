@@ -59,7 +59,9 @@ OUTSIDE = {
 @pytest.mark.parametrize("call", OUTSIDE)
 def test_calls_after_shutdown_say_what_to_do(ended, call):
     assert not ended.is_initialized()
-    with pytest.raises(ValueError, match=r"call hvdlite\.init\(\) first.*Horovod has not been initialized; use hvd\.init"):
+    with pytest.raises(
+        ValueError, match=r"was shut down .* call hvdlite\.init\(\) first.*Horovod has not been initialized; use hvd\.init"
+    ):
         OUTSIDE[call](ended)
 
 

@@ -61,7 +61,7 @@ def test_async_and_scalars(hvd):
     assert int(hvd.broadcast_async(RANK, SIZE - 1).synchronize()) == SIZE - 1
 
 
-@pytest.mark.parametrize("root", [-1, 99, None])
+@pytest.mark.parametrize("root", [-1, 99, None, "0"])
 def test_a_root_that_is_no_rank_is_refused(hvd, root):
-    with pytest.raises(ValueError, match=f"broadcast received invalid root rank {root} for provided process set"):
+    with pytest.raises(ValueError, match=f"broadcast received invalid root rank {root!r} for provided process set"):
         hvd.broadcast(np.ones(1), root)

@@ -1,4 +1,7 @@
-"""States and the loop around a training function, in one process that plays rank 0 or another."""
+"""States and the loop around a training function, in one process that plays rank 0 or another.
+
+(Over 400 lines, because the tests share the states and the ranks that they play.)
+"""
 
 import pickle
 import re
@@ -351,6 +354,14 @@ def test_the_error_says_once_what_became_of_the_state(cause, then, ulfm, monkeyp
     with pytest.raises(UnsupportedError, match=then) as caught:
         run(raising(cause))(alone(epoch=4))
     assert str(caught.value).count("The state ") == 1
+
+
+def test_what_is_no_state_is_named():
+    def train(_):
+        raise AssertionError
+
+    with pytest.raises(InvalidArgumentError, match=r"the first argument of train\(\) is a dict, which has no sync\(\)"):
+        run(train)({"epoch": 0})
 
 
 @pytest.mark.parametrize("error", [MismatchError("m"), OperationTimeoutError("t"), ZeroDivisionError("z")], ids=repr)

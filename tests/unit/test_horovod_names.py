@@ -185,6 +185,8 @@ def test_the_rule_of_op_and_average(util):
     assert caught[0].filename == __file__
     with pytest.raises(ValueError, match="supersedes average"):
         resolve(hvdlite.Sum, True)
+    with pytest.raises(ValueError, match="average='loss' is neither True nor False; write name='loss'"):
+        resolve(None, "loss")
 
 
 def test_cache(util):

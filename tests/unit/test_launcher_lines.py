@@ -1,12 +1,13 @@
 """What starts the ranks: which mpirun or srun, and its command line."""
 
 import os
+import re
 
 import pytest
 
 from hvdlite import config
 from hvdlite.errors import InvalidArgumentError, SystemFailure
-from hvdlite.launcher import command, mpirun, plan
+from hvdlite.launcher import command, functions, mpirun, plan
 from hvdlite.launcher.command import Wishes, mpirun_line, srun_line
 from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.mpirun import Loaded, Mpirun
@@ -274,11 +275,28 @@ def test_srun_without_an_allocation():
         plan.make(Wishes(np=0), 2, launcher="srun")
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ({"fn": (0, 0.1)}, "got (0, 0.1) of type tuple: pass the function itself and its arguments"),
+        ({"fn": print, "args": 0.1}, "args=0.1 is no tuple of the function's arguments; for one argument write args=(0.1,)"),
+        ({"fn": print, "args": "data"}, "args='data' is no tuple of the function's arguments"),
+        ({"fn": print, "kwargs": [0.1]}, "run(print): kwargs=[0.1] is no dict"),
+    ],
+)
+def test_calls_that_no_rank_could_make(call, said):
+    with pytest.raises(InvalidArgumentError, match=re.escape(said)):
+        functions.run(**call, np=2)
+
+
 def test_how_many_ranks(tmp_path):
     with pytest.raises(InvalidArgumentError, match="give the number of ranks"):
         plan.make(Wishes(np=0), None)
     with pytest.raises(InvalidArgumentError, match="-H and --hostfile"):
         plan.make(Wishes(np=0), 2, "a", "b")
+    for size in (0, -1, "2", 2.0, True):
+        with pytest.raises(InvalidArgumentError, match=re.escape(f"must be a whole number above 0, got {size!r}")):
+            plan.make(Wishes(np=0), size)
     assert plan.make(Wishes(np=0), None, "a:2,b:3").size == 5
     nodes = tmp_path / "nodes"
     nodes.write_text("n1\nn1\nn2\n")

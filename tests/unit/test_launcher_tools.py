@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.job import job_environment
@@ -270,6 +271,13 @@ def test_a_rank_that_ends_without_a_result(tmp_path):
     killed = functions._error(str(tmp_path), JobOutcome(137, RankExit(0, "h", 7, -9, False), ("last",)))
     assert isinstance(killed, PeerLostError)
     assert "rank 0 (host h, pid 7) was ended by signal 9 (SIGKILL). Its last output: last" in str(killed)
+
+
+def test_the_report_of_a_rank_that_has_printed_nothing():
+    said = []
+    cli.report(JobOutcome(137, RankExit(0, "h", 7, -9, False)), SimpleNamespace(say=said.append))
+    assert said[0].endswith("(host h, pid 7) failed first: it was ended by signal 9 (SIGKILL). It has printed nothing.")
+    assert len(said) == 1
 
 
 def test_other_hosts_need_a_shared_folder():

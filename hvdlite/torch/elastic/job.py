@@ -119,7 +119,7 @@ class ElasticJob:
         for name, value in kept.items():
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise InvalidArgumentError(
-                    f"elastic.Job({name}=...): a {type(value).__name__} has no state_dict() and load_state_dict()"
+                    f"elastic.Job({name}={value!r}): what it keeps needs state_dict(), load_state_dict(); is the name wrong?"
                 )
         self._state = JobState(model, optimizer, kept)
         self._file = CheckpointFile(os.fspath(checkpoint), save_every, {"seed": seed, "batch_size": batch_size})

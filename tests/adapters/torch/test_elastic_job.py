@@ -118,7 +118,7 @@ def test_what_a_step_needs():
         ({"batch_size": 0}, "batch_size and commit_every must be at least 1"),
         ({"save_every": 5}, "give both checkpoint and save_every, or neither"),
         ({"commit_every": 0}, "commit_every=0"),
-        ({"ema": object()}, r"elastic.Job\(ema=...\): a object has no state_dict"),
+        ({"save_evry": 5}, r"elastic.Job\(save_evry=5\): what it keeps needs state_dict\(\), .*; is the name wrong\?"),
         ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])}, "takes an hvdlite.torch.DistributedOptimizer"),
     ],
 )

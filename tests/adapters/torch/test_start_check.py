@@ -165,6 +165,49 @@ def test_with_adasum_the_states_may_differ(hvd):
     train(hvd, model, wrapped(hvd, model, adam, op=hvd.Adasum))
 
 
+def test_with_sharding_it_comes_before_the_first_step_makes_the_parameters_equal(hvd):
+    model = differing(hvd)
+    before = model[0].weight.detach().clone()
+    optimizer = wrapped(hvd, model, adam, shard=True)
+    with pytest.raises(MismatchError, match=r"before the first update, the parameter '0.weight' differs"):
+        train(hvd, model, optimizer, 1)
+    assert torch.equal(model[0].weight, before)
+
+
+def load_state(model, optimizer, first):
+    plain = adam(model.parameters())
+    for param in model.parameters():
+        param.grad = torch.ones_like(param) * first
+    with torch.no_grad():
+        kept = [param.clone() for param in model.parameters()]
+        plain.step()
+        for param, value in zip(model.parameters(), kept, strict=True):
+            param.copy_(value)
+    optimizer.load_state_dict(plain.state_dict())
+
+
+def test_with_sharding_a_state_that_only_one_rank_has_loaded_is_an_error(hvd):
+    model = network()
+    optimizer = wrapped(hvd, model, adam, shard=True)
+    if hvd.rank() == 1:
+        load_state(model, optimizer, 1.0)
+    with pytest.raises(MismatchError, match="before the first update, the optimizer has a state on rank 1, but none on rank"):
+        train(hvd, model, optimizer, 1)
+
+
+def test_with_sharding_the_loaded_states_are_compared(hvd):
+    model = network()
+    optimizer = wrapped(hvd, model, adam, shard=True)
+    load_state(model, optimizer, 1.0 + hvd.rank())
+    with pytest.raises(MismatchError, match=r"the state of the optimizer 'exp_avg of 0.\w+' \(and \d+ more\) differs"):
+        train(hvd, model, optimizer, 1)
+    optimizer = wrapped(hvd, model, adam, shard=True)
+    load_state(model, optimizer, 1.0 + hvd.rank())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=1)  # the remedy
+    train(hvd, model, optimizer)
+    assert are_equal(hvd, model)
+
+
 @pytest.mark.parametrize("same_data", [True, False])
 def test_equal_gradients_on_all_ranks_are_a_warning(hvd, same_data, caplog):
     model = network()

@@ -173,6 +173,14 @@ ROWS = (
         guards.START,
     ),
     Mutant(
+        "start-check-shard",
+        "sharded ranks are compared after a step that has made their parameters equal",
+        "hvdlite/torch/reducer.py",
+        "self.check.updated = settings.shard",
+        "self.check.updated = False",
+        guards.START,
+    ),
+    Mutant(
         "start-check-rounding",
         "parameters that differ within rounding are an error",
         "hvdlite/start_check.py",
