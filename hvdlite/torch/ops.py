@@ -276,7 +276,7 @@ def sparse_allreduce_async(
         all_indices, all_values, all_shapes = rows
         shapes = {rank: shape for rank, *shape in all_shapes.tolist()}
         if any(shape != list(tensor.shape) for shape in shapes.values()):
-            differing = difference([[("the shape", shape)] for shape in shapes.values()], list(shapes))
+            differing = difference({rank: [("the shape", shape)] for rank, shape in shapes.items()})
             raise MismatchError(
                 f"sparse_allreduce_async of {_described(name)} in process set {process_set.process_set_id}: {differing}; pass "
                 "tensors of one shape on all ranks"
