@@ -3,6 +3,8 @@
 Every rank has whole parameters and whole, reduced gradients, so what a program does between ``backward()`` and ``step()``
 works as without sharding. Only the state of the optimizer, such as Adam's two moments, is split: each of n ranks keeps about
 one n-th. Source: Rajbhandari and others, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, stage 1.
+
+Over 400 lines, because all methods of the class work on the same division of the parameters.
 """
 
 from collections import defaultdict

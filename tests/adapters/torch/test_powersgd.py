@@ -1,4 +1,7 @@
-"""PowerSGD and error feedback of DistributedOptimizer: values, state, loss scales, and the interface that both implement."""
+"""PowerSGD and error feedback of DistributedOptimizer: values, state, loss scales, and the interface that both implement.
+
+Over 400 lines, because the two share their models and their reference.
+"""
 
 import copy
 from collections import deque
