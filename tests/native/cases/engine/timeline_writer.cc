@@ -25,9 +25,10 @@ std::vector<TimelineEvent> operations(std::size_t count) {
     TimelineEvent& asked = events.emplace_back();
     asked.kind = TimelineEvent::Kind::kSubmitted;
     asked.request = shared;
+    asked.number = i;
     TimelineEvent& ended = events.emplace_back();
     ended.stage = FlightRecorder::Stage::kDone;
-    asked.number = ended.number = i;
+    ended.number = i;
   }
   return events;
 }
