@@ -126,6 +126,11 @@ constexpr std::size_t size_of(DType dtype) {
   return 0;
 }
 
+// The size of one real number: of a complex number, the size of each of its two parts.
+constexpr std::size_t size_of_real(DType dtype) {
+  return is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype);
+}
+
 std::string_view name_of(DType dtype);  // "float32"
 std::string_view name_of(ReduceOp op);  // "Average"
 std::string_view name_of(OpKind kind);  // "allreduce"

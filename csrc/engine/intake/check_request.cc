@@ -234,7 +234,7 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
 // complex number needs only the alignment of its two parts.
 void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // other kinds move bytes
-  const std::size_t unit = base::size_of(request.dtype) / (base::is_complex(request.dtype) ? 2 : 1);
+  const std::size_t unit = base::size_of_real(request.dtype);
   if (reinterpret_cast<std::uintptr_t>(memory) % unit == 0) return;
   refuse(request, "its memory on GPU " + std::to_string(request.device) + " begins at " +
                       address_text(memory) + ", which is no multiple of the " +

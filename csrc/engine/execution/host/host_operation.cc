@@ -20,8 +20,8 @@ void copy(void* to, const void* from, std::size_t bytes) {
 void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
   std::memset(to, 0, bytes);
   if (!base::has_fractions(sum.dtype) || std::signbit(sum.prescale)) return;
-  const std::size_t number = base::size_of(sum.dtype) / (base::is_complex(sum.dtype) ? 2 : 1);
-  for (std::size_t sign = number - 1; sign < bytes; sign += number) to[sign] = std::byte{0x80};
+  const std::size_t real = base::size_of_real(sum.dtype);
+  for (std::size_t sign = real - 1; sign < bytes; sign += real) to[sign] = std::byte{0x80};
 }
 
 }  // namespace
