@@ -162,7 +162,7 @@ def _share(process_set: Any, last: int) -> None:
 
 
 class CodedMethods(_Optimizer):
-    """Methods of an optimizer whose compression keeps state. Some of them replace methods of other wrapped optimizers."""
+    """Methods of an optimizer whose compression keeps state. Some override methods that every wrapped optimizer has."""
 
     _hvdlite: Any
 
@@ -170,7 +170,7 @@ class CodedMethods(_Optimizer):
     def loss_scale(self) -> Any:
         """The factor of the loss in ``backward()``: a ``GradScaler``, a number, or None for 1.
 
-        Set it before the first ``backward()``, and a number again before each ``backward()`` with another factor. hvdlite
+        Set it before the first ``backward()``. Set a number again before each ``backward()`` whose factor differs. hvdlite
         reduces gradients that still have this factor, and adds the error of one gradient to a later one, whose factor may
         differ. So hvdlite must know the factors. If gradients are not reduced, as on one rank, the attribute stays None.
 

@@ -91,8 +91,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Args:
         optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
             collective if the first call had ``shard=True``.
-        named_parameters: the model's named parameters, for texts and for the order of the plan; it may have more parameters
-            than the optimizer. Default: names made of the places in the optimizer's parameter groups.
+        named_parameters: the model's named parameters: errors and logs use the names, and buckets follow their order.
+            There may be more than the optimizer has. Default: names made of the places in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; or a codec such as
             ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`); or
             `Compression.auto`, which chooses one by a measurement when the gradients are first reduced.
@@ -107,7 +107,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Parameters of a
             group with different dtypes or devices are reduced separately. Default, and for parameters in no list: by size (the
-            knobs bucket_bytes and first_bucket_bytes). The choice never depends on timing, so equal runs give equal bits.
+            knobs bucket_bytes and first_bucket_bytes). Timing never changes the buckets, and so never the results' bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. On a rank that is not a member, the optimizer reduces nothing and trains as
             the plain one.
@@ -197,7 +197,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
-    except Exception:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
+    except Exception:  # the program may go on: it must not look wrapped while each rank trains alone
         wrapping.undo(optimizer)
         raise
     return optimizer

@@ -20,7 +20,8 @@ std::vector<int> members_where(std::span<const RouteCard> cards, const std::vect
   return found;
 }
 
-// Why NCCL cannot serve these members; "": it may. *certain: NCCL cannot serve them even with HVDLITE_GPU_ROUTE=nccl.
+// The reason not to choose NCCL for these members; "" if there is none. *certain: NCCL is impossible for them. If it is not
+// certain, HVDLITE_GPU_ROUTE=nccl chooses NCCL nevertheless.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
   *certain = true;
