@@ -1,4 +1,4 @@
-// What Membership and FailureDetector want done. Their driver carries the actions out in order.
+// The actions that Membership and FailureDetector ask of their driver, which carries them out in order.
 // Thread: plain values. Owns: their content. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -20,7 +20,7 @@ struct MembershipActions {
     Message message;
   };
   // This rank is about to fail for this cause. Send a Failure to these ranks. A driver with an engine first writes the cause to
-  // shared memory, if there is any, where the ranks of this host find it even if this rank answers no message.
+  // shared memory, if there is any. The ranks of this host find it there even if no message of this rank arrives.
   struct Announce {
     std::string cause;
     std::vector<int> ranks;
@@ -41,8 +41,8 @@ struct MembershipActions {
     int rank = 0;
     base::Status why;
   };
-  // This rank has left, and the coordinator decides nothing more. End the operations of the coordinator's sets for which this
-  // rank waits.
+  // This rank has left, and the coordinator decides nothing more. End the operations that this rank still waits for in the
+  // coordinator's sets.
   struct Undecided {
     int coordinator = 0;
   };

@@ -1,10 +1,10 @@
 // Finds ranks that wait for each other for ever. A pure machine: reports go in, probes and verdicts come out.
 // Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: std::bad_alloc.
 //
-// A rank is blocked when all its threads that submit or wait now wait, and nothing that they wait for is agreed. (If operations
+// A rank is blocked when all its known threads (WaitRegistry) wait, and nothing that they wait for is agreed. (If operations
 // run callbacks, waiting.cc says when the rank counts as blocked.) A set of blocked ranks is stuck when each operation that one
-// of them awaits is missing on a rank of the set. (A rank that has asked for only a part of a group lacks the operation itself.
-// For a receive from any rank, all ranks that could send must be in the set.)
+// of them awaits is missing on a rank of the set. (If a rank has asked for only a part of a group, all operations of the group
+// are missing on that rank. For a receive from any rank, all ranks that could send must be in the set.)
 //
 // The detector looks for the largest such set: it begins with all blocked ranks, and removes ranks that are not stuck until
 // none is left to remove. Reports take time to travel, so the detector checks a finding: the finding must hold for a

@@ -1,6 +1,6 @@
 // Decides which ranks have failed, and how this rank fails itself. With an engine or without, only this code decides that.
-// Thread: one at a time. Owns: the roster, and when this rank last heard each other host. Blocks: never. Throws: what the facts
-// throw, and std::bad_alloc.
+// Thread: one at a time. Owns: the roster, and the time of the last message from every other host. Blocks: never. Throws: what
+// the facts throw, and std::bad_alloc.
 //
 // A pure machine with two drivers: Membership in the passes of the engine, and Job (job/job.h) for the time without an engine.
 // The first failure decides: after it find_lost() does nothing, and the driver must call neither hear() nor keep_in_touch() any
@@ -81,8 +81,8 @@ class FailureDetector : public MembershipActions {
   // Sends heartbeats to the other hosts, logs a warning about each host from which nothing comes, and fails when such a host
   // counts as lost. Does nothing unless keeps_in_touch().
   void keep_in_touch(Time now, Facts& facts, Actions& actions);
-  // Describes the ranks of the hosts that had been silent for more than this many seconds at the last keep_in_touch(). Empty:
-  // there was none, or this rank watches no hosts.
+  // Describes the ranks of the hosts that had been silent for more than this many seconds at the last keep_in_touch(). Returns
+  // "" if there was no such host, or if this rank watches no hosts.
   std::string silent_for(double seconds) const;
   // Does this rank send heartbeats and watch other hosts? Only leaders of hosts do, and none if Limits::shortest is 0.
   bool keeps_in_touch() const { return heartbeat_.has_value(); }

@@ -63,7 +63,7 @@ class Membership : public MembershipActions {
     // once it has come.
     virtual bool ask_program() = 0;
     virtual std::optional<std::string> take_answer() = 0;
-    // Describes what this rank can see of the process of a rank that does not answer; "": nothing.
+    // Describes what this rank can see of the process of a rank that does not answer; returns "" if it sees nothing.
     virtual std::string state_of(int rank) = 0;
   };
 

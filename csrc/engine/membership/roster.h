@@ -38,7 +38,8 @@ class Roster {
   void remove_set(SetId id) { sets_.erase(id); }
   // Empty if there is no such set.
   const std::vector<int>& members_of(SetId id) const;
-  // The other ranks that have to ask for this request, including ranks that have left. Empty if its set does not exist.
+  // The other ranks that have to ask as well before this operation can run, including ranks that have left. Empty if its set
+  // does not exist.
   std::vector<int> needed_for(const Request& request) const;
 
   void add_to(base::Hasher& hasher) const;

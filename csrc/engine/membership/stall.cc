@@ -20,8 +20,9 @@ constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // A rank counts as silent if it has not answered after half the lower limit, within these bounds.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
-// While another rank looks after a stall, this rank asks nothing about it: before a warning for the limit and kGrace, before
-// giving up for kGrace. Also the longest time between two questions before giving up.
+// When another rank looks after a stall, this rank asks nothing about it for some time: for kGrace if the next step is to give
+// up, and for the warning's limit plus kGrace if the next step is a warning. kGrace is also the longest time between two
+// questions before giving up.
 constexpr double kGrace = 5.0;
 // How many operations and ranks a line names at most.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
@@ -141,7 +142,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   if (!any) return false;
   std::ranges::sort(chosen, {}, &Stalled::record);
 
-  Question& question = inquiry_.emplace(Question());  // the argument is for Clang 14
+  Question& question = inquiry_.emplace(Question());  // Clang 14 needs the argument
   question.number = ++numbers_;
   question.last = last;
   question.since = now;

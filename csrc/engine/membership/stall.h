@@ -34,7 +34,7 @@ namespace hvdlite::engine {
 struct Stalled {
   std::uint64_t record = 0;          // its number in the flight recorder
   const Request* request = nullptr;  // valid during look()
-  bool under_way = false;            // agreed: all members have asked for it
+  bool under_way = false;            // it is agreed, or (a send or receive) matched
   double age = 0;                    // seconds
 };
 
@@ -71,7 +71,7 @@ class StallInspector {
     std::vector<std::string> news;  // about stalls that are over
     std::string verdict;            // not empty: this rank fails for this cause
   };
-  // Describes what this rank can see of a rank that does not answer; "": nothing.
+  // Describes what this rank can see of a rank that does not answer; returns "" if it sees nothing.
   using StateOf = std::function<std::string(int)>;
   Actions look(Time now, std::span<const Stalled> stalled, const Roster& roster,
                const StateOf& state_of);
@@ -108,7 +108,7 @@ class StallInspector {
     // The number of operations that are old enough, but are not in the question.
     std::size_t unasked() const { return all - operations.size(); }
   };
-  // Why operations do not end: they wait for ranks; or for none, and then they are under way or not.
+  // Why operations do not end: which ranks are missing; if none is, whether the operations are under way.
   struct Reason {
     std::vector<int> missing;
     bool under_way = false;
@@ -119,7 +119,8 @@ class StallInspector {
     Reason reason;
     std::vector<const PendingOperation*> operations;  // in the order of submission
     double age = 0;                                   // of the oldest
-    // Operations that the question did not name. They are taken for ones with the same reason if there is only one group.
+    // The number of operations that the question did not name. If there is only one group, they count as part of it; otherwise
+    // this is 0.
     std::size_t more = 0;
   };
   // A stall that this rank has written to the log.

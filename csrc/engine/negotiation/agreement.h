@@ -3,7 +3,8 @@
 // agreed exactly once. Members that share memory share the table and the log (SharedAgreement). Other members have a copy each,
 // in which all make the same steps in the same order (ReplicatedLedger).
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
-// Throws: Error(Internal) on what no correct member sends, or writes into the shared memory; what sending a message throws.
+// Throws: Error(Internal) if a member sends, or writes into the shared memory, something that no correct member would; also
+// whatever sending a message throws.
 //
 // Each try_... is one step: the other members see all of it or nothing. (With copies, each prepared unit of try_announce is a
 // step of its own.) A step may be refused; the caller tries it again later. With copies a step counts as done when its message
@@ -87,7 +88,8 @@ class Agreement {
   struct Unit {
     std::uint64_t key = 0;      // hash of the set and the name of the operation or group
     std::uint64_t content = 0;  // hash of everything that members must agree on
-    bool absent = false;        // no value on this member; false for a group, whose content says so
+    // This member has no value. False for a group: there `content` includes which operations are absent.
+    bool absent = false;
     // This member has prepared it; the agreement only reports whether all members have.
     bool prepared = false;
     InlinePayload payload{};  // of a prepared unit
@@ -101,7 +103,7 @@ class Agreement {
   // Called by a member that fails. In shared memory: as try_close, but the member need not have read the log, and tries for
   // longer. With copies: does nothing, because the failure itself tells the others.
   virtual Step try_abandon() = 0;
-  virtual bool is_open() const = 0;  // a moment ago; it may have changed since
+  virtual bool is_open() const = 0;  // the answer may be out of date
 
   // Called by the coordinator: puts its next response list into the log, and removes these decided keys from the table.
   virtual Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) = 0;
@@ -133,7 +135,7 @@ class Agreement {
   virtual void left(int /*member*/) {}
   // This member makes no more steps. Of the others' steps it still follows the coordinator's lists.
   virtual void leave() {}
-  // Adds what tells states of this member's copy apart (Negotiation::digest).
+  // Adds the state of this member's copy to a digest (Negotiation::digest).
   virtual void add_to(base::Hasher& /*hasher*/) const {}
 };
 

@@ -149,7 +149,7 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
   require(!has_rows(kind) || !request.shape.empty(), request, "a scalar has no rows");
   require(request.arena >= 0 && request.arena_offset >= 0 &&
               (request.arena == 0 || kind == OpKind::kAllreduce),
-          request, "has an impossible place in an arena, or is no allreduce");
+          request, "has an impossible place in an arena, or has one and is no allreduce");
   if (reduces(kind)) check_received_reduction(request, members.size());
   if (request.codec) check_received_codec(request);
   if (kind == OpKind::kBroadcast) {

@@ -246,7 +246,7 @@ void Coordinator::leave(const Status& why) {
   for (const auto& [label, group] : groups_) {
     for (const Settled& member : group.ready) names.push_back(member.response->request->name);
   }
-  // The member that has left would not take part in what no list has told it.
+  // No response list has told these decisions to the members. So the member that has left would not take part in them.
   for (Settled& settled : std::exchange(decided_, {})) {
     const RequestPtr& request = settled.response->request;
     if (settled.response->error.ok()) {

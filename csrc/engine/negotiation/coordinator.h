@@ -25,7 +25,7 @@ namespace hvdlite::engine {
 
 class Coordinator {
  public:
-  // join_refuses_others: operations that refuse_without_joined() refuses fail.
+  // join_refuses_others: fail the operations that refuse_without_joined() refuses.
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
               bool join_refuses_others);
 
@@ -34,7 +34,8 @@ class Coordinator {
   // operation or has refilled the slot.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
-  // A member has left. All operations of the set that collect() has not returned fail with this text, now and later.
+  // A member has left. All operations of the set that collect() has not returned fail with this text, now and later. Those that
+  // have failed already keep their own text.
   void leave(const base::Status& why);
   // Fails these operations on every member, for example after a verdict of deadlock detection.
   void fail(const std::vector<std::string>& names, const base::Status& why);
@@ -113,8 +114,7 @@ class Coordinator {
   std::vector<Settled> decided_;
   // Names that are settled but not collected. Their slots must not be given to other names.
   std::unordered_set<std::string> settled_names_;
-  // Of each name that fail() was called for: the number of the response list that tells the members. Older announcements are
-  // void.
+  // Of each name that fail() has failed: the number of the response list that tells the members. Older announcements are void.
   std::unordered_map<std::string, std::uint64_t> failed_at_;
   std::set<std::string> doomed_;
   std::vector<bool> joined_;

@@ -41,12 +41,12 @@ class Effects {
   // execute().
   virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
   // Takes the unit's entries, or ends them before it returns. payloads: by the member's index, this member's part of what
-  // prepare() returned on that member; empty if the members share memory and prepare() has put the inputs there.
+  // prepare() returned on that member; empty if the members share memory, because prepare() has put the inputs there.
   virtual void execute_prepared(SetId set, std::vector<Entry>& unit,
                                 std::vector<std::vector<std::byte>> payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
   virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
-  // Have all agreed operations of that set ended, and all its sends and receives, on this rank?
+  // Have all agreed operations and all sends and receives of that set ended on this rank?
   virtual bool idle(SetId set) = 0;
 
   // --- process sets ---
@@ -64,8 +64,8 @@ class Effects {
   // The entries were announced at the set's port. Neither the flight recorder nor the timeline records this, because that would
   // cost time in every operation. Only a rank that fails records it, for its log.
   virtual void announced_at_port(std::span<const Entry> entries) = 0;
-  // Called just before announcements at a port. What takes time belongs here and not in announced_at_port(), because members
-  // may wait for what this rank does after the announcements.
+  // Called just before announcements at a port. Work that takes time belongs here and not in announced_at_port(): after the
+  // announcements members may wait for this rank's part in the operations.
   virtual void before_announcing() = 0;
   // This many operations are now agreed, and the last request for any of them came from rank `rank`.
   virtual void came_last(int rank, std::size_t operations) = 0;

@@ -95,7 +95,7 @@ std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
 std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
 
 Ledger::LogEntry Ledger::front() const {
-  // has_room() lets no entry be overwritten that a member has not read.
+  // An entry is overwritten only when all members have read it (has_room).
   if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
   const LogEntry entry = entries_[read_ & (capacity_.entries - 1)];
   if (entry.kind > Kind::kList) damaged("its log holds an entry of an unknown kind");

@@ -20,7 +20,7 @@
 //   closed: the same for all units, and the table is emptied. The coordinator opens the ledger again.
 //   list n: the place of the coordinator's n-th response list among the agreements of the ledger.
 //
-// Every unit is agreed exactly once, in one place in one order, because
+// Every unit is agreed exactly once, here or by the coordinator, and all members see one order, because
 //  1. all changes are made under one lock, so that "the last bit is set" and "diverted" exclude each other;
 //  2. a member announces only when it has read the whole log (up_to_date), so that no entry that it reads later concerns an
 //     earlier announcement of the same key;
@@ -38,7 +38,7 @@
 // A member that dies, or fails, while it holds the lock stops the other members' steps, but not the members: they try again
 // later, and meanwhile learn of the death or failure. What it had appended since it took the lock is never visible.
 //
-// Thread: each member's object by the holder of that rank's progress token. Owns: nothing but its place in the log.
+// Thread: the holder of a rank's progress token calls that rank's object. Owns: nothing but its place in the log.
 // Blocks: never. Throws: Error(Internal) if what it reads in the shared memory is impossible.
 #pragma once
 

@@ -98,7 +98,7 @@ std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
   if (!std::ranges::all_of(unit, [](const Entry& each) { return covers(*each.request); })) {
     return unit;
   }
-  // The content includes which members of the group are absent. If that differs, the coordinator settles the group.
+  // The content includes which operations of the group are absent. If that differs, the coordinator settles the group.
   const std::uint64_t content = content_of(unit);
   wait({key, content}, std::move(unit));
   return {};

@@ -28,7 +28,8 @@ class LocalUnits {
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
   // Takes an entry of this rank. When its unit is complete, the unit waits for announce(). Returns the entries that must go by
-  // message: a unit with an entry that is no part of a unit, or the entry of a group of which other entries went by message.
+  // message: this entry alone or its whole group, if one of these operations needs the coordinator; or this entry, if other
+  // entries of its group went by message.
   std::vector<Entry> admit(Entry entry);
   // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. If they did, the next
   // request of this name goes by message at once. All members get the same responses, so all remember the same names. Ignores
@@ -49,8 +50,8 @@ class LocalUnits {
     for (const auto& [key, entries] : announced_) std::ranges::for_each(entries, visit);
   }
 
-  // Announces waiting units, at most kMostAtOnce in one call. Calls announced(entries) for each announced unit, and adds
-  // entries that must go by message to `by_message`. If the result is kRefused or kUnread, all units still wait.
+  // Announces waiting units, at most kMostAtOnce in one call. Calls announced(entries) for each announced unit, and adds to
+  // `by_message` the entries that must go by message. If the result is kRefused or kUnread, all units still wait.
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);

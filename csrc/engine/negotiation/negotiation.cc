@@ -122,7 +122,7 @@ void Negotiation::finish(std::span<const Entry> entries, const Status& status) {
 void Negotiation::catch_up() {
   // Execute what the leaving rank took part in, and the lists that it sent, before it counts as gone.
   visit_sets([](SetNegotiation& set) { set.catch_up(); });
-  // The leaving rank must learn what is decided with it, while it still receives messages.
+  // The leaving rank must receive the decisions in which it takes part, while it still receives messages.
   coordinate();
 }
 

@@ -1,6 +1,7 @@
 // One rank's part in the agreement on what all ranks do and in which order: for all its process sets, and for changes of them.
 // Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: only in the effects.
-// Throws: Error(Internal) on what no correct rank sends, or writes into shared memory, and what the effects throw.
+// Throws: Error(Internal) if a rank sends, or writes into shared memory, something that no correct rank would; also whatever
+// the effects throw.
 //
 // A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members
 // agree through a port, an Agreement; in a set without a port, such as a large one, through the coordinator alone. The digest
@@ -60,7 +61,8 @@ class Negotiation {
   void hear(int source, Verdict message);
 
   // --- how ranks end ---
-  // Another rank is about to leave. Executes all that it took part in, and sends the decisions in which it takes part.
+  // Another rank is about to leave. Executes what is agreed at the ports, and sends the decisions in which that rank takes
+  // part.
   void catch_up();
   // Rank `rank` takes part in no later operation. Operations that need it fail with `why`.
   void left(int rank, const base::Status& why);

@@ -17,7 +17,7 @@ class Regions {
     std::uint64_t departures = 0;
   };
   // If some host has several members: one region if all members are on that host, and two if members are on other hosts as
-  // well (collectives/comm.h says why). None if no host has several members, if too few regions have no set, or if members are
+  // well (collectives/comm.h says why). None if no host has several members, if too few regions are unused, or if members are
   // on several hosts and some host has no window.
   struct Grant {
     std::optional<Region> first;
@@ -28,14 +28,14 @@ class Regions {
   // everywhere: do all hosts of the job have windows?
   Regions(int count, std::vector<int> host_of, int rank, bool everywhere);
 
-  // Gives a set of these members the first regions that have no set.
+  // Gives a set of these members the first unused regions.
   Grant take(std::int32_t set, const std::vector<int>& members);
   void give_back(std::int32_t set);
 
  private:
   struct Use {
     std::int32_t set = -1;  // -1: none
-    // The sum over all sets that have or had the region: the number of the set's members on this host.
+    // The sum of the numbers of members on this host, over all sets that have or had the region.
     std::uint64_t users = 0;
   };
   Region take_one(std::size_t number, std::int32_t set, const std::vector<int>& members);

@@ -15,7 +15,8 @@ namespace {
   throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
 }
 
-// For announce(), which may be called when another member's message has come. So the text names the member that it concerns.
+// For announce(): a message of one member may let this copy make another member's step. So the text names the member whose step
+// it is.
 [[noreturn]] void wrong(int member, const SetId& set, const char* what) {
   throw base::Error(base::ErrorCode::kInternal, "member " + std::to_string(member) +
                                                     " of process set " + std::to_string(set.id) +
@@ -76,8 +77,8 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   auto following = static_cast<std::uint64_t>(std::ranges::count_if(units, travels));
   // The units without a payload go first: they need not wait until the payloads have been sent.
   if (!together.steps.empty()) send(std::move(together), {}, following);
-  // A message carries the payload of one unit. Meanwhile the log may grow. This does no harm: an announcement that comes after
-  // an exception is void, as if the exception had come from another member.
+  // A message carries the payload of one unit. Between two of these messages the log may grow. This does no harm: an exception
+  // that concerns a later announcement makes that announcement void.
   for (const Unit& unit : units) {
     if (travels(unit)) send({.steps = {announcement_of(unit)}}, unit.payload, --following);
   }
@@ -163,7 +164,7 @@ void ReplicatedLedger::hear(int member, LedgerSteps message) {
   for (const LedgerSteps::Step& step : message.steps) {
     const bool by_all =
         step.kind == LedgerSteps::Kind::kAnnounce || step.kind == LedgerSteps::Kind::kClose;
-    if (!by_all && member != 0) wrong("makes a step in a ledger that only the coordinator makes");
+    if (!by_all && member != 0) wrong("makes a step that only the coordinator makes in a ledger");
   }
   take(member, std::move(message));
 }
@@ -239,7 +240,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         break;
     }
   }
-  // The entries that one message appends are a batch: their operations are fused.
+  // The entries that one message appends are a batch: their operations may be fused.
   if (log_.size() > before) log_.back().last = 1;
   members_[static_cast<std::size_t>(member)].exceptions = heard.message.exceptions;
   forget_exceptions();
@@ -304,7 +305,7 @@ bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) cons
   return exceptions < closed_at_ || (found != excepted_.end() && exceptions < found->second);
 }
 
-// Forgets the exceptions that all members had read when they sent the steps that are still to come.
+// Forgets the exceptions that make no later announcement void, because every sender has read them.
 void ReplicatedLedger::forget_exceptions() {
   if (excepted_.empty()) return;
   std::uint64_t least = exceptions_;

@@ -26,8 +26,8 @@
 //     that its sender had not read concerns its key (a closing concerns all keys). The sender takes the unit back when it reads
 //     that exception.
 //   - A member that leaves or joins waits until all members have read its closing, and its lists if it is the coordinator. Then
-//     all have executed the operations in which it took part. So members report at once that they have read a closing, and what
-//     they read while the ledger is closed.
+//     all have executed the operations in which it took part. So members report a closing at once when they have read it, and
+//     also each exception that they read while the ledger is closed.
 //   - A small payload travels with its announcement (inline payload): every member gets all of it, or its part. When the unit
 //     becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
 //
@@ -39,7 +39,7 @@
 // (HVDLITE_LEDGER_COPIES).
 //
 // Thread: the holder of the progress token. Owns: this member's copy, and messages whose steps are not made yet. Blocks: never.
-// Throws: Error(Internal) on what no correct member sends; what `tell` throws.
+// Throws: Error(Internal) if a member sends something that no correct member would; also whatever `tell` throws.
 #pragma once
 
 #include <deque>

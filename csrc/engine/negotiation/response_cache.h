@@ -21,7 +21,7 @@ namespace hvdlite::engine {
 
 class ResponseCache {
  public:
-  // The slot of this request's name, if this rank asked for an equal request when the slot was filled.
+  // The slot of this request's name, if this rank's own request was equal to this one when the slot was filled.
   std::optional<std::uint32_t> find(const Request& request) const;
   const ResponsePtr& at(std::uint32_t slot) const;
   // Fills the slot, and makes room for all slots below it. So the caller first checks the slot against the capacity. mine: what

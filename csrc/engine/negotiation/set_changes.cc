@@ -1,5 +1,5 @@
-// The part of Negotiation about changes of process sets, the regions for staged GPU tensors, and the end of a join. The rest is
-// in negotiation.cc.
+// The part of Negotiation about changes of process sets, the regions for staged GPU tensors, and the end of a join.
+// negotiation.cc and digest.cc have the rest.
 
 #include <algorithm>
 #include <utility>
@@ -43,7 +43,7 @@ void Negotiation::carry_out(const Response& response, Entry& entry) {
     if (mine) entry.completion->value = id.id;
   }
   if (mine) finish({&entry, 1}, status);
-  // This is the last step: a bad early message fails this engine, and what has been decided must end before that.
+  // This is the last step: a bad early message fails this engine, and this operation must end before that.
   if (created != 0) handle_early(created);
 }
 
@@ -125,7 +125,7 @@ bool Negotiation::hold_removal(Entry& entry) {
   return true;
 }
 
-// Admits the removals whose reason to be held back is over. Returns true if there was one.
+// Admits the held removals again. Returns true if at least one is not held back again.
 bool Negotiation::resume_removals() {
   const std::size_t held = held_removals_.size();
   for (Entry& entry : std::exchange(held_removals_, {})) admit(entry);
@@ -144,7 +144,7 @@ Entry Negotiation::take_held_removal(SetId set, const std::string& name) {
   return entry;
 }
 
-// Called at each operation on GPU memory of the set of all ranks; only the first call takes regions. The first such operation
+// Called at each GPU operation of the set of all ranks; only the first call takes regions. The first such operation
 // has the same place among the changes of sets on all ranks. For other sets there is no such place, because ranks outside a set
 // do not see its operations.
 void Negotiation::share_staging() {

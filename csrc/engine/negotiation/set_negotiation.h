@@ -3,8 +3,8 @@
 // operation (set_port.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member only
 // knows the set.
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
-// Coordinator. Blocks: only in the effects. Throws: Error(Internal) on what no correct member sends, or writes into shared
-// memory, and what the effects throw.
+// Coordinator. Blocks: only in the effects. Throws: Error(Internal) if a member sends, or writes into shared memory, something
+// that no correct member would; also whatever the effects throw.
 #pragma once
 
 #include <deque>
@@ -154,17 +154,18 @@ class SetNegotiation {
   bool being_removed_ = false;
   bool try_again_ = false;  // see tries_again()
   bool joins_ = false;      // a thread of this rank has called join, which is not announced yet
-  std::deque<ResponseList> lists_;  // lists that have come before their place in the log
-  std::uint64_t closings_ = 0;      // the number of closings that this member has read in the log
-  bool tells_closing_ = false;      // it must still tell the coordinator of the last one
+  // Response lists that arrived already; each waits until this member reads its kList entry in the log.
+  std::deque<ResponseList> lists_;
+  std::uint64_t closings_ = 0;  // the number of closings that this member has read in the log
+  bool tells_closing_ = false;  // it must still tell the coordinator of the last one
 
   // Null except on the set's first member.
   std::unique_ptr<Coordinator> coordinator_;
   bool attentive_ = false;  // may the coordinator have work? false: it only waits for other ranks
   Agreement::Upkeep upkeep_;
   std::vector<std::uint64_t> closings_of_;  // how many closings each member has reported
-  // They wait until all members that have not left have reported the last closing. By then everything that these members
-  // announced at the port has come in messages.
+  // Verdicts wait here until all members that have not left have reported the last closing. By then everything that these
+  // members announced at the port has come in messages.
   std::vector<Verdict> verdicts_;
 };
 

@@ -38,7 +38,8 @@ std::string group_of(const Request& request) {
          std::to_string(request.group_size) + " of group '" + request.group + "'";
 }
 
-// A field that must agree: its name, its text, and the remedy for a difference.
+// A field that must agree: its name, the kinds of operations that it applies to, its value as text, and the remedy for a
+// difference.
 struct ComparedField {
   const char* name;
   bool (*applies)(OpKind kind);
