@@ -1,6 +1,7 @@
 #include "engine/cycle.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "engine/model/text.h"
@@ -181,6 +182,8 @@ void Cycle::fail_for(const std::exception& error) {
   if (shared_.failure.happened()) return;
   if (known != nullptr) {
     messenger_.apply(membership_.fail(known->code(), error.what()));
+  } else if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    messenger_.apply(membership_.fail(ErrorCode::kSystem, kNoMemory));
   } else {
     messenger_.apply(membership_.fail(ErrorCode::kInternal,
                                       std::string("hvdlite's engine failed: ") + error.what()));
