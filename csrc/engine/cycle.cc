@@ -6,6 +6,7 @@
 
 #include "engine/model/text.h"
 #include "engine/set_up.h"
+#include "kernels/float_mode.h"
 
 namespace hvdlite::engine {
 
@@ -58,6 +59,7 @@ bool Cycle::guard(Step step) {
 }
 
 bool Cycle::pass(bool flush, bool thorough) {
+  const kernels::StandardFloats floats;
   ++shared_.counters.passes;
   return guard([&] { return pass_once(flush, thorough); });
 }
