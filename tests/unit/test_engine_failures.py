@@ -138,7 +138,7 @@ def test_every_survivor_gets_the_first_cause():
 
 def test_memory_that_the_system_does_not_give_is_no_bug_of_hvdlite():
     """The result would be larger than the addresses of a process. (The input has addresses and no pages.)"""
-    input_ = np.frombuffer(mmap.mmap(-1, 1 << 45, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ), np.uint8)
+    input_ = np.frombuffer(mmap.mmap(-1, 1 << 44, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ), np.uint8)
 
     def body(rank: Rank) -> type:
         with pytest.raises((SystemFailure, PeerLostError)) as caught:
@@ -146,7 +146,7 @@ def test_memory_that_the_system_does_not_give_is_no_bug_of_hvdlite():
         assert "allgather of 'x' in process set 0: the system gives this process no more memory; " in str(caught.value)
         return caught.type
 
-    with engines(4, {"failure_linger": 0.2}) as ranks:
+    with engines(8, {"failure_linger": 0.2}) as ranks:
         assert SystemFailure in in_threads(ranks, body)  # some of them may learn of it from another
 
 
