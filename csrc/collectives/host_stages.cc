@@ -16,12 +16,6 @@ std::size_t piece_limit(const SlicePlan& plan, std::size_t lane_bytes, std::size
   return limit > plan.grain ? limit / plan.grain * plan.grain : limit;
 }
 
-// The elements of a slice that piece number `index` of its round carries.
-Range piece_of(const Range& slice, std::size_t index, std::size_t limit) {
-  const std::size_t begin = std::min(index * limit, slice.count);
-  return {slice.offset + begin, std::min(limit, slice.count - begin)};
-}
-
 }  // namespace
 
 HostReduce::HostReduce(Comm comm, const Tuning& tuning, const TileReducer& reducer, HostJob& job)
