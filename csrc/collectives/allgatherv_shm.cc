@@ -33,47 +33,43 @@ namespace {
 
 class AllgathervShm final : public TilePipeline {
  public:
-  AllgathervShm(Comm comm, const Tuning& tuning, AllgathervArgs args)
+  AllgathervShm(Comm comm, const Tuning& tuning, const AllgathervArgs& args)
       : TilePipeline(std::move(comm), tuning, /*reduces=*/false),
         input_(static_cast<const std::byte*>(args.input)),
         output_(static_cast<std::byte*>(args.output)),
-        sizes_(std::move(args.bytes)),
-        offsets_(offsets_of(sizes_)) {
-    const std::size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
+        parts_(runs_of(args.bytes)) {
+    const std::size_t longest = *std::ranges::max_element(args.bytes);
     limit_ = pipelined_tile(longest, channel().tile_bytes());
     set_tiles(pieces_in(longest, limit_), std::min(longest, limit_));
-    set_result_bytes(total_of(sizes_), tuning);
+    set_result_bytes(total_of(args.bytes), tuning);
   }
 
  private:
   void fill(std::size_t tile) override {
     const Range range = piece(tile, me());
-    if (range.count > 0 && size() > 1) {
-      put(buffer(me(), tile), input_ + range.offset, range.count);
-    }
+    if (range.count > 0 && size() > 1) put(buffer(me(), tile), own(tile), range.count);
   }
 
   void drain(std::size_t tile) override {
     for (int member = 0; member < size(); ++member) {
       const Range range = piece(tile, member);
       if (range.count == 0) continue;
-      const std::byte* const from = member == me() ? input_ + range.offset : buffer(member, tile);
-      std::byte* const to = output_ + offsets_[static_cast<std::size_t>(member)] + range.offset;
+      const std::byte* const from = member == me() ? own(tile) : buffer(member, tile);
+      std::byte* const to = output_ + range.offset;
       if (from != to) deliver(to, from, range.count);
     }
   }
 
-  // The bytes of a member's part that a tile carries.
+  // The bytes of the output, from a member's part, that a tile carries.
   Range piece(std::size_t tile, int member) const {
-    const std::size_t bytes = sizes_[static_cast<std::size_t>(member)];
-    const std::size_t begin = std::min(tile * limit_, bytes);
-    return {begin, std::min(limit_, bytes - begin)};
+    return piece_of(parts_[static_cast<std::size_t>(member)], tile, limit_);
   }
+  // Where this rank's piece lies in its input.
+  const std::byte* own(std::size_t tile) const { return input_ + tile * limit_; }
 
   const std::byte* input_;
   std::byte* output_;
-  std::vector<std::size_t> sizes_;
-  std::vector<std::size_t> offsets_;
+  std::vector<Range> parts_;  // of the output, by member
   std::size_t limit_;
 };
 
@@ -82,7 +78,7 @@ class AllgathervShm final : public TilePipeline {
 std::unique_ptr<Collective> allgatherv_shm(Comm comm, AllgathervArgs args, const Tuning& tuning) {
   HVD_CHECK(comm.shared() != nullptr);
   HVD_CHECK(args.bytes.size() == static_cast<std::size_t>(comm.size()));
-  return std::make_unique<AllgathervShm>(std::move(comm), tuning, std::move(args));
+  return std::make_unique<AllgathervShm>(std::move(comm), tuning, args);
 }
 
 }  // namespace hvdlite::collectives

@@ -108,9 +108,7 @@ class AllreduceWholeTiles final : public TilePipeline {
   }
 
  private:
-  Range range(std::size_t tile) const {
-    return {tile * tile_, std::min(tile_, count_ - tile * tile_)};
-  }
+  Range range(std::size_t tile) const { return piece_of({0, count_}, tile, tile_); }
   std::byte* contribution(int member, std::size_t tile, std::size_t offset) const {
     return buffer(member, tile) + offset * reducer_.contribution_bytes();
   }

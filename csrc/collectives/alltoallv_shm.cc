@@ -35,17 +35,16 @@ namespace {
 
 class AlltoallvShm final : public TilePipeline {
  public:
-  AlltoallvShm(Comm comm, const Tuning& tuning, AlltoallvArgs args)
+  AlltoallvShm(Comm comm, const Tuning& tuning, const AlltoallvArgs& args)
       : TilePipeline(std::move(comm), tuning, /*reduces=*/false),
         input_(static_cast<const std::byte*>(args.input)),
         output_(static_cast<std::byte*>(args.output)),
-        send_sizes_(std::move(args.send_bytes)),
-        recv_sizes_(std::move(args.recv_bytes)),
-        send_offsets_(offsets_of(send_sizes_)),
-        recv_offsets_(offsets_of(recv_sizes_)),
+        sent_(runs_of(args.send_bytes)),
+        received_(runs_of(args.recv_bytes)),
+        largest_(*std::ranges::max_element(args.send_bytes)),
         lanes_(channel().tile_bytes(), size(), 1) {
     skip_tiles(1);
-    set_result_bytes(total_of(recv_sizes_), tuning);
+    set_result_bytes(total_of(args.recv_bytes), tuning);
   }
 
  private:
@@ -67,15 +66,14 @@ class AlltoallvShm final : public TilePipeline {
   }
 
   bool publish(const InlineTile& tile) {
-    const std::uint64_t largest = *std::max_element(send_sizes_.begin(), send_sizes_.end());
-    if (!tile.publish(channel(), &largest, sizeof(largest))) return false;
+    if (!tile.publish(channel(), &largest_, sizeof(largest_))) return false;
     ring_others();
     return true;
   }
 
   void fill(std::size_t tile) override {
     for (int peer = 0; peer < size(); ++peer) {
-      const Range range = piece(tile, send_sizes_, send_offsets_, peer);
+      const Range range = piece(tile, sent_, peer);
       if (peer == me() || range.count == 0) continue;
       put(buffer(me(), tile) + lanes_.offset(peer), input_ + range.offset, range.count);
     }
@@ -83,30 +81,24 @@ class AlltoallvShm final : public TilePipeline {
 
   void drain(std::size_t tile) override {
     for (int peer = 0; peer < size(); ++peer) {
-      const Range range = piece(tile, recv_sizes_, recv_offsets_, peer);
+      const Range range = piece(tile, received_, peer);
       if (range.count == 0) continue;
-      const std::byte* const from =
-          peer == me() ? input_ + piece(tile, send_sizes_, send_offsets_, me()).offset
-                       : buffer(peer, tile) + lanes_.offset(me());
+      const std::byte* const from = peer == me() ? input_ + piece(tile, sent_, me()).offset
+                                                 : buffer(peer, tile) + lanes_.offset(me());
       deliver(output_ + range.offset, from, range.count);
     }
   }
 
   // The bytes, in the input or the output, that a tile carries.
-  Range piece(std::size_t tile, const std::vector<std::size_t>& sizes,
-              const std::vector<std::size_t>& offsets, int peer) const {
-    const std::size_t bytes = sizes[static_cast<std::size_t>(peer)];
-    const std::size_t begin = std::min(tile * lanes_.bytes(), bytes);
-    return {offsets[static_cast<std::size_t>(peer)] + begin,
-            std::min(lanes_.bytes(), bytes - begin)};
+  Range piece(std::size_t tile, const std::vector<Range>& parts, int peer) const {
+    return piece_of(parts[static_cast<std::size_t>(peer)], tile, lanes_.bytes());
   }
 
   const std::byte* input_;
   std::byte* output_;
-  std::vector<std::size_t> send_sizes_;
-  std::vector<std::size_t> recv_sizes_;
-  std::vector<std::size_t> send_offsets_;
-  std::vector<std::size_t> recv_offsets_;
+  std::vector<Range> sent_;  // the parts, by member
+  std::vector<Range> received_;
+  std::uint64_t largest_;  // bytes of the largest part that this rank sends
   Lanes lanes_;
   bool published_ = false;
   bool agreed_ = false;
@@ -120,7 +112,7 @@ std::unique_ptr<Collective> alltoallv_shm(Comm comm, AlltoallvArgs args, const T
   const auto rank = static_cast<std::size_t>(comm.rank());
   HVD_CHECK(args.send_bytes.size() == size && args.recv_bytes.size() == size);
   HVD_CHECK(args.send_bytes[rank] == args.recv_bytes[rank]);
-  return std::make_unique<AlltoallvShm>(std::move(comm), tuning, std::move(args));
+  return std::make_unique<AlltoallvShm>(std::move(comm), tuning, args);
 }
 
 }  // namespace hvdlite::collectives

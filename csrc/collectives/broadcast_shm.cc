@@ -39,12 +39,13 @@ class BroadcastShm final : public TilePipeline {
 
  private:
   void fill(std::size_t tile) override {
-    put(buffer(me(), tile), data_ + tile * limit_, length(tile));
+    const Range range = piece_of({0, bytes_}, tile, limit_);
+    put(buffer(me(), tile), data_ + range.offset, range.count);
   }
   void drain(std::size_t tile) override {
-    if (me() != root_) deliver(data_ + tile * limit_, buffer(root_, tile), length(tile));
+    const Range range = piece_of({0, bytes_}, tile, limit_);
+    if (me() != root_) deliver(data_ + range.offset, buffer(root_, tile), range.count);
   }
-  std::size_t length(std::size_t tile) const { return std::min(limit_, bytes_ - tile * limit_); }
 
   std::byte* data_;
   std::size_t bytes_;

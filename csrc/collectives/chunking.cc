@@ -18,6 +18,11 @@ Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size
   return {begin, begin_of(index + 1) - begin};
 }
 
+Range piece_of(const Range& run, std::size_t index, std::size_t limit) {
+  const std::size_t begin = std::min(index * limit, run.count);
+  return {run.offset + begin, std::min(limit, run.count - begin)};
+}
+
 std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_bytes) {
   constexpr std::size_t kLinesEach = 16;  // below this, rounding to lines would unbalance the parts
   const std::size_t line = std::max<std::size_t>(base::kCacheLine / element_bytes, 1);

@@ -19,6 +19,9 @@ struct Range {
 // that the last grain of the buffer may be incomplete. All boundaries but the end are multiples of grain.
 Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain = 1);
 
+// Piece `index` of a run that is cut into pieces of `limit`: the last one may be shorter, and later ones are empty.
+Range piece_of(const Range& run, std::size_t index, std::size_t limit);
+
 // The elements of one cache line, if the buffer is so large that its parts can begin on cache lines; otherwise 1, because a few
 // elements are better spread over all ranks.
 std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_bytes);

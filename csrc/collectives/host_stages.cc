@@ -16,54 +16,50 @@ std::size_t piece_limit(const SlicePlan& plan, std::size_t lane_bytes, std::size
   return limit > plan.grain ? limit / plan.grain * plan.grain : limit;
 }
 
-// The elements of a slice that piece number `index` of its round carries.
-Range piece_of(const Range& slice, std::size_t index, std::size_t limit) {
-  const std::size_t begin = std::min(index * limit, slice.count);
-  return {slice.offset + begin, std::min(limit, slice.count - begin)};
-}
-
 }  // namespace
 
-HostReduce::HostReduce(Comm comm, const Tuning& tuning, const TileReducer& reducer, HostJob& job)
+HostStage::HostStage(Comm comm, const Tuning& tuning, HostJob& job, std::size_t element_bytes,
+                     std::size_t result_bytes)
     : TilePipeline(std::move(comm), tuning, HeldBack{}),
-      reducer_(reducer),
       job_(job),
-      lanes_(channel().tile_bytes(), job.plan.owners, reducer.contribution_bytes()),
-      limit_(piece_limit(job.plan, lanes_.bytes(), reducer.contribution_bytes())),
+      lanes_(channel().tile_bytes(), job.plan.owners, element_bytes),
+      limit_(piece_limit(job.plan, lanes_.bytes(), element_bytes)),
       tiles_per_round_(pieces_in(job.plan.largest(), limit_)),
-      inputs_(static_cast<std::size_t>(size())) {
-  for (int owner = 0; owner < job.plan.owners; ++owner) {
-    cursors_.emplace_back(job_.parts, reducer_.result_bytes());
-  }
+      cursors_(static_cast<std::size_t>(job.plan.owners), PartCursor(job.parts, result_bytes)) {
   set_tiles(job.plan.rounds * tiles_per_round_,
-            static_cast<std::size_t>(job.plan.owners) * limit_ * reducer_.contribution_bytes());
+            static_cast<std::size_t>(job.plan.owners) * limit_ * element_bytes);
 }
+
+Range HostStage::piece(std::size_t tile, int owner) const {
+  return piece_of(job_.plan.slice(round_of(tile), owner), tile % tiles_per_round_, limit_);
+}
+
+HostReduce::HostReduce(Comm comm, const Tuning& tuning, const TileReducer& reducer, HostJob& job)
+    : HostStage(std::move(comm), tuning, job, reducer.contribution_bytes(), reducer.result_bytes()),
+      reducer_(reducer),
+      inputs_(static_cast<std::size_t>(size())) {}
 
 void HostReduce::fill(std::size_t tile) {
   for (int owner = 0; owner < job_.plan.owners; ++owner) {
     if (owner == me()) continue;
     std::byte* const place = lane(me(), tile, owner);
-    cursors_[static_cast<std::size_t>(owner)].walk(
-        piece(tile, owner), [&](const void* input, void*, std::size_t offset, std::size_t n) {
-          reducer_.contribute(place + offset * reducer_.contribution_bytes(), input, n,
-                              puts_past());
-        });
+    cursor(owner).walk(piece(tile, owner), [&](const void* input, void*, std::size_t offset,
+                                               std::size_t n) {
+      reducer_.contribute(place + offset * reducer_.contribution_bytes(), input, n, puts_past());
+    });
   }
 }
 
 bool HostReduce::may_drain(std::size_t tile) const {
-  return me() >= job_.plan.owners || tile / tiles_per_round_ < job_.done.published + kSlots;
+  return !owns() || round_of(tile) < job_.done.published + kSlots;
 }
 
 void HostReduce::drain(std::size_t tile) {
-  const std::size_t round = tile / tiles_per_round_;
-  if (me() < job_.plan.owners) {
+  if (owns()) {
     const Range range = piece(tile, me());
-    std::byte* const partial =
-        job_.partials[round % kSlots] +
-        (range.offset - job_.plan.slice(round, me()).offset) * reducer_.partial_bytes();
-    cursors_[static_cast<std::size_t>(me())].walk(range, [&](const void* input, void*,
-                                                             std::size_t offset, std::size_t n) {
+    std::byte* const partial = job_.partials[round_of(tile) % kSlots] +
+                               place_in_slice(tile, range) * reducer_.partial_bytes();
+    cursor(me()).walk(range, [&](const void* input, void*, std::size_t offset, std::size_t n) {
       for (int member = 0; member < size(); ++member) {
         inputs_[static_cast<std::size_t>(member)] =
             lane(member, tile, me()) + offset * reducer_.contribution_bytes();
@@ -77,61 +73,38 @@ void HostReduce::drain(std::size_t tile) {
       reducer_.fold_partial(partial + offset * reducer_.partial_bytes(), inputs_.data(), size(), n);
     });
   }
-  if ((tile + 1) % tiles_per_round_ == 0) ++job_.done.reduced;
-}
-
-Range HostReduce::piece(std::size_t tile, int owner) const {
-  return piece_of(job_.plan.slice(tile / tiles_per_round_, owner), tile % tiles_per_round_, limit_);
+  if (ends_round(tile)) ++job_.done.reduced;
 }
 
 HostPublish::HostPublish(Comm comm, const Tuning& tuning, std::size_t result_bytes, HostJob& job)
-    : TilePipeline(std::move(comm), tuning, HeldBack{}),
-      job_(job),
-      result_bytes_(result_bytes),
-      lanes_(channel().tile_bytes(), job.plan.owners, result_bytes),
-      limit_(piece_limit(job.plan, lanes_.bytes(), result_bytes)),
-      tiles_per_round_(pieces_in(job.plan.largest(), limit_)) {
-  for (int owner = 0; owner < job.plan.owners; ++owner) {
-    cursors_.emplace_back(job_.parts, result_bytes_);
-  }
-  set_tiles(job.plan.rounds * tiles_per_round_,
-            static_cast<std::size_t>(job.plan.owners) * limit_ * result_bytes_);
-}
+    : HostStage(std::move(comm), tuning, job, result_bytes, result_bytes),
+      result_bytes_(result_bytes) {}
 
 bool HostPublish::may_fill(std::size_t tile) const {
-  return me() >= job_.plan.owners || tile / tiles_per_round_ < job_.done.finished;
+  return !owns() || round_of(tile) < job_.done.finished;
 }
 
 void HostPublish::fill(std::size_t tile) {
-  if (me() >= job_.plan.owners || size() == 1) return;
+  if (!owns() || size() == 1) return;
   const Range range = piece(tile, me());
-  if (range.count == 0) return;
-  put(buffer(me(), tile) + lanes_.offset(me()), own(tile, range), range.count * result_bytes_);
+  if (range.count > 0) put(lane(me(), tile, me()), own(tile, range), range.count * result_bytes_);
 }
 
 void HostPublish::drain(std::size_t tile) {
   for (int owner = 0; owner < job_.plan.owners; ++owner) {
     const Range range = piece(tile, owner);
     if (range.count == 0) continue;
-    const std::byte* const from =
-        owner == me() ? own(tile, range) : buffer(owner, tile) + lanes_.offset(owner);
-    cursors_[static_cast<std::size_t>(owner)].walk(
-        range, [&](const void*, void* output, std::size_t offset, std::size_t n) {
-          if (output == nullptr) return;
-          kernels::plain_copy(output, from + offset * result_bytes_, n * result_bytes_);
-        });
+    const std::byte* const from = owner == me() ? own(tile, range) : lane(owner, tile, owner);
+    cursor(owner).walk(range, [&](const void*, void* output, std::size_t offset, std::size_t n) {
+      if (output == nullptr) return;
+      kernels::plain_copy(output, from + offset * result_bytes_, n * result_bytes_);
+    });
   }
-  if ((tile + 1) % tiles_per_round_ == 0) ++job_.done.published;
-}
-
-Range HostPublish::piece(std::size_t tile, int owner) const {
-  return piece_of(job_.plan.slice(tile / tiles_per_round_, owner), tile % tiles_per_round_, limit_);
+  if (ends_round(tile)) ++job_.done.published;
 }
 
 const std::byte* HostPublish::own(std::size_t tile, const Range& range) const {
-  const std::size_t round = tile / tiles_per_round_;
-  return job_.results[round % kSlots] +
-         (range.offset - job_.plan.slice(round, me()).offset) * result_bytes_;
+  return job_.results[round_of(tile) % kSlots] + place_in_slice(tile, range) * result_bytes_;
 }
 
 }  // namespace hvdlite::collectives

@@ -76,7 +76,37 @@ struct HostJob {
   RoundCounts done;
 };
 
-class HostReduce final : public TilePipeline {
+// What both have in common: the tiles of the rounds.
+class HostStage : public TilePipeline {
+ protected:
+  // element_bytes: of an element in the tiles; result_bytes: of one of the user's type. The job outlives it.
+  HostStage(Comm comm, const Tuning& tuning, HostJob& job, std::size_t element_bytes,
+            std::size_t result_bytes);
+
+  bool owns() const { return me() < job_.plan.owners; }
+  std::size_t round_of(std::size_t tile) const { return tile / tiles_per_round_; }
+  bool ends_round(std::size_t tile) const { return (tile + 1) % tiles_per_round_ == 0; }
+  // The elements of an owner's slice that a tile carries.
+  Range piece(std::size_t tile, int owner) const;
+  // How many elements of this owner's slice come before its piece.
+  std::size_t place_in_slice(std::size_t tile, const Range& own_piece) const {
+    return own_piece.offset - job_.plan.slice(round_of(tile), me()).offset;
+  }
+  std::byte* lane(int member, std::size_t tile, int owner) const {
+    return buffer(member, tile) + lanes_.offset(owner);
+  }
+  PartCursor& cursor(int owner) { return cursors_[static_cast<std::size_t>(owner)]; }
+
+  HostJob& job_;
+
+ private:
+  Lanes lanes_;
+  std::size_t limit_;  // elements of a piece
+  std::size_t tiles_per_round_;
+  std::vector<PartCursor> cursors_;  // by owner
+};
+
+class HostReduce final : public HostStage {
  public:
   // The reducer and the job outlive it.
   HostReduce(Comm comm, const Tuning& tuning, const TileReducer& reducer, HostJob& job);
@@ -86,21 +116,11 @@ class HostReduce final : public TilePipeline {
   void drain(std::size_t tile) override;
   bool may_drain(std::size_t tile) const override;
 
-  Range piece(std::size_t tile, int owner) const;
-  std::byte* lane(int member, std::size_t tile, int owner) const {
-    return buffer(member, tile) + lanes_.offset(owner);
-  }
-
   const TileReducer& reducer_;
-  HostJob& job_;
-  Lanes lanes_;
-  std::size_t limit_;  // elements of a piece
-  std::size_t tiles_per_round_;
   std::vector<const void*> inputs_;
-  std::vector<PartCursor> cursors_;  // by owner
 };
 
-class HostPublish final : public TilePipeline {
+class HostPublish final : public HostStage {
  public:
   // result_bytes: of one element. The job outlives it.
   HostPublish(Comm comm, const Tuning& tuning, std::size_t result_bytes, HostJob& job);
@@ -110,15 +130,9 @@ class HostPublish final : public TilePipeline {
   void drain(std::size_t tile) override;
   bool may_fill(std::size_t tile) const override;
 
-  Range piece(std::size_t tile, int owner) const;
   const std::byte* own(std::size_t tile, const Range& range) const;
 
-  HostJob& job_;
   std::size_t result_bytes_;
-  Lanes lanes_;
-  std::size_t limit_;
-  std::size_t tiles_per_round_;
-  std::vector<PartCursor> cursors_;  // by owner
 };
 
 }  // namespace hvdlite::collectives

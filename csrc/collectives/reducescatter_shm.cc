@@ -36,19 +36,18 @@ namespace {
 class ReducescatterShm final : public TilePipeline {
  public:
   ReducescatterShm(Comm comm, const Tuning& tuning, const TileReducer& reducer,
-                   ReducescatterArgs args)
+                   const ReducescatterArgs& args)
       : TilePipeline(std::move(comm), tuning, /*reduces=*/false),
         reducer_(reducer),
         input_(static_cast<const std::byte*>(args.input)),
         output_(static_cast<std::byte*>(args.output)),
-        counts_(std::move(args.counts)),
-        offsets_(offsets_of(counts_)),
+        chunks_(runs_of(args.counts)),
         lanes_(channel().tile_bytes(), size(), reducer.contribution_bytes()),
         limit_(lanes_.bytes() / reducer.contribution_bytes()),
         inputs_(static_cast<std::size_t>(size())) {
-    const std::size_t largest = *std::max_element(counts_.begin(), counts_.end());
+    const std::size_t largest = *std::ranges::max_element(args.counts);
     set_tiles(pieces_in(largest, limit_),
-              std::min(largest, limit_) * counts_.size() * reducer.contribution_bytes());
+              std::min(largest, limit_) * chunks_.size() * reducer.contribution_bytes());
   }
 
  private:
@@ -69,8 +68,7 @@ class ReducescatterShm final : public TilePipeline {
     } else {
       inputs_[static_cast<std::size_t>(me())] = own(range);
     }
-    void* const output = output_ + (range.offset - offsets_[static_cast<std::size_t>(me())]) *
-                                       reducer_.result_bytes();
+    void* const output = output_ + (range.offset - chunk(me()).offset) * reducer_.result_bytes();
     reducer_.fold(&output, 1, inputs_.data(), size(), range.count);
   }
 
@@ -81,12 +79,9 @@ class ReducescatterShm final : public TilePipeline {
                         owner != me() && puts_past());
   }
 
+  const Range& chunk(int owner) const { return chunks_[static_cast<std::size_t>(owner)]; }
   // The elements of a chunk that a tile carries.
-  Range piece(std::size_t tile, int owner) const {
-    const std::size_t count = counts_[static_cast<std::size_t>(owner)];
-    const std::size_t begin = std::min(tile * limit_, count);
-    return {offsets_[static_cast<std::size_t>(owner)] + begin, std::min(limit_, count - begin)};
-  }
+  Range piece(std::size_t tile, int owner) const { return piece_of(chunk(owner), tile, limit_); }
   const std::byte* own(const Range& range) const {
     return input_ == nullptr ? nullptr : input_ + range.offset * reducer_.result_bytes();
   }
@@ -97,8 +92,7 @@ class ReducescatterShm final : public TilePipeline {
   TileReducer reducer_;
   const std::byte* input_;
   std::byte* output_;
-  std::vector<std::size_t> counts_;
-  std::vector<std::size_t> offsets_;
+  std::vector<Range> chunks_;
   Lanes lanes_;
   std::size_t limit_;  // elements of a lane
   std::vector<const void*> inputs_;
@@ -111,7 +105,7 @@ std::unique_ptr<Collective> reducescatter_shm(Comm comm, ReducescatterArgs args,
   HVD_CHECK(comm.shared() != nullptr);
   HVD_CHECK(args.counts.size() == static_cast<std::size_t>(comm.size()));
   const TileReducer reducer(args.reduction, tuning.isa);
-  return std::make_unique<ReducescatterShm>(std::move(comm), tuning, reducer, std::move(args));
+  return std::make_unique<ReducescatterShm>(std::move(comm), tuning, reducer, args);
 }
 
 }  // namespace hvdlite::collectives

@@ -1,10 +1,12 @@
 #include "engine/cycle.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "engine/model/text.h"
 #include "engine/set_up.h"
+#include "kernels/float_mode.h"
 
 namespace hvdlite::engine {
 
@@ -57,6 +59,7 @@ bool Cycle::guard(Step step) {
 }
 
 bool Cycle::pass(bool flush, bool thorough) {
+  const kernels::StandardFloats floats;
   ++shared_.counters.passes;
   return guard([&] { return pass_once(flush, thorough); });
 }
@@ -181,6 +184,8 @@ void Cycle::fail_for(const std::exception& error) {
   if (shared_.failure.happened()) return;
   if (known != nullptr) {
     messenger_.apply(membership_.fail(known->code(), error.what()));
+  } else if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    messenger_.apply(membership_.fail(ErrorCode::kSystem, kNoMemory));
   } else {
     messenger_.apply(membership_.fail(ErrorCode::kInternal,
                                       std::string("hvdlite's engine failed: ") + error.what()));

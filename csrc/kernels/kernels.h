@@ -9,8 +9,8 @@
 // result is NaN. Min and Max give NaN if either operand is one, with both operands' bits or-ed (of
 // Max: signs and-ed); to them -0 is less than +0. load, store and scaling keep a NaN's sign and
 // leading payload. If 0 is scaled by inf (or inf by 0), or a factor is NaN, the processor decides
-// sign and payload of the result. Subnormals follow the calling thread's flush-to-zero mode, which is off unless someone set
-// it. Integer Sum and Product wrap modulo 2^n.
+// sign and payload of the result. Rounding and subnormals follow the calling thread's mode; in a pass of the engine it is the
+// standard one (float_mode.h). Integer Sum and Product wrap modulo 2^n.
 //
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: Error(Unsupported) from reduce_kernels() and accumulator_of() only.
 #pragma once

@@ -55,6 +55,23 @@ def test_without_either_ranks_still_agree():
         assert len(set(one_run(3, seed, "", config))) == 1
 
 
+@pytest.mark.parametrize("count", [4, 2000, 200_000])
+def test_threads_that_flush_subnormals_to_zero_do_not_change_the_bits(count):
+    """Such threads are those of TensorFlow and XLA. Whichever thread waits computes."""
+    torch = pytest.importorskip("torch")
+    tiny = np.full(count, 1e-39, np.float32)
+
+    def body(rank: Rank) -> bytes:
+        flushes = rank.rank == 0
+        torch.set_flush_denormal(flushes)  # of this thread
+        output = np.empty_like(tiny)
+        rank.start(ALLREDUCE, "tiny", tiny, output, op=SUM, prescale=0.5, wake=False).result()
+        assert (torch.tensor(1e-39) * 1 == 0) == flushes  # the thread goes on as before
+        return output.tobytes()
+
+    assert run_ranks(2, body) == [tiny.tobytes()] * 2
+
+
 @pytest.mark.parametrize(
     ("size", "count", "deterministic", "in_rank_order"),
     [(3, 2000, False, True), (3, 2049, False, False), (17, 200, False, False), (17, 200, True, True)],

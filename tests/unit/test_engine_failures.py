@@ -1,6 +1,7 @@
 """Deadlocks, and ranks that leave, fail or are killed, with ranks as threads: who is told what, and who goes on."""
 
 import contextlib
+import mmap
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from support.limits import DEADLINE
 from support.rest import outlasts
 from support.thread_ranks import ALLGATHER, ALLREDUCE, BARRIER, Rank, engines, in_threads, run_ranks
 
-from hvdlite.errors import AbortedError, HorovodInternalError, OperationTimeoutError, PeerLostError
+from hvdlite.errors import AbortedError, HorovodInternalError, OperationTimeoutError, PeerLostError, SystemFailure
 
 
 def wait_fails(rank: Rank, handle: int, error: type[Exception]) -> str:
@@ -133,6 +134,20 @@ def test_every_survivor_gets_the_first_cause():
             with pytest.raises(HorovodInternalError, match="bad batch"):
                 rank.start(ALLREDUCE, "later", np.ones(1), np.ones(1))
             assert "allreduce of 'w'" in rank.engine.flight_record()
+
+
+def test_memory_that_the_system_does_not_give_is_no_bug_of_hvdlite():
+    """The result would be larger than the addresses of a process. (The input has addresses and no pages.)"""
+    input_ = np.frombuffer(mmap.mmap(-1, 1 << 44, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ), np.uint8)
+
+    def body(rank: Rank) -> type:
+        with pytest.raises((SystemFailure, PeerLostError)) as caught:
+            rank.allgather("x", input_)
+        assert "allgather of 'x' in process set 0: the system gives this process no more memory; " in str(caught.value)
+        return caught.type
+
+    with engines(8, {"failure_linger": 0.2}) as ranks:
+        assert SystemFailure in in_threads(ranks, body)  # some of them may learn of it from another
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "base/error.h"
 #include "base/types.h"
 #include "base/wire.h"
+#include "engine/model/text.h"
 
 namespace hvdlite::engine {
 
@@ -171,14 +173,16 @@ std::string describe(const Request& request);
 // The name without the kind that the doors put in front.
 std::string display_name(const Request& request);
 
-// Calls work(), whose errors do not name the operation. If it throws an Error, puts the operation's description in front of the
-// text, so that the user learns which operation failed.
+// Calls work(), whose errors do not name the operation. If it throws an Error, or the system gives no memory, puts the
+// operation's description in front of the text, so that the user learns which operation failed.
 template <typename Work>
 void naming(const Request& request, Work work) {
   try {
     work();
   } catch (const base::Error& error) {
     throw base::Error(error.code(), describe(request) + ": " + error.what());
+  } catch (const std::bad_alloc&) {
+    throw base::Error(base::ErrorCode::kSystem, describe(request) + ": " + kNoMemory);
   }
 }
 

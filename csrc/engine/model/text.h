@@ -24,6 +24,11 @@ inline constexpr const char* kBeingRemoved =
 inline constexpr const char* kRemovedSet =
     "the process set has been removed; add it again, and use the new process set";
 
+// Why an operation or the engine fails if an allocation fails.
+inline constexpr const char* kNoMemory =
+    "the system gives this process no more memory; raise its limit (of the container, or ulimit "
+    "-v), or move fewer elements at a time";
+
 // Possible reasons why a host sends no heartbeat.
 inline constexpr const char* kSilentHost =
     "the host is down, its link is cut, or its first rank is stopped";
