@@ -14,20 +14,23 @@ and always run. So `stateful` is needed if only some ranks use the result, and i
 (`hvdlite.tensorflow.making` lists cases in which an op always has state.)
 
 *Gradients* follow Horovod's convention (see `hvdlite.torch.ops`). The backward of an op with a name has the name
-``<name>.grad``. It has state if the op has state.
+``<name>.grad``. It has state if the op has state. Ranks that have joined count as if their incoming gradients were zero.
+
+This file has over 400 lines, because an op and its gradient belong together.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
+import numpy as np
 import tensorflow as tf
 
-from hvdlite.errors import UnsupportedError
+from hvdlite.errors import ErrorCode, UnsupportedError
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.making import bits_of, factor_of, make
+from hvdlite.tensorflow.names import numbered
 from hvdlite.tensorflow.tensors import shares_of
 from hvdlite.tensorflow.xla import require_no_xla
 
@@ -243,6 +246,7 @@ class _Backward:
     def __init__(self, op: Any) -> None:
         self.op = op
         self._name = op.get_attr("tensor_name").decode()
+        self.label = repr(self._name) if self._name else "an unnamed tensor"
         self.set_id = op.get_attr("process_set")
         self.has_state = op.type.endswith("Stateful")
         self.inputs = list(op.inputs) if self.has_state else list(op.inputs)[:-1]
@@ -250,7 +254,7 @@ class _Backward:
 
     def name(self, purpose: str) -> str:
         """A name that no other op of this graph has, because a program may ask for the gradient of an op more than once."""
-        return _unique(f"{self._name}.{purpose}") if self._name else ""
+        return numbered(f"{self._name}.{purpose}") if self._name else ""
 
     def factor(self, which: str) -> float:
         """The factor `which`: ``"prescale"`` or ``"postscale"``."""
@@ -270,21 +274,11 @@ class _Backward:
             return [make("Allgather", grads[0], **attributes)]
         return list(make("GroupedAllgather", list(grads), **attributes))
 
-    def send_back(self, grad: Any, splits: Any) -> tf.Tensor:
-        """Sends rows of a gradient to the ranks of the set, by an alltoall with these splits."""
+    def send_back(self, grad: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends rows of a gradient to the ranks of the set, by an alltoall with these splits. Returns what `alltoall` does."""
         attributes = {"has_splits": True, "tensor_name": self.name("grad"), **self._common}
-        return make("Alltoall", grad, splits, **attributes)[0]
-
-
-_names_of: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
-
-
-def _unique(name: str) -> str:
-    if tf.executing_eagerly():
-        return name
-    names = _names_of.setdefault(tf.compat.v1.get_default_graph(), Counter())
-    names[name] += 1
-    return name if names[name] == 1 else f"{name}.{names[name]}"
+        output, returned = make("Alltoall", grad, splits, **attributes)
+        return output, returned
 
 
 def _register(kind: str, backward: Callable[..., list[Any]]) -> None:
@@ -344,13 +338,21 @@ def _product_slopes(forward: _Backward) -> list[tf.Tensor]:
 
 def _allgather_backward(forward: _Backward, *grads: Any) -> list[Any]:
     """This rank's rows of the average of all ranks' gradients."""
-    mine = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in forward.inputs])
-    (rows,) = forward.gather([mine[tf.newaxis]], "rows")
-    starts = tf.reduce_sum(rows[: _place(forward.set_id)], axis=0)
+    place = tf.cast(_place(forward.set_id), tf.int64)
+    mine = [tf.shape(tensor, tf.int64)[0] for tensor in forward.inputs]
+    # The place is sent as well, because ranks that have joined send nothing.
+    (rows,) = forward.gather([tf.stack([[place, *mine]])], "rows")
+    text = (
+        f"allgather of {forward.label}: a rank has joined between the call and its backward, so the gradients cannot be "
+        "divided among the ranks; call join() after the gradient"
+    )
+    whole = tf.reduce_all(tf.reduce_sum(rows, 0)[1:] == [tf.shape(grad, tf.int64)[0] for grad in grads])
+    with tf.control_dependencies([_require(whole, text)]):
+        starts = tf.reduce_sum(tf.where(rows[:, :1] < place, rows, 0), 0)
     averages = forward.reduce(grads, Average)
     parts = []
     for i, (average, tensor) in enumerate(zip(averages, forward.inputs, strict=True)):
-        part = average[starts[i] : starts[i] + mine[i]]
+        part = average[starts[i + 1] : starts[i + 1] + mine[i]]
         part.set_shape(tensor.shape)
         parts.append(part)
     return parts
@@ -365,25 +367,59 @@ def _broadcast_backward(forward: _Backward, grad: Any) -> list[Any]:
 
 def _alltoall_backward(forward: _Backward, grad: Any, _received: Any) -> list[Any]:
     """Sends gradients of rows back to the ranks from which the rows came. Rows that were not sent get zeros."""
-    tensor, _ = forward.inputs
-    back = forward.send_back(grad, forward.op.outputs[1])
-    if forward.op.get_attr("has_splits"):
-        shape = tf.shape(tensor)
-        unsent = tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], axis=0)
-        back = tf.concat([back, tf.zeros(unsent, back.dtype)], axis=0)
-    back.set_shape(tensor.shape)
-    return [back]
+    tensor, splits = forward.inputs
+    back, returned = forward.send_back(grad, forward.op.outputs[1])
+
+    def parts() -> tuple[tf.Tensor, tf.Tensor]:
+        members = tf.size(returned)
+        even = tf.fill([members], tf.shape(tensor)[0] // members)
+        return returned > 0, splits if forward.op.get_attr("has_splits") else even
+
+    return [_with_zeros(back, tensor, parts)]
 
 
 def _reducescatter_backward(forward: _Backward, *grads: Any) -> list[Any]:
     """All ranks' gradients concatenated, times both factors, and with Sum times the number of ranks."""
+    members = size(forward.set_id)
     factor = tf.constant(forward.factor("prescale") * forward.factor("postscale"), tf.float64)
     if forward.op.get_attr("reduce_op") == Sum:
-        factor *= tf.cast(size(forward.set_id), tf.float64)
+        factor *= tf.cast(members, tf.float64)
     gathered = forward.gather([grad * tf.cast(factor, grad.dtype) for grad in grads])
-    for output, tensor in zip(gathered, forward.inputs, strict=True):
-        output.set_shape(tensor.shape)
-    return gathered
+
+    def parts_of(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        (working,) = forward.gather([_place(forward.set_id)[tf.newaxis]], "working")
+        places = tf.range(members)
+        rows = tf.shape(tensor)[0]
+        counts = rows // members + tf.cast(places < rows % members, tf.int32)
+        return tf.reduce_any(places[:, tf.newaxis] == working, 1), counts
+
+    pairs = zip(gathered, forward.inputs, strict=True)
+    return [_with_zeros(rows, tensor, partial(parts_of, tensor)) for rows, tensor in pairs]
+
+
+def _with_zeros(rows: tf.Tensor, like: tf.Tensor, parts: Callable[[], tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
+    """Fills in zeros for missing rows: those of ranks that have joined, and the rows of an alltoall that were not sent.
+
+    Args:
+        rows: the rows of the ranks that have not joined, one rank after the other.
+        like: a tensor with the shape of the result.
+        parts: a function that says for each rank whether `rows` has its rows, and the number of its rows in the result. It is
+            called only if rows are missing.
+
+    """
+    filled = tf.cond(
+        tf.shape(rows)[0] == tf.shape(like)[0],
+        lambda: rows,
+        lambda: tf.scatter_nd(tf.where(tf.repeat(*parts())), rows, tf.shape(like, tf.int64)),
+    )
+    filled.set_shape(like.shape)
+    return filled
+
+
+def _require(condition: tf.Tensor, text: str) -> tf.Tensor:
+    """Makes an op that fails with this text, and with the status of a mismatch of the ranks, unless the condition is true."""
+    code = tf.where(condition, int(ErrorCode.OK), int(ErrorCode.MISMATCH))
+    return load().hvdlite_outcome(code=code, text=np.frombuffer(text.encode(), np.uint8))
 
 
 def _place(set_id: int) -> tf.Tensor:

@@ -184,6 +184,21 @@ def test_gradients_that_are_asked_for_twice_in_one_graph():
         assert found == [sum(k + 1 + rank for rank in range(SIZE)) for k in range(3)]
 
 
+def test_gradients_that_are_asked_for_in_two_branches():
+    """Both are in flight at a time, and each branch has a graph of its own."""
+
+    @tf.function
+    def run(x, yes):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            total = ops.allreduce(x, name="branches")
+            losses = [total * 2.0, total * 3.0]
+        return [tf.cond(yes, lambda loss=loss: tape.gradient(loss, x), lambda: x) for loss in losses]
+
+    for _ in REPEATS:
+        assert [gradient.numpy() for gradient in run(tf.constant(1.0), tf.constant(True))] == [2.0 * SIZE, 3.0 * SIZE]
+
+
 def test_gradients_through_a_loop():
     @tf.function
     def run(x, factor):
@@ -198,3 +213,53 @@ def test_gradients_through_a_loop():
         y, gradient = run(tf.constant(2.0), tf.constant(3.0))
         assert y.numpy() == 2 * 3**4
         assert gradient.numpy() == 2 * 4 * 3**3
+
+
+@pytest.mark.parametrize("joined", ["the first", "the last"])
+@modes
+def test_a_rank_that_has_joined_has_gradients_of_zero(mode, joined):
+    joined = 0 if joined == "the first" else LAST
+    working = [each for each in range(SIZE) if each != joined]
+    if joined == RANK:
+        ops.join()
+        return
+    rows = np.arange(sum(each + 1 for each in working), dtype=np.float64)
+    _, gradient = flowing_back(mode, lambda x: ops.allgather(x, name="g"), np.ones(RANK + 1), rows + 100.0 * RANK)
+    begin = sum(each + 1 for each in working if each < RANK)
+    mean = (len(working) * rows + 100 * sum(working)) / SIZE
+    np.testing.assert_allclose(gradient, mean[begin : begin + RANK + 1])
+
+    incoming = 10.0 * RANK + np.arange(len(working))
+    place = working.index(RANK)
+    for splits, unsent in ((tf.ones([SIZE], tf.int64), 1), (None, 0)):
+        call = lambda x, splits=splits: ops.alltoall(x, splits, name="t")[0]  # noqa: E731
+        _, gradient = flowing_back(mode, call, np.ones(SIZE + unsent), incoming)
+        assert gradient.tolist() == [0 if to == joined else 10 * to + place for to in range(SIZE)] + [0] * unsent
+
+    def scattered(x):
+        first, second = ops.grouped_reducescatter([x, x[:1]], name="r")
+        return tf.concat([first, second], 0)
+
+    part = 2 if RANK == 0 else 1  # the first rank has the only row of the second tensor
+    _, gradient = flowing_back(mode, scattered, np.ones((SIZE, 2)), np.full((part, 2), RANK + 1.0))
+    wanted = [0 if owner == joined else SIZE * (owner + 1) for owner in range(SIZE)]
+    assert gradient.tolist() == [[each * (2 if owner == 0 else 1)] * 2 for owner, each in enumerate(wanted)]
+    ops.join()
+
+
+@modes
+def test_a_rank_that_joins_before_the_backward_of_an_allgather(mode):
+    @mode
+    def run(x, joins):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(ops.allgather(x, name="all"))
+        return total if joins else tape.gradient(total, x)
+
+    x = tf.ones([RANK + 1])
+    if RANK == 0:
+        run(x, True)
+    else:
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"'all': a rank has joined .*; call join\(\)"):
+            run(x, False)
+    ops.join()
