@@ -249,7 +249,7 @@ def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reduce
             f"{reducer.remedy(process_set)}"
         )
     checks: dict[Any, _Check] = variables[0].__dict__.setdefault(_CHECKS, {})
-    key = (reducer.prefix, process_set.process_set_id, *map(id, variables))
+    key = (reducer.prefix, process_set, *map(id, variables))  # a later set may have its number
     if key not in checks:
         checks[key] = _Check(mode, sources, process_set, reducer)
     return checks[key]

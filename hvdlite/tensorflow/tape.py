@@ -8,7 +8,7 @@ import tensorflow as tf
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Average, Sum
+from hvdlite.requests import Average, Kind, Sum
 from hvdlite.start_check import mode_of
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.arguments import Reduction
@@ -67,7 +67,7 @@ class LocalSources:
         found = [gradient for gradient in gradients if gradient is not None]
         if not found or not self._scale or self._process_set.included() is False:
             return list(gradients)
-        set_id = self._process_set.process_set_id or 0
+        set_id = self._process_set.require_member(Kind.ALLREDUCE)
         ranks = collective_ops.size(set_id)
         weights = weight
         if weight is not None:

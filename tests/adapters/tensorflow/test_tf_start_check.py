@@ -85,6 +85,18 @@ def test_a_broadcast_after_the_first_step_is_soon_enough(hvd, how, caplog):
     assert lines(caplog) == []
 
 
+def test_a_process_set_with_the_number_of_one_that_was_removed(hvd):
+    """The check of the first one is not over."""
+    model = Line(hvd, 1.0, "eager", hvd.rank())
+    numbers = set()
+    for _ in range(2):
+        model.options = {"process_set": hvd.add_process_set([*range(hvd.size())])}
+        numbers.add(model.options["process_set"].process_set_id)
+        model.train(1)
+        hvd.remove_process_set(model.options["process_set"])
+    assert len(numbers) == 1
+
+
 def test_passes_without_an_update_are_not_compared(hvd):
     """The variable is broadcast after three of them."""
     variable = tf.Variable([hvd.rank() + 1.0])
