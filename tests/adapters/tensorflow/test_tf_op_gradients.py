@@ -150,6 +150,41 @@ def test_groups_flow_back_as_groups(mode):
         assert second.numpy().tolist() == [[4.0, LAST]]
 
 
+@pytest.mark.parametrize("way", ["eager", "function", "tape outside of the function", "graph of TensorFlow 1"])
+def test_groups_with_tensors_that_have_no_gradient(way):
+    others = [tf.constant, lambda value: tf.cast(value, tf.bool)]
+    calls = {
+        "sum": lambda x, other: ops.grouped_allreduce([other, x], name="sum")[1],
+        "max": lambda x, other: ops.grouped_allreduce([other, x], op=int(Op.MAX), name="max")[1],
+        "product": lambda x, other: ops.grouped_allreduce([other, x], op=int(Op.PRODUCT), name="product")[1],
+        "gather": lambda x, other: ops.grouped_allgather([other, x], name="gather")[1],
+        "scatter": lambda x, other: ops.grouped_reducescatter([other, x], name="scatter")[1],
+    }
+    wanted = {"sum": SIZE, "max": 1.0, "product": SIZE, "gather": 1.0, "scatter": SIZE}
+
+    def gradient(call, x, make_other):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(call(x, make_other([1] * SIZE)))
+        return tape.gradient(total, x)
+
+    for kind, call in calls.items():
+        for make_other in others:
+            if way == "tape outside of the function":
+                found = gradient(
+                    tf.function(call), tf.ones([SIZE]), lambda value, make_other=make_other: make_other(value)
+                ).numpy()
+            elif way == "graph of TensorFlow 1":
+                with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                    x = tf.compat.v1.placeholder_with_default([1.0] * SIZE, [SIZE])
+                    total = tf.reduce_sum(call(x, make_other([1] * SIZE)))
+                    found = session.run(tf.compat.v1.gradients(total, x)[0])
+            else:
+                run = gradient if way == "eager" else tf.function(gradient)
+                found = run(call, tf.ones([SIZE]), make_other).numpy()
+            assert found.tolist() == [wanted[kind]] * SIZE
+
+
 @modes
 def test_gradients_of_gradients(mode):
     """Of ``average(x) ** 3``: each step by the convention of the collective that it calls."""

@@ -49,7 +49,7 @@ ROWS = (
         "tf-alltoall-adjoint",
         "rows that come back in alltoall's gradient get the places of an even split",
         "hvdlite/tensorflow/collective_ops.py",
-        'splits if forward.op.get_attr("has_splits") else even',
+        'forward.last if forward.op.get_attr("has_splits") else even',
         "even",
         guards.TF_GRADIENTS,
     ),
