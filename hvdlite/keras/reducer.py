@@ -16,7 +16,7 @@ from hvdlite.keras.library import keras
 from hvdlite.keras.loss_weights import weight_of_last_loss
 from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
-from hvdlite.keras.variables import facts_of
+from hvdlite.keras.variables import facts_of, is_among
 from hvdlite.partition import part_of
 from hvdlite.requests import OP_NAMES
 from hvdlite.runtime import RUNTIME
@@ -211,7 +211,7 @@ class Reducer:
         if not self._active:
             return self._scale(scaled, range(len(scaled)), settings.factor)
         local = self.local_ids()
-        places = [place for place, variable in enumerate(variables) if id(variable) not in local]
+        places = [place for place, variable in enumerate(variables) if not is_among(variable, local)]
         if len(places) < len(scaled) and settings.scale_local and weight is not None:
             raise UnsupportedError(
                 "gradients that stay on this rank are divided by the number of ranks, which ignores its weight: "
@@ -233,7 +233,7 @@ class Reducer:
             scaled[place] = gradient
         self._scale(scaled, places, settings.factor)
         ranks = settings.reduction.process_set.size() or 1
-        kept = [place for place in range(len(scaled)) if id(variables[place]) in local]
+        kept = sorted(set(range(len(scaled))).difference(places))
         return self._scale(scaled, kept, settings.factor / ranks if settings.scale_local else settings.factor)
 
     def _scale(self, gradients: list[Any], places: Iterable[int], factor: float) -> list[Any]:

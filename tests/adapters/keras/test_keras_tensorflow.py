@@ -250,3 +250,12 @@ def test_weights_and_those_of_accumulated_passes(hvd, passes, traced):
 def test_strategies_are_refused(hvd):
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(UnsupportedError, match="leave the strategy out"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.skipif(not KERAS_3, reason="in Keras 2 they are the same")
+def test_the_variable_of_tensorflow_inside_a_local_variable(hvd):
+    variable = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(variable.value)
+    optimizer.apply([tf.constant([1.0 * WORLD.rank])], [variable])
+    assert keras_array(variable).tolist() == [1.0 - WORLD.rank / WORLD.size]
