@@ -1,6 +1,7 @@
 """Keras on TensorFlow, whichever Keras it is."""
 
 import functools
+import importlib
 
 import keras
 import numpy as np
@@ -259,3 +260,10 @@ def test_the_variable_of_tensorflow_inside_a_local_variable(hvd):
     optimizer.register_local_var(variable.value)
     optimizer.apply([tf.constant([1.0 * WORLD.rank])], [variable])
     assert keras_array(variable).tolist() == [1.0 - WORLD.rank / WORLD.size]
+
+
+def test_hvdlite_tensorflow_keras_has_the_same_names(hvd):
+    door = importlib.import_module("hvdlite.tensorflow.keras")
+    assert set(door.__all__) == set(hvd.__all__)
+    for module in ("callbacks", "elastic"):
+        assert set(getattr(door, module).__all__) == set(getattr(hvd, module).__all__)
