@@ -234,6 +234,31 @@ def test_gradients_that_are_asked_for_in_two_branches():
         assert [gradient.numpy() for gradient in run(tf.constant(1.0), tf.constant(True))] == [2.0 * SIZE, 3.0 * SIZE]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ops.allreduce(x, name="branch"),
+        lambda x: ops.allgather(x, name="branch"),
+        lambda x: ops.broadcast(x, root_rank=LAST, name="branch"),
+        lambda x: ops.alltoall(x, name="branch")[0],
+        lambda x: ops.reducescatter(x, name="branch"),
+    ],
+    ids=["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"],
+)
+def test_gradients_through_a_branch(call):
+    def gradient(x, yes):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.cond(yes, lambda: tf.reduce_sum(call(x) ** 2), lambda: tf.reduce_sum(x))
+        return tape.gradient(loss, x)
+
+    x = tf.range(2.0 * SIZE) + RANK
+    run = tf.function(gradient)
+    for _ in REPEATS:
+        np.testing.assert_array_equal(run(x, tf.constant(True)), gradient(x, True))
+    np.testing.assert_array_equal(run(x, tf.constant(False)), np.ones(2 * SIZE))
+
+
 def test_gradients_through_a_loop():
     @tf.function
     def run(x, factor):
