@@ -519,7 +519,8 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
         average: what an Average divides by while this rank waits. ``"all"``: it counts this rank too, as in Horovod.
             ``"contributing"``: it does not. Each rank decides for itself alone: the divisor, agreed with the operation, is the
             size of the set less the ranks that joined with ``"contributing"`` before they asked for the operation. (The
-            average of a sparse torch tensor, which is gathered, divides by the size of the set in any case.)
+            average of a sparse torch tensor, or of IndexedSlices, which are gathered, divides by the size of the set in any
+            case.)
 
     Returns:
         The rank that joined last, as a rank of the whole job; the same on all ranks.

@@ -153,6 +153,11 @@ def root_arguments(process_set: ProcessSet) -> str:
     return f"root_rank={root_of(process_set)}" + (", process_set=process_set" if process_set.process_set_id else "")
 
 
+def counter_of_ranks(process_set: ProcessSet) -> str:
+    """For error texts: the name of the object whose `size` and `rank` count the ranks of a process set."""
+    return "process_set" if process_set.process_set_id else "hvd"
+
+
 def process_set_ids_and_ranks() -> dict[int, list[int]]:
     """Ids of the registered sets and the ranks of their members, the global set (0) included.
 

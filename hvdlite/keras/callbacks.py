@@ -19,7 +19,7 @@ from hvdlite.keras.library import Callback, keras
 from hvdlite.keras.model_state import build_optimizer, build_optimizers_alike, is_built, optimizers_of, state_variables
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.sharding import Shards, shards_of
-from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, read
+from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, is_among, read
 from hvdlite.objects import allgather_object
 from hvdlite.usage import mark_step
 
@@ -113,7 +113,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         """The variables of the model and its optimizers, without those that stay local."""
         local = {id(variable) for variable in self._local}
         variables = state_variables(self.model, optimizers_of(self.model).values())
-        return [each for each in variables if identity_of(each) not in local and id(getattr(each, "value", each)) not in local]
+        return [each for each in variables if identity_of(each) not in local and not is_among(each, local)]
 
     def _broadcast(self, variables: list[Any]) -> None:
         broadcast_variables(variables, self.root_rank)
@@ -159,7 +159,8 @@ class MetricAverageCallback(Callback):
             MismatchError: the ranks have different metrics, or only some ranks have validated in this epoch.
 
         """
-        mine = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        numbers = {name: value for name, value in (logs or {}).items() if hasattr(value, "__float__") and np.ndim(value) == 0}
+        mine = {name: float(value) for name, value in numbers.items()}
         everyone = allgather_object(mine, "keras.metrics")
         differing = only_on([list(theirs) for theirs in everyone], range(len(everyone)))
         if differing:

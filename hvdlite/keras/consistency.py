@@ -12,7 +12,7 @@ from hvdlite.keras.library import KERAS_3, Callback, keras
 from hvdlite.keras.model_state import optimizers_of
 from hvdlite.keras.optimizer import is_distributed
 from hvdlite.keras.sharding import common_variables, shards_of
-from hvdlite.keras.variables import broadcast_call, read
+from hvdlite.keras.variables import broadcast_call, is_among, read
 from hvdlite.leaves import Leaf, leaves_in
 from hvdlite.process_sets import ProcessSet, global_process_set, root_of
 
@@ -153,5 +153,4 @@ class _KerasLeaves:
         return None
 
     def _of_variables(self, variables: Iterable[Any]) -> list[Leaf]:
-        mine = [each for each in variables if not {id(each), id(getattr(each, "value", each))} & self._local]
-        return [Leaf.of_array(name_of(each), read(each)) for each in mine]
+        return [Leaf.of_array(name_of(each), read(each)) for each in variables if not is_among(each, self._local)]

@@ -110,9 +110,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         auto_scale_loss: put the optimizer into a LossScaleOptimizer under ``mixed_float16``, see above. It has the meaning of
             ``compile(auto_scale_loss=...)``.
         start_check: the reaction if the ranks' variables, or their optimizers' variables, differ after the first batch of
-            ``fit`` (or before the second update in your own loop; docs/sharp_edges.md). "error": a MismatchError is raised.
-            "warn": a warning is logged. "broadcast": a warning is logged, and all ranks get the values of the first rank.
-            "off": they are not compared. None: the knob HVDLITE_START_CHECK decides.
+            ``fit`` (or before the second update in your own loop; docs/sharp_edges.md), and with `shard` before the first.
+            "error": a MismatchError is raised. "warn": a warning is logged. "broadcast": a warning is logged, and all ranks get
+            the values of the first rank. "off": they are not compared. None: the knob HVDLITE_START_CHECK decides.
         shard: each variable is updated by one rank of the set, and only this rank keeps its slots (Keras 3 only;
             docs/sharding.md). Weights have the same bits as without `shard`. All ranks must take part when the model is saved;
             it is saved as a plain model.

@@ -16,7 +16,7 @@ from hvdlite.keras.library import keras
 from hvdlite.keras.loss_weights import weight_of_last_loss
 from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
-from hvdlite.keras.variables import facts_of
+from hvdlite.keras.variables import facts_of, is_among
 from hvdlite.partition import part_of
 from hvdlite.requests import OP_NAMES
 from hvdlite.runtime import RUNTIME
@@ -118,7 +118,8 @@ class Reducer:
         self.check: KerasCheck | None = None
         self.shards: Shards | None = None
         if self._active:
-            self.check = KerasCheck(settings, optimizer, self._known, lambda: settings.shard or bool(self.local_ids()))
+            has_local = lambda: settings.shard or bool(self.local_ids())  # noqa: E731
+            self.check = KerasCheck(settings, optimizer, self._known, has_local, lambda: self._agree(()))
             if settings.shard:
                 self.shards = Shards(getattr(optimizer, "inner_optimizer", optimizer), process_set, settings.prefix, backend)
 
@@ -210,7 +211,7 @@ class Reducer:
         if not self._active:
             return self._scale(scaled, range(len(scaled)), settings.factor)
         local = self.local_ids()
-        places = [place for place, variable in enumerate(variables) if id(variable) not in local]
+        places = [place for place, variable in enumerate(variables) if not is_among(variable, local)]
         if len(places) < len(scaled) and settings.scale_local and weight is not None:
             raise UnsupportedError(
                 "gradients that stay on this rank are divided by the number of ranks, which ignores its weight: "
@@ -223,7 +224,7 @@ class Reducer:
         if self.check is not None and self._backend.is_eager(gradients):
             self.check.before_update(mine)
         elif self.check is not None and not self.check.after_batches:
-            comparison = self._backend.compare_when_run(mine, shared, settings.reduction, settings.start_check)
+            comparison = self._backend.compare_when_run(mine, shared, settings.reduction, settings.start_check, settings.shard)
         with comparison:
             names = [self._names[id(variable)] for variable in shared]
             groups = self._places_of_groups(shared)
@@ -232,7 +233,7 @@ class Reducer:
             scaled[place] = gradient
         self._scale(scaled, places, settings.factor)
         ranks = settings.reduction.process_set.size() or 1
-        kept = [place for place in range(len(scaled)) if id(variables[place]) in local]
+        kept = sorted(set(range(len(scaled))).difference(places))
         return self._scale(scaled, kept, settings.factor / ranks if settings.scale_local else settings.factor)
 
     def _scale(self, gradients: list[Any], places: Iterable[int], factor: float) -> list[Any]:
@@ -265,16 +266,29 @@ class Reducer:
         if not unknown:
             return
         new = [variables[place] for place in unknown]
-        settings, process_set = self.settings, self.settings.reduction.process_set
         self._backend.check_supported()
         _refuse_overwritten(new)
-        common = settings.describe() + (self.shards.describe() if self.shards is not None else [])
-        # Numbered by first use: if ranks use different optimizers first, they compare these, and the error names them.
-        exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
         facts = facts_of(new)
         if self._backend.traces_steps:
             lacking = [" without a gradient" if gradients[place] is None else "" for place in unknown]
             facts = [(name, what + without) for (name, what), without in zip(facts, lacking, strict=True)]
+        for name, variable in zip(self._agree(facts), new, strict=True):
+            self._names[id(variable)] = f"{self.settings.prefix}.{len(self._known)}.{name}"
+            self._known.append(variable)
+        if self.check is not None:
+            self.check.begin()
+
+    def _agree(self, facts: Sequence[tuple[str, str]]) -> list[str]:
+        """Compares the settings, and these facts, between the ranks. Returns the labels of the facts on the first rank.
+
+        Raises:
+            MismatchError: the ranks differ.
+
+        """
+        process_set = self.settings.reduction.process_set
+        common = self.settings.describe() + (self.shards.describe() if self.shards is not None else [])
+        # Numbered by first use: if ranks use different optimizers first, they compare these, and the error names them.
+        exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
         labels, differing = [label for label, _ in (*common, *facts)], ""
         if not RUNTIME.joins:
             labels, differing = compare([*common, *facts], exchange, process_set)
@@ -283,11 +297,7 @@ class Reducer:
                 f"DistributedOptimizer in process set {process_set.process_set_id}: {differing}; build the same model and "
                 "optimizer on every rank, and call DistributedOptimizer and load_model in the same order there"
             )
-        for name, variable in zip(labels[len(common) :], new, strict=True):
-            self._names[id(variable)] = f"{settings.prefix}.{len(self._known)}.{name}"
-            self._known.append(variable)
-        if self.check is not None:
-            self.check.begin()
+        return labels[len(common) :]
 
 
 def _refuse_overwritten(variables: Sequence[Any]) -> None:

@@ -4,6 +4,8 @@ In ``fit`` the ranks compare after a batch, when all callbacks have run. There a
 XLA has compiled, a callback may broadcast after the first batch, and on JAX variables have their current values only between
 two batches. If a program calls ``train_on_batch``, the ranks compare before the second call. If it applies gradients eagerly in
 its own loop, they compare before the second update. For traced loops the backend compares (`KerasBackend.compare_when_run`).
+
+With ``shard=True`` the first step gives all ranks a mix of their variables. So there the ranks also compare before it.
 """
 
 import functools
@@ -19,7 +21,7 @@ from hvdlite.keras.library import keras
 from hvdlite.keras.sharding import common_variables
 from hvdlite.keras.variables import broadcast_call, broadcast_variables, read
 from hvdlite.leaves import Leaf
-from hvdlite.process_sets import ProcessSet
+from hvdlite.process_sets import counter_of_ranks
 from hvdlite.start_check import StartCheck
 
 if TYPE_CHECKING:
@@ -32,27 +34,30 @@ class _TrainedByKeras:
     """The variables whose gradients an optimizer reduces, and the optimizer's own variables (`hvdlite.start_check.Trained`)."""
 
     evidence = "results"
-    moment = "after the first update"
     shares_state = False
-    data_remedy = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank()), or x[hvd.rank()::hvd.size()] for arrays"
 
     def __init__(
-        self, optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool], process_set: ProcessSet
+        self, settings: "Settings", optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool], moment: str
     ) -> None:
+        self.moment = moment
+        self.variables = variables
         self._optimizer = weakref.ref(optimizer)
-        self._variables = variables
         self._has_local = has_local
-        self._process_set = process_set
+        self._process_set = process_set = settings.reduction.process_set
+        ranks = counter_of_ranks(process_set)
+        size, rank = f"{ranks}.size()", f"{ranks}.rank()"
+        self.data_remedy = f"Give each rank a part of it: dataset.shard({size}, {rank}), or x[{rank}::{size}] for arrays"
         # The callback broadcasts to all ranks of the job.
         callback = "give fit() the callback hvd.callbacks.BroadcastGlobalVariablesCallback(0), or "
+        when = "before" if settings.shard else "after"
         self.remedy = (
             f"Broadcast the values of one rank: {'' if process_set.process_set_id else callback}call "
-            f"{broadcast_call(process_set)} after the first step of your own loop"
+            f"{broadcast_call(process_set, settings.shard)} {when} the first step of your own loop"
         )
 
     def parameters(self) -> Iterable[Leaf]:
         """See `Trained.parameters`."""
-        return _leaves_of(self._variables)
+        return _leaves_of(self.variables)
 
     def state(self) -> Iterable[Leaf]:
         """See `Trained.state`. It is empty if this rank trains some variables alone."""
@@ -60,7 +65,7 @@ class _TrainedByKeras:
 
     def broadcast(self, root_rank: int) -> None:
         """See `Trained.broadcast`."""
-        broadcast_variables([*self._variables, *self._own_variables()], root_rank, self._process_set)
+        broadcast_variables([*self.variables, *self._own_variables()], root_rank, self._process_set)
 
     def _own_variables(self) -> Sequence[Any]:
         optimizer = self._optimizer()
@@ -77,13 +82,37 @@ class KerasCheck:
         results: the results of the last ``train_on_batch``, by index; None: it has not been called.
     """
 
-    def __init__(self, settings: "Settings", optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool]) -> None:
-        """`variables` grows while the optimizer sees new variables. `has_local` says whether this rank trains some alone."""
-        process_set = settings.reduction.process_set
-        trained = _TrainedByKeras(optimizer, variables, has_local, process_set)
-        label = f"DistributedOptimizer ({settings.prefix})"
-        self._check = StartCheck(settings.start_check, label, settings.prefix, process_set, trained)
+    def __init__(
+        self,
+        settings: "Settings",
+        optimizer: Any,
+        variables: Sequence[Any],
+        has_local: Callable[[], bool],
+        agree: Callable[[], Any],
+    ) -> None:
+        """Prepares the check.
+
+        Args:
+            settings: those of the optimizer.
+            optimizer: the optimizer.
+            variables: a list that grows while the optimizer sees new variables.
+            has_local: says whether this rank trains some variables alone.
+            agree: compares the settings of the ranks' optimizers. Collective over the process set.
+
+        """
+
+        def check(moment: str, name: str) -> tuple[_TrainedByKeras, StartCheck]:
+            trained = _TrainedByKeras(settings, optimizer, variables, has_local, f"{moment} the first update")
+            label = f"DistributedOptimizer ({settings.prefix})"
+            return trained, StartCheck(settings.start_check, label, name, settings.reduction.process_set, trained)
+
+        _, self._check = check("after", settings.prefix)
         self._check.updated = True  # rounds begin after the first update
+        self._before = check("before", f"{settings.prefix}.before") if settings.shard else None
+        self._optimizer = weakref.ref(optimizer)
+        self._variables = variables
+        self._agree = agree
+        self._batches = False  # has `before_batch` been called?
         self.after_batches = False
         self.results: dict[Any, Any] | None = None
         self._updates = 0
@@ -107,6 +136,7 @@ class KerasCheck:
     def before_update(self, gradients: Iterable[Any]) -> None:
         """Makes a round before an update that the program makes eagerly in its own loop, except before the first."""
         self._updates += 1
+        self._compare_before(self._variables)
         if self.after_batches or self._updates == 1 or not self._check.pending:
             return
         if self._check.watching:
@@ -114,11 +144,29 @@ class KerasCheck:
             self._check.see(Leaf.of_array("", array) for array in arrays if array.any())
         self._round()
 
-    def before_batch(self) -> None:
-        """Makes a round before a call of ``train_on_batch``, except before the first."""
+    def before_batch(self, model: Any) -> None:
+        """Before the first batch of Keras: with ``shard=True`` compares variables, if they exist by then on all ranks."""
         self.after_batches = True
+        if self._before is None or self._batches or not self._before[1].pending:
+            return
+        self._batches = True
+        self._agree()  # now, because ranks whose optimizer has other settings do not compare variables
+        optimizer: Any = self._optimizer()
+        built = getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables
+        self._compare_before(built or (model.trainable_variables if optimizer is model.optimizer else ()))
+
+    def before_single_batch(self, model: Any) -> None:
+        """Makes a round before a call of ``train_on_batch``, except before the first."""
+        self.before_batch(model)
         if self.results is not None:
             self.after_batch(self.results)
+
+    def _compare_before(self, variables: Sequence[Any]) -> None:
+        if self._before is not None and self._before[1].pending:
+            trained, check = self._before
+            trained.variables = variables
+            check.updated = len(variables) > 0
+            check.round()
 
     def _round(self) -> None:
         try:
@@ -138,13 +186,15 @@ def follow_batches() -> None:
     if hasattr(keras.Model.train_on_batch, "_hvdlite"):
         return
     kind = keras.callbacks.CallbackList
-    begin, end, single = kind.on_train_begin, kind.on_train_batch_end, keras.Model.train_on_batch
+    begin, end, single = kind.on_train_batch_begin, kind.on_train_batch_end, keras.Model.train_on_batch
 
     @functools.wraps(begin)
-    def on_train_begin(self: Any, logs: Any = None) -> Any:
-        for check in _checks_of(_model_of(self)):
-            check.after_batches = True
-        return begin(self, logs)
+    def on_train_batch_begin(self: Any, batch: Any, logs: Any = None) -> Any:
+        result = begin(self, batch, logs)
+        model = _model_of(self)
+        for check in _checks_of(model):
+            check.before_batch(model)
+        return result
 
     @functools.wraps(end)
     def on_train_batch_end(self: Any, batch: Any, logs: Any = None) -> Any:
@@ -160,14 +210,14 @@ def follow_batches() -> None:
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         checks = _checks_of(self)
         for check in checks:
-            check.before_batch()
+            check.before_single_batch(self)
         results = single(self, *args, **kwargs)
         for check in checks:
             check.results = dict(enumerate(results.values() if isinstance(results, dict) else np.ravel(results)))
         return results
 
     train_on_batch._hvdlite = True  # type: ignore[attr-defined]
-    kind.on_train_begin, kind.on_train_batch_end = on_train_begin, on_train_batch_end
+    kind.on_train_batch_begin, kind.on_train_batch_end = on_train_batch_begin, on_train_batch_end
     keras.Model.train_on_batch = train_on_batch
 
 

@@ -1,6 +1,6 @@
 """Reads, compares and broadcasts variables of models and optimizers, for any Keras on any backend."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ __all__ = [
     "dtype_of",
     "facts_of",
     "identity_of",
+    "is_among",
     "read",
     "variables_of",
 ]
@@ -109,6 +110,11 @@ class Held:
 def identity_of(variable: Any) -> int:
     """A number that identifies the variable as long as the model holds it."""
     return id(getattr(variable, "tensor", variable))
+
+
+def is_among(variable: Any, ids: Set[int]) -> bool:
+    """Whether a set of ids has that of the variable, or of the framework's variable inside a variable of Keras 3."""
+    return id(variable) in ids or id(getattr(variable, "value", variable)) in ids
 
 
 def read(value: Any) -> npt.NDArray[Any]:

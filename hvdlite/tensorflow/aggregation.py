@@ -114,10 +114,13 @@ class LocalAggregation:
 
     def _finish(self, values: list[tf.Tensor], sums: list[Any], variables: list[Any]) -> list[tf.Tensor]:
         totals = [value / tf.cast(self._passes, value.dtype) if self._average else value for value in values[: len(variables)]]
-        reduced = self._reduce(totals, variables, None if self._weights is None else values[-1])
+        # Before the reduction, so that the next pass begins anew if it fails.
         resets = [total.assign(tf.zeros_like(value)) for total, value in zip(sums, values, strict=True)]
         with tf.control_dependencies([*resets, self._count.assign(0)]):
-            return [tf.identity(value) for value in reduced]
+            reduced = self._reduce(
+                [tf.identity(total) for total in totals], variables, None if self._weights is None else tf.identity(values[-1])
+            )
+        return [tf.identity(value) for value in reduced]
 
     def _dense(self, gradient: Gradient) -> tf.Tensor:
         if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:

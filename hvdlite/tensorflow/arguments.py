@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from hvdlite.checks import check_predivide
 from hvdlite.compression import Compression, check_compression
 from hvdlite.errors import InvalidArgumentError
@@ -11,7 +13,6 @@ from hvdlite.partition import part_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import OP_NAMES, Adasum, Average, Sum, resolve_op
 from hvdlite.tensorflow.gradients import Gradient, allreduce_gradients
-from hvdlite.tensorflow.tensors import as_weight
 from hvdlite.tensorflow.variables import identity_of
 
 __all__ = ["Reduction"]
@@ -53,12 +54,9 @@ class Reduction:
             raise InvalidArgumentError(f"process_set must be a ProcessSet, got {self.process_set!r}")
 
     def apply(
-        self, gradients: Sequence[Gradient], variables: Sequence[Any], names: Sequence[str], weight: Any = None
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], names: Sequence[str], weight: tf.Tensor | None = None
     ) -> list[Gradient]:
-        """The reduced gradients of these variables, see `allreduce_gradients`. Collective over `process_set`.
-
-        `weight` is the weight of this rank in a weighted mean: a number, or a scalar tensor.
-        """
+        """The reduced gradients of these variables, see `allreduce_gradients`. Collective over `process_set`."""
         return allreduce_gradients(
             gradients,
             names,
@@ -69,7 +67,7 @@ class Reduction:
             sparse_as_dense=self.sparse_as_dense,
             groups=self._places(variables),
             process_set=self.process_set,
-            weight=None if weight is None else as_weight(weight, self.op),
+            weight=weight,
         )
 
     def _places(self, variables: Sequence[Any]) -> list[list[int]] | None:

@@ -14,20 +14,23 @@ and always run. So `stateful` is needed if only some ranks use the result, and i
 (`hvdlite.tensorflow.making` lists cases in which an op always has state.)
 
 *Gradients* follow Horovod's convention (see `hvdlite.torch.ops`). The backward of an op with a name has the name
-``<name>.grad``. It has state if the op has state.
+``<name>.grad``. It has state if the op has state. Ranks that have joined count as if their incoming gradients were zero.
+
+This file has over 400 lines, because an op and its gradient belong together.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
+import numpy as np
 import tensorflow as tf
 
-from hvdlite.errors import UnsupportedError
+from hvdlite.errors import ErrorCode, UnsupportedError
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.making import bits_of, factor_of, make
+from hvdlite.tensorflow.names import numbered
 from hvdlite.tensorflow.tensors import shares_of
 from hvdlite.tensorflow.xla import require_no_xla
 
@@ -234,23 +237,36 @@ def process_set_included(set_id: int = 0, name: str | None = None) -> tf.Tensor:
     return _library("process_set_included").hvdlite_process_set_included(process_set=set_id, name=name)
 
 
-# --- gradients -------------------------------------------------------------------------------------------------------------
+# --- gradients (with tf.equal, because == compares no values in graphs of TensorFlow 1) ---------------------------------------
 
 
 class _Backward:
-    """The properties of an op that its backward needs. It makes ops with the state and the process set of this op."""
+    """The properties of an op that its backward needs. It makes ops with the state and the process set of this op.
+
+    Attributes:
+        places: the indices of the tensors that have a gradient: those of floating-point and complex dtypes. A group may also
+            have others.
+        tensors: these inputs of the op.
+        results: the outputs for them.
+        last: the last input, which is no tensor of the user for some ops.
+
+    """
 
     def __init__(self, op: Any) -> None:
         self.op = op
         self._name = op.get_attr("tensor_name").decode()
+        self.label = repr(self._name) if self._name else "an unnamed tensor"
         self.set_id = op.get_attr("process_set")
         self.has_state = op.type.endswith("Stateful")
-        self.inputs = list(op.inputs) if self.has_state else list(op.inputs)[:-1]
+        self.places = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating or output.dtype.is_complex]
+        self.tensors = [op.inputs[i] for i in self.places]
+        self.results = [op.outputs[i] for i in self.places]
+        self.last = op.inputs[-1 if self.has_state else -2]  # in front of the anchor
         self._common = {"process_set": self.set_id, "stateful": self.has_state}
 
     def name(self, purpose: str) -> str:
         """A name that no other op of this graph has, because a program may ask for the gradient of an op more than once."""
-        return _unique(f"{self._name}.{purpose}") if self._name else ""
+        return numbered(f"{self._name}.{purpose}") if self._name else ""
 
     def factor(self, which: str) -> float:
         """The factor `which`: ``"prescale"`` or ``"postscale"``."""
@@ -270,29 +286,20 @@ class _Backward:
             return [make("Allgather", grads[0], **attributes)]
         return list(make("GroupedAllgather", list(grads), **attributes))
 
-    def send_back(self, grad: Any, splits: Any) -> tf.Tensor:
-        """Sends rows of a gradient to the ranks of the set, by an alltoall with these splits."""
+    def send_back(self, grad: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends rows of a gradient to the ranks of the set, by an alltoall with these splits. Returns what `alltoall` does."""
         attributes = {"has_splits": True, "tensor_name": self.name("grad"), **self._common}
-        return make("Alltoall", grad, splits, **attributes)[0]
-
-
-_names_of: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
-
-
-def _unique(name: str) -> str:
-    if tf.executing_eagerly():
-        return name
-    names = _names_of.setdefault(tf.compat.v1.get_default_graph(), Counter())
-    names[name] += 1
-    return name if names[name] == 1 else f"{name}.{names[name]}"
+        output, returned = make("Alltoall", grad, splits, **attributes)
+        return output, returned
 
 
 def _register(kind: str, backward: Callable[..., list[Any]]) -> None:
-    """Registers the gradient of an op. `backward` gets the op and the incoming gradients. It returns one for each tensor."""
+    """Registers the gradient of an op: `backward` gets the gradients of `_Backward.results`, and returns those of `tensors`."""
 
     def gradient(op: Any, *grads: Any) -> list[Any]:
-        found = backward(_Backward(op), *grads)
-        return [*found, *[None] * (len(op.inputs) - len(found))]
+        forward = _Backward(op)
+        found = dict(zip(forward.places, backward(forward, *(grads[i] for i in forward.places)), strict=True))
+        return [found.get(i) for i in range(len(op.inputs))]
 
     for state in ("", "Stateful"):
         tf.RegisterGradient(f"Hvdlite{kind}{state}")(gradient)
@@ -316,7 +323,7 @@ def _allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
     """The sum of the gradients times this rank's share of all weights: weights apply to tensors, not to gradients."""
     factors = {key: forward.op.get_attr(key) for key in ("prescale_bits", "postscale_bits")}
-    weight = forward.inputs[-1]
+    weight = forward.last
     totals = forward.reduce(grads, Sum, **factors)
     (weights,) = forward.reduce([weight], Sum, "weights")
     return shares_of(totals, weight, weights)
@@ -324,16 +331,16 @@ def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 def _choice_slopes(forward: _Backward) -> list[tf.Tensor]:
     """The derivatives of Min or Max: the ranks that have the extreme value share it equally, the others get 0."""
-    pairs = zip(forward.inputs, forward.op.outputs, strict=True)
-    chosen = [tf.cast(value == result, value.dtype) for value, result in pairs]
+    pairs = zip(forward.tensors, forward.results, strict=True)
+    chosen = [tf.cast(tf.equal(value, result), value.dtype) for value, result in pairs]
     holders = forward.reduce(chosen, Sum, "holders")
     return [mine / all_ranks for mine, all_ranks in zip(chosen, holders, strict=True)]
 
 
 def _product_slopes(forward: _Backward) -> list[tf.Tensor]:
     """The derivatives of Product: the product of the other ranks' values."""
-    zeros = [tf.cast(value == 0, tf.int32) for value in forward.inputs]
-    factors = [tf.where(value == 0, tf.ones_like(value), value) for value in forward.inputs]
+    zeros = [tf.cast(tf.equal(value, 0), tf.int32) for value in forward.tensors]
+    factors = [tf.where(tf.equal(value, 0), tf.ones_like(value), value) for value in forward.tensors]
     counts = forward.reduce(zeros, Sum, "zeros")
     products = forward.reduce(factors, Product, "factors")
     return [
@@ -344,13 +351,21 @@ def _product_slopes(forward: _Backward) -> list[tf.Tensor]:
 
 def _allgather_backward(forward: _Backward, *grads: Any) -> list[Any]:
     """This rank's rows of the average of all ranks' gradients."""
-    mine = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in forward.inputs])
-    (rows,) = forward.gather([mine[tf.newaxis]], "rows")
-    starts = tf.reduce_sum(rows[: _place(forward.set_id)], axis=0)
+    place = tf.cast(_place(forward.set_id), tf.int64)
+    mine = [tf.shape(tensor, tf.int64)[0] for tensor in forward.tensors]
+    # The place is sent as well, because ranks that have joined send nothing.
+    (rows,) = forward.gather([tf.stack([[place, *mine]])], "rows")
+    text = (
+        f"allgather of {forward.label}: a rank has joined between the call and its backward, so the gradients cannot be "
+        "divided among the ranks; call join() after the gradient"
+    )
+    whole = tf.reduce_all(tf.equal(tf.reduce_sum(rows, 0)[1:], [tf.shape(grad, tf.int64)[0] for grad in grads]))
+    with tf.control_dependencies([_require(whole, text)]):
+        starts = tf.reduce_sum(tf.where(rows[:, :1] < place, rows, 0), 0)
     averages = forward.reduce(grads, Average)
     parts = []
-    for i, (average, tensor) in enumerate(zip(averages, forward.inputs, strict=True)):
-        part = average[starts[i] : starts[i] + mine[i]]
+    for i, (average, tensor) in enumerate(zip(averages, forward.tensors, strict=True)):
+        part = average[starts[i + 1] : starts[i + 1] + mine[i]]
         part.set_shape(tensor.shape)
         parts.append(part)
     return parts
@@ -363,27 +378,61 @@ def _broadcast_backward(forward: _Backward, grad: Any) -> list[Any]:
     return [tf.where(is_root, average, tf.zeros_like(average))]
 
 
-def _alltoall_backward(forward: _Backward, grad: Any, _received: Any) -> list[Any]:
+def _alltoall_backward(forward: _Backward, grad: Any) -> list[Any]:
     """Sends gradients of rows back to the ranks from which the rows came. Rows that were not sent get zeros."""
-    tensor, _ = forward.inputs
-    back = forward.send_back(grad, forward.op.outputs[1])
-    if forward.op.get_attr("has_splits"):
-        shape = tf.shape(tensor)
-        unsent = tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], axis=0)
-        back = tf.concat([back, tf.zeros(unsent, back.dtype)], axis=0)
-    back.set_shape(tensor.shape)
-    return [back]
+    (tensor,) = forward.tensors
+    back, returned = forward.send_back(grad, forward.op.outputs[1])
+
+    def parts() -> tuple[tf.Tensor, tf.Tensor]:
+        members = tf.size(returned)
+        even = tf.fill([members], tf.shape(tensor)[0] // members)
+        return returned > 0, forward.last if forward.op.get_attr("has_splits") else even
+
+    return [_with_zeros(back, tensor, parts)]
 
 
 def _reducescatter_backward(forward: _Backward, *grads: Any) -> list[Any]:
     """All ranks' gradients concatenated, times both factors, and with Sum times the number of ranks."""
+    members = size(forward.set_id)
     factor = tf.constant(forward.factor("prescale") * forward.factor("postscale"), tf.float64)
     if forward.op.get_attr("reduce_op") == Sum:
-        factor *= tf.cast(size(forward.set_id), tf.float64)
+        factor *= tf.cast(members, tf.float64)
     gathered = forward.gather([grad * tf.cast(factor, grad.dtype) for grad in grads])
-    for output, tensor in zip(gathered, forward.inputs, strict=True):
-        output.set_shape(tensor.shape)
-    return gathered
+
+    def parts_of(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        (working,) = forward.gather([_place(forward.set_id)[tf.newaxis]], "working")
+        places = tf.range(members)
+        rows = tf.shape(tensor)[0]
+        counts = rows // members + tf.cast(places < rows % members, tf.int32)
+        return tf.reduce_any(tf.equal(places[:, tf.newaxis], working), 1), counts
+
+    pairs = zip(gathered, forward.tensors, strict=True)
+    return [_with_zeros(rows, tensor, partial(parts_of, tensor)) for rows, tensor in pairs]
+
+
+def _with_zeros(rows: tf.Tensor, like: tf.Tensor, parts: Callable[[], tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
+    """Fills in zeros for missing rows: those of ranks that have joined, and the rows of an alltoall that were not sent.
+
+    Args:
+        rows: the rows of the ranks that have not joined, one rank after the other.
+        like: a tensor with the shape of the result.
+        parts: a function that says for each rank whether `rows` has its rows, and the number of its rows in the result. It is
+            called only if rows are missing.
+
+    """
+    filled = tf.cond(
+        tf.equal(tf.shape(rows)[0], tf.shape(like)[0]),
+        lambda: rows,
+        lambda: tf.scatter_nd(tf.where(tf.repeat(*parts())), rows, tf.shape(like, tf.int64)),
+    )
+    filled.set_shape(like.shape)
+    return filled
+
+
+def _require(condition: tf.Tensor, text: str) -> tf.Tensor:
+    """Makes an op that fails with this text, and with the status of a mismatch of the ranks, unless the condition is true."""
+    code = tf.where(condition, int(ErrorCode.OK), int(ErrorCode.MISMATCH))
+    return load().hvdlite_outcome(code=code, text=np.frombuffer(text.encode(), np.uint8))
 
 
 def _place(set_id: int) -> tf.Tensor:

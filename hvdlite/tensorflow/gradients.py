@@ -70,8 +70,8 @@ def allreduce_gradients(
 
     Raises:
         InvalidArgumentError: a gradient is no tensor, no IndexedSlices and not None; or the process set is not registered.
-        UnsupportedError: IndexedSlices that stay sparse, and an op other than Average and Sum, a codec, or integers with a
-            weight; or `compression` cannot be used here.
+        UnsupportedError: IndexedSlices that stay sparse, and an op other than Average and Sum, a codec, or integers with
+            Average; or `compression` cannot be used here.
         tf.errors.OpError: (when it runs) the collective failed, see docs/errors.md.
 
     """

@@ -15,9 +15,9 @@ constant:
   other arguments, which would delay reductions of arguments.)
 
 In three cases ops always have state: in graphs of TensorFlow 1, which does not order ops with state either; in the gradients of
-loops, which cannot refer to tensors that the loop does not use; and if kernels are not asynchronous. In the last case each
-kernel that waits occupies a thread of TensorFlow, which has one thread for each processor. If the threads of two ranks waited
-for different tensors, they would wait forever.
+loops and branches, which cannot refer to tensors that these do not use; and if kernels are not asynchronous. In the last case
+each kernel that waits occupies a thread of TensorFlow, which has one thread for each processor. If the threads of two ranks
+waited for different tensors, they would wait forever.
 """
 
 import re
@@ -101,7 +101,7 @@ def _anchor() -> tf.Tensor | None:
     if not isinstance(graph.outer_graph, FuncGraph):
         return _random_number(graph)
     while isinstance(graph, FuncGraph):
-        if type(graph).__name__ == "_WhileBodyGradFuncGraph":
+        if type(graph).__name__ in ("_WhileBodyGradFuncGraph", "_CondGradFuncGraph"):
             return None
         graph = graph.outer_graph
     return _captured()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-__all__ = ["collective_name", "normalise"]
+__all__ = ["collective_name", "normalise", "numbered"]
 
 _taken: WeakKeyDictionary[tf.Graph, Counter[str]] = WeakKeyDictionary()
 
@@ -41,12 +41,19 @@ def collective_name(name: str | None, default: str = "", ignore_scope: bool = Fa
         return name or ""
     if name is not None and ignore_scope:
         return name
-    functions, graph = _functions()
+    functions, _ = _functions()
     parts = (*functions, tf.get_current_name_scope() if scoped else "", normalise(default if name is None else name))
-    full = "/".join(part for part in parts if part)
+    return numbered("/".join(part for part in parts if part))
+
+
+def numbered(name: str) -> str:
+    """The name, in a graph with a number if an operation of the graph has this name already, perhaps in a branch or loop."""
+    if tf.executing_eagerly():
+        return name
+    _, graph = _functions()
     taken = _taken.setdefault(graph, Counter())
-    taken[full] += 1
-    return full if taken[full] == 1 else f"{full}_{taken[full] - 1}"
+    taken[name] += 1
+    return name if taken[name] == 1 else f"{name}_{taken[name] - 1}"
 
 
 def _functions() -> tuple[list[str], tf.Graph]:

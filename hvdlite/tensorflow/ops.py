@@ -87,7 +87,7 @@ def allreduce(
 
     Raises:
         InvalidArgumentError: an argument is wrong (None, a ragged tensor, strings), or this rank is not in the process set.
-        UnsupportedError: IndexedSlices with an op other than Average and Sum, with a codec, or of integers with a weight; or
+        UnsupportedError: IndexedSlices with an op other than Average and Sum, with a codec, or of integers with Average; or
             `compression` cannot be used here.
         tf.errors.OpError: (when it runs) the collective failed.
 

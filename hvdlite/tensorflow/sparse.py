@@ -32,15 +32,14 @@ def allreduce_slices(
         factor: a factor for the rows.
         compression: a class that compresses the rows, with the methods of `hvdlite.compression.Compressor`; or None.
         set_id: number of the process set.
-        weight: the weight of this rank in a weighted mean, a float64 scalar. Rows must then have a floating-point or complex
-            dtype.
+        weight: the weight of this rank in a weighted mean, a float64 scalar.
 
     Returns:
         The rows in the order of the ranks. If an index occurs on several ranks, or several times on one, all its rows are kept.
 
     Raises:
         InvalidArgumentError: `compression` is no such class.
-        UnsupportedError: `op` is not Average or Sum, the rows are integers and there is a weight, or `compression` is a codec.
+        UnsupportedError: `op` is not Average or Sum, it is Average and the rows are integers, or `compression` is a codec.
 
     """
     if op not in (Average, Sum):
@@ -51,9 +50,12 @@ def allreduce_slices(
     refuse_codec(compression, f"{repr(name) if name else 'a tensor'} is IndexedSlices, which (without sparse_as_dense=True)")
     compressor, _ = split(compression)
     own = slices.values
+    if op == Average and not (own.dtype.is_floating or own.dtype.is_complex):
+        raise UnsupportedError(
+            f"IndexedSlices of {own.dtype.name} have no mean, because each of their rows would be rounded: use op=Sum, or pass "
+            "tf.convert_to_tensor(slices)"
+        )
     if weight is not None:
-        if own.dtype.is_integer:
-            raise UnsupportedError(f"IndexedSlices of {own.dtype.name} have no weighted mean: leave the weight out")
         weights = collective_ops.allreduce(weight, name=name and f"{name}.weights", op=Sum, set_id=set_id)
         (own,) = shares_of([own], weight, weights)
     sent, context = compressor.compress(own)
@@ -62,6 +64,5 @@ def allreduce_slices(
     if factor != 1.0:
         rows = tf.cast(tf.cast(rows, tf.float64) * factor, rows.dtype) if rows.dtype.is_integer else rows * factor
     if op == Average and weight is None:
-        ranks = tf.cast(collective_ops.size(set_id), rows.dtype)
-        rows = tf.math.truncatediv(rows, ranks) if rows.dtype.is_integer else rows / ranks
+        rows /= tf.cast(collective_ops.size(set_id), rows.dtype)
     return tf.IndexedSlices(rows, indices, slices.dense_shape)

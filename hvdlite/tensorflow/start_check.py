@@ -20,7 +20,7 @@ import tensorflow as tf
 from hvdlite.agreement import name_of
 from hvdlite.errors import HvdliteError, UnsupportedError, code_of
 from hvdlite.leaves import Leaf
-from hvdlite.process_sets import ProcessSet, root_arguments
+from hvdlite.process_sets import ProcessSet, counter_of_ranks, root_arguments
 from hvdlite.start_check import StartCheck
 from hvdlite.tensorflow.functions import broadcast_calls, broadcast_variables
 from hvdlite.tensorflow.library import load
@@ -138,10 +138,10 @@ def after_comparison(
 class _TrainedInTensorFlow:
     """The variables whose gradients are reduced (`hvdlite.start_check.Trained`)."""
 
-    data_remedy = "Give each rank a part of it: dataset.shard(hvd.size(), hvd.rank())"
-
     def __init__(self, reducer: ReducerWording, variables: Sequence[Any], process_set: ProcessSet) -> None:
+        ranks = counter_of_ranks(process_set)
         self.remedy = reducer.remedy(process_set)
+        self.data_remedy = f"Give each rank a part of it: dataset.shard({ranks}.size(), {ranks}.rank())"
         self.evidence = reducer.evidence
         self.shares_state = False
         self.moment = "before the first update" if reducer.steps_alone else "after the first update"
@@ -249,7 +249,7 @@ def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reduce
             f"{reducer.remedy(process_set)}"
         )
     checks: dict[Any, _Check] = variables[0].__dict__.setdefault(_CHECKS, {})
-    key = (reducer.prefix, process_set.process_set_id, *map(id, variables))
+    key = (reducer.prefix, process_set, *map(id, variables))  # a later set may have its number
     if key not in checks:
         checks[key] = _Check(mode, sources, process_set, reducer)
     return checks[key]

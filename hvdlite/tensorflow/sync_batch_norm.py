@@ -142,8 +142,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def _of_all_ranks(self, own: "_LocalValues") -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Mean, biased variance and count (a scalar) of all ranks' values, float64. Collective over the process set."""
         sums = tf.concat([own.count[None], own.sums, own.squares], 0)
-        name = collective_name(None, f"{self.name}/sync_batch_norm")
         set_id = self.process_set.require_member(Kind.ALLREDUCE)
+        # Without the name of the layer and the scope: Keras numbers them by the layers that this rank has made before.
+        name = collective_name(None, f"sync_batch_norm.{set_id}", scoped=False)
         # A group of one tensor, because programs of XLA have only groups.
         (total,) = collective_ops.grouped_allreduce([sums], name=name, op=Sum, prescale=1.0, postscale=1.0, set_id=set_id)
         count, vectors = total[0], tf.reshape(total[1:], [2, -1])

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hvdlite.compression import Compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Average, Sum
+from hvdlite.requests import Average, Kind, Sum
 from hvdlite.start_check import mode_of
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.arguments import Reduction
@@ -67,7 +67,7 @@ class LocalSources:
         found = [gradient for gradient in gradients if gradient is not None]
         if not found or not self._scale or self._process_set.included() is False:
             return list(gradients)
-        set_id = self._process_set.process_set_id or 0
+        set_id = self._process_set.require_member(Kind.ALLREDUCE)
         ranks = collective_ops.size(set_id)
         weights = weight
         if weight is not None:
@@ -92,15 +92,14 @@ class LocalSources:
         gradients: Sequence[Gradient],
         sources: Sequence[Any],
         names: Sequence[str],
-        weight: Any = None,
+        weight: tf.Tensor | None = None,
     ) -> list[Gradient]:
         """All gradients in order: reduced, or for local sources the results of `finish`. Collective over the process set."""
-        own_weight = None if weight is None else as_weight(weight, reduction.op)
         shared = [place for place, source in enumerate(sources) if source not in self]
         local = [place for place, source in enumerate(sources) if source in self]
         mine, variables, own_names = ([values[place] for place in shared] for values in (gradients, sources, names))
-        found = dict(zip(shared, reduction.apply(mine, variables, own_names, own_weight), strict=True))
-        found.update(zip(local, self.finish([gradients[place] for place in local], own_weight), strict=True))
+        found = dict(zip(shared, reduction.apply(mine, variables, own_names, weight), strict=True))
+        found.update(zip(local, self.finish([gradients[place] for place in local], weight), strict=True))
         return [found[place] for place in range(len(gradients))]
 
 
@@ -149,11 +148,12 @@ class _DistributedGradientTape:
 
         """
         flat = tf.nest.flatten(sources)
+        # Checked first, because a tape that is not persistent gives its gradients once.
+        weight = self._hvdlite_weight if weight is None else as_weight(weight, self._hvdlite_reduction.op)
         own = self._hvdlite_plain().gradient(target, flat, output_gradients, unconnected_gradients)
         names = gradient_names(flat, use_generic_names)
         shared = [source for source in flat if source not in self._hvdlite_local]
         with after_comparison(shared, target, self._hvdlite_reduction.process_set, self._hvdlite_start_check, TAPE):
-            weight = self._hvdlite_weight if weight is None else weight
             reduced = self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names, weight)
         return tf.nest.pack_sequence_as(sources, reduced)
 

@@ -104,12 +104,15 @@ def grouped_allreduce(
         def backward(*gradients: Any) -> list[Any]:
             if op in (Min, Max, Product):
                 raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
+            places = [place for place, tensor in enumerate(made) if tensor.dtype.is_floating or tensor.dtype.is_complex]
+            mine = [gradients[place] for place in places]
             unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
-            if weight is None:
-                return grouped_allreduce(gradients, name=unique, op=op, set_id=set_id, **how)
-            totals = grouped_allreduce(gradients, name=unique, op=Sum, set_id=set_id, **how)
-            (weights,) = grouped_allreduce([weight], name=f"{unique}.weights", op=Sum, set_id=set_id)
-            return shares_of(totals, weight, weights)
+            reduced = grouped_allreduce(mine, name=unique, op=op if weight is None else Sum, set_id=set_id, **how)
+            if weight is not None:
+                (weights,) = grouped_allreduce([weight], name=f"{unique}.weights", op=Sum, set_id=set_id)
+                reduced = shares_of(reduced, weight, weights)
+            found = dict(zip(places, reduced, strict=True))
+            return [found.get(place) for place in range(len(made))]
 
         return _call(operands, description, weight), backward
 

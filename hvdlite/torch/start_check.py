@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hvdlite.leaves import Leaf
+from hvdlite.process_sets import counter_of_ranks
 from hvdlite.requests import Adasum
 from hvdlite.start_check import StartCheck
 from hvdlite.torch.agreement import ReducerSettings
@@ -29,7 +30,7 @@ class TrainedByTorch:
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
         self.remedy = f"Before the first step, broadcast what one rank has: {broadcast_calls(settings.process_set)}"
-        ranks = "process_set" if settings.process_set.process_set_id else "hvd"
+        ranks = counter_of_ranks(settings.process_set)
         self.data_remedy = (
             "In PyTorch, give the DataLoader a sampler: torch.utils.data.distributed.DistributedSampler(dataset, "
             f"num_replicas={ranks}.size(), rank={ranks}.rank())"

@@ -74,6 +74,7 @@ INTERNAL = {
         *(
             "bind_existing",
             "bind_global",
+            "counter_of_ranks",
             "forget_all",
             "process_set_among",
             "process_set_ids_and_ranks",

@@ -38,15 +38,17 @@ Value size_of_set(hvdlite_engine* engine, std::int32_t process_set) {
 
 // This rank's place in a process set; -1 outside of it.
 Value place_in_set(hvdlite_engine* engine, std::int32_t process_set) {
-  const auto [code, size] = size_of_set(engine, process_set);
-  if (code != HVDLITE_OK) return {code, -1};
-  std::vector<std::int32_t> ranks(static_cast<std::size_t>(size));
+  hvdlite_topology topology{};
+  if (const int code = hvdlite_engine_topology(engine, &topology); code != HVDLITE_OK)
+    return {code, -1};
+  std::vector<std::int32_t> ranks(static_cast<std::size_t>(topology.size));
   std::int32_t count = 0;
-  const int again = hvdlite_process_set_ranks(engine, process_set, ranks.data(), size, &count);
-  const auto [unknown, rank] = of_topology<&hvdlite_topology::rank>(engine, 0);
-  const auto found = std::find(ranks.begin(), ranks.end(), rank);
-  const auto place = found == ranks.end() ? -1 : static_cast<std::int32_t>(found - ranks.begin());
-  return {again != HVDLITE_OK ? again : unknown, place};
+  const int code =
+      hvdlite_process_set_ranks(engine, process_set, ranks.data(), topology.size, &count);
+  if (code != HVDLITE_OK) return {code, -1};
+  const auto end = ranks.begin() + count;
+  const auto found = std::find(ranks.begin(), end, topology.rank);
+  return {HVDLITE_OK, found == end ? -1 : static_cast<std::int32_t>(found - ranks.begin())};
 }
 
 Value is_in_set(hvdlite_engine* engine, std::int32_t process_set) {

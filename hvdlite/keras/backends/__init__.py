@@ -153,12 +153,12 @@ class KerasBackend(Protocol):
         """
 
     def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
     ) -> AbstractContextManager[Any]:
         """A context for the reduction of gradients in a traced program that is the user's own loop.
 
         Whenever the program runs, it compares the ranks' variables before the operations that are traced in this context
-        (`hvdlite.start_check`). A program that cannot call Python compares nothing.
+        (`hvdlite.start_check`), with `shard` already in its first run. A program that cannot call Python compares nothing.
         """
 
     def scale(self, gradient: Any, factor: float) -> Any:

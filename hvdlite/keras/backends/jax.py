@@ -133,7 +133,7 @@ class JaxKerasBackend:
         return xla.loss_in(error)
 
     def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
     ) -> AbstractContextManager[Any]:
         """As `KerasBackend.compare_when_run`. It compares nothing: in a traced step variables are arguments and results."""
         return contextlib.nullcontext()

@@ -12,6 +12,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.attributes import held_by
 from hvdlite.keras.backends import Reduction
 from hvdlite.keras.library import KERAS_3
+from hvdlite.keras.variables import broadcast_call
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.tensorflow import collective_ops, xla
@@ -24,6 +25,13 @@ __all__ = ["TensorFlowKerasBackend", "make_backend"]
 
 
 _LOOP = ReducerWording("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
+_SHARDED_LOOP = ReducerWording(
+    "DistributedOptimizer",
+    "keras_sharded_loop",
+    lambda process_set: f"Broadcast the values of one rank before the first step: {broadcast_call(process_set, True)}",
+    "gradients",
+    steps_alone=True,
+)
 
 
 class TensorFlowWeightTotal:
@@ -122,16 +130,19 @@ class TensorFlowKerasBackend:
         collective_ops.broadcast(
             tf.reduce_sum(head), root_rank=roots[0], name=f"{names[0]}.behind", set_id=set_id, stateful=True
         )
-        return [
-            collective_ops.broadcast(tf.identity(tensor), root_rank=root, name=name, set_id=set_id)
-            for tensor, root, name in zip(tensors, roots, names, strict=True)
-        ]
+        # After its gradient, so that no broadcast is in flight if the comparison of the ranks before the reduction fails.
+        received = []
+        for place, (tensor, root, name) in enumerate(zip(tensors, roots, names, strict=True)):
+            with tf.control_dependencies([heads[place if place < len(heads) else 0]]):
+                received.append(collective_ops.broadcast(tf.identity(tensor), root_rank=root, name=name, set_id=set_id))
+        return received
 
     def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
     ) -> AbstractContextManager[Any]:
         """As `KerasBackend.compare_when_run`. Programs of XLA cannot call Python, so they compare nothing."""
-        return after_comparison(variables, gradients, reduction.process_set, start_check, _LOOP)
+        wording = _SHARDED_LOOP if shard else _LOOP
+        return after_comparison(variables, gradients, reduction.process_set, start_check, wording)
 
     def other_variables(self, model: Any) -> list[Any]:
         """As `KerasBackend.other_variables`. Variables of strings and resources are left out. Keras 2 counts all as weights."""

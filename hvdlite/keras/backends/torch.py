@@ -135,7 +135,7 @@ class TorchKerasBackend:
         return None  # errors of hvdlite reach the caller as they are
 
     def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str
+        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
     ) -> AbstractContextManager[Any]:
         """As `KerasBackend.compare_when_run`. It compares nothing, because gradients are never traced."""
         return contextlib.nullcontext()

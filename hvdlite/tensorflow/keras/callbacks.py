@@ -5,6 +5,7 @@ from typing import Any
 from hvdlite.keras import callbacks as _callbacks
 from hvdlite.keras.callbacks import (
     BroadcastGlobalVariablesCallback,
+    ConsistencyCheckCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MarkStepCallback,
@@ -14,6 +15,7 @@ from hvdlite.keras.callbacks import (
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "ConsistencyCheckCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MarkStepCallback",

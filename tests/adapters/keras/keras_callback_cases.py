@@ -194,7 +194,8 @@ def test_random_layers_go_on_differing_between_ranks(hvd):
 
 @on_two_ranks
 def test_metrics_that_some_ranks_lack_are_named(hvd):
-    logs = {"loss": float(WORLD.rank), **({"lr": 0.1, "list": [1.0, 2.0]} if WORLD.rank == 0 else {"val_loss": 2.0})}
+    no_numbers = {"list": [1.0, 2.0], "text": "a", "none": None}
+    logs = {"loss": float(WORLD.rank), **({"lr": 0.1, **no_numbers} if WORLD.rank == 0 else {"val_loss": 2.0})}
     with pytest.raises(MismatchError, match="'lr' is on rank 0, but not on rank 1; 'val_loss' is on rank 1, but not") as caught:
         hvd.callbacks.MetricAverageCallback().on_epoch_end(3, logs)
     on_all_ranks(str(caught.value))

@@ -43,7 +43,7 @@ def test_an_optimizer_that_is_refused_stays_as_it_was(hvd):
     assert hvd.DistributedOptimizer(optimizer) is optimizer
 
 
-def test_the_remedy_for_a_process_set_names_it(hvd):
+def test_the_remedy_for_a_process_set_names_it(hvd, caplog):
     """The callback broadcasts to all ranks of the job, so it is no remedy there."""
     some = add_process_set([*range(WORLD.size)])
     with pytest.raises(MismatchError) as raised:
@@ -53,6 +53,9 @@ def test_the_remedy_for_a_process_set_names_it(hvd):
         in str(raised.value)
     )
     assert "Callback" not in str(raised.value)
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        train(hvd, seed=0, rank=0, process_set=some)
+    assert ["x[process_set.rank()::process_set.size()]" in line for line in lines(caplog)] == [True][WORLD.rank :]
     remove_process_set(some)
 
 
@@ -61,6 +64,47 @@ def test_the_check_broadcasts_them_where_it_is_told_to(hvd, caplog):
         model = train(hvd, adam, start_check="broadcast")
     assert_same_everywhere(model.get_weights())
     assert sum("Now all ranks have the parameters" in line for line in lines(caplog)) == (WORLD.rank == 0)
+
+
+@needs_keras_3
+@pytest.mark.parametrize("how", ["fit", "train_on_batch"])
+def test_with_a_split_state_they_are_an_error_before_the_first_step(hvd, how):
+    """After it all ranks have the same mix of their models."""
+    model = make_model(WORLD.rank)
+    model.compile(optimizer=hvd.DistributedOptimizer(adam(), shard=True), loss="mse")
+    before = model.get_weights()
+    x, y = (part(array) for array in data())
+    with pytest.raises(MismatchError, match=r"before the first update, the parameter '.*kernel.*' \(and \d more\)") as raised:
+        fit(model, x, y, ROWS) if how == "fit" else model.train_on_batch(x[:ROWS], y[:ROWS])
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert "hvd.callbacks.BroadcastGlobalVariablesCallback(0)" in str(raised.value)
+    remedy = "hvd.broadcast_variables([*model.variables, optimizer.iterations], root_rank=0)"
+    assert f"{remedy} before the first step" in str(raised.value)
+    optimizer = model.optimizer
+    exec(remedy, {"hvd": hvd, "model": model, "optimizer": optimizer})
+    fit(model, x, y, ROWS)
+    assert_same_everywhere(model.get_weights())
+
+
+@needs_keras_3
+def test_with_a_split_state_the_check_broadcasts_before_the_first_step(hvd, caplog):
+    expected = train(hvd, adam, seed=0, shard=True)
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        model = train(hvd, adam, shard=True, start_check="broadcast")
+    for mine, wanted in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, wanted)
+    assert sum("Now all ranks have the parameters" in line for line in lines(caplog)) == (WORLD.rank == 0)
+
+
+@needs_keras_3
+def test_with_a_split_state_a_model_without_an_input_shape(hvd):
+    """On TensorFlow the callback broadcasts it after the first batch."""
+    keras.utils.set_random_seed(WORLD.rank)
+    model = keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(1)])
+    model.compile(optimizer=hvd.DistributedOptimizer(adam(), shard=True), loss="mse")
+    fit(model, *map(part, data()), ROWS, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_same_everywhere(model.get_weights())
 
 
 @pytest.mark.parametrize("same_data", [False, pytest.param(True, marks=[pytest.mark.slow] if BACKEND != "torch" else [])])
@@ -96,13 +140,16 @@ def test_a_broadcast_after_the_first_batch_is_soon_enough(hvd):
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="assigning to variables outside of a program is the same on all backends")
-def test_a_loop_of_ones_own_is_compared_before_its_second_update(hvd):
+@pytest.mark.parametrize("shard", [False, pytest.param(True, marks=needs_keras_3)])
+def test_a_loop_of_ones_own_is_compared_before_its_second_update(hvd, shard):
+    """With a split state before the first."""
     model = make_model(WORLD.rank)
-    optimizer = hvd.DistributedOptimizer(sgd())
+    optimizer = hvd.DistributedOptimizer(sgd(), **({"shard": True} if shard else {}))
     gradients = [keras.ops.ones(variable.shape) * (WORLD.rank + 1.0) for variable in model.trainable_variables]
-    optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
+    if not shard:
+        optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
     before = model.get_weights()
-    with pytest.raises(MismatchError, match="after the first update, the parameter"):
+    with pytest.raises(MismatchError, match=f"{'before' if shard else 'after'} the first update, the parameter"):
         optimizer.apply_gradients(list(zip(gradients, model.trainable_variables, strict=True)))
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
@@ -133,11 +180,12 @@ def test_batches_that_the_program_asks_for_after_a_broadcast(hvd, same_data, cap
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="only there does a program trace a loop that has variables")
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_a_traced_loop_of_ones_own(hvd, broadcast):
+@pytest.mark.parametrize("shard", [False, pytest.param(True, marks=needs_keras_3)])
+def test_a_traced_loop_of_ones_own(hvd, broadcast, shard):
     import tensorflow as tf
 
     model = make_model(WORLD.rank)
-    optimizer = hvd.DistributedOptimizer(sgd())
+    optimizer = hvd.DistributedOptimizer(sgd(), shard=shard)
     optimizer.build(model.trainable_variables)
 
     @tf.function
@@ -147,11 +195,13 @@ def test_a_traced_loop_of_ones_own(hvd, broadcast):
         optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
 
     x, y = (part(array)[:ROWS] for array in data())
-    step(x, y)
+    if not shard:
+        step(x, y)
     if broadcast:
         hvd.broadcast_variables(model.weights, 0)
         step(x, y)
         assert_same_everywhere(model.get_weights())
     else:
-        with pytest.raises(tf.errors.OpError, match=r"after the first update, the parameter .*kernel"):
+        moment = "before" if shard else "after"
+        with pytest.raises(tf.errors.OpError, match=f"{moment} the first update, the parameter .*kernel"):
             step(x, y)

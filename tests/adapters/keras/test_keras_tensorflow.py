@@ -1,6 +1,7 @@
 """Keras on TensorFlow, whichever Keras it is."""
 
 import functools
+import importlib
 
 import keras
 import numpy as np
@@ -250,3 +251,19 @@ def test_weights_and_those_of_accumulated_passes(hvd, passes, traced):
 def test_strategies_are_refused(hvd):
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), pytest.raises(UnsupportedError, match="leave the strategy out"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.skipif(not KERAS_3, reason="in Keras 2 they are the same")
+def test_the_variable_of_tensorflow_inside_a_local_variable(hvd):
+    variable = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(variable.value)
+    optimizer.apply([tf.constant([1.0 * WORLD.rank])], [variable])
+    assert keras_array(variable).tolist() == [1.0 - WORLD.rank / WORLD.size]
+
+
+def test_hvdlite_tensorflow_keras_has_the_same_names(hvd):
+    door = importlib.import_module("hvdlite.tensorflow.keras")
+    assert set(door.__all__) == set(hvd.__all__)
+    for module in ("callbacks", "elastic"):
+        assert set(getattr(door, module).__all__) == set(getattr(hvd, module).__all__)

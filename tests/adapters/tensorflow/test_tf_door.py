@@ -146,6 +146,10 @@ def test_indexed_slices(hvd, mode):
         hvd.allreduce(slices(RANK), op=hvd.Max)
     with pytest.raises(UnsupportedError, match="cannot reduce IndexedSlices"):
         hvd.reducescatter(slices(RANK))
+    whole = tf.IndexedSlices(tf.constant([[3 + RANK]]), tf.constant([0]), tf.constant([4, 1]))
+    assert hvd.allreduce(whole, op=hvd.Sum).values.numpy().tolist() == [[3 + rank] for rank in range(SIZE)]
+    with pytest.raises(UnsupportedError, match="IndexedSlices of int32 have no mean"):
+        hvd.allreduce(whole)
 
 
 def test_every_reduction_checks_its_compression(hvd):

@@ -150,6 +150,41 @@ def test_groups_flow_back_as_groups(mode):
         assert second.numpy().tolist() == [[4.0, LAST]]
 
 
+@pytest.mark.parametrize("way", ["eager", "function", "tape outside of the function", "graph of TensorFlow 1"])
+def test_groups_with_tensors_that_have_no_gradient(way):
+    others = [tf.constant, lambda value: tf.cast(value, tf.bool)]
+    calls = {
+        "sum": lambda x, other: ops.grouped_allreduce([other, x], name="sum")[1],
+        "max": lambda x, other: ops.grouped_allreduce([other, x], op=int(Op.MAX), name="max")[1],
+        "product": lambda x, other: ops.grouped_allreduce([other, x], op=int(Op.PRODUCT), name="product")[1],
+        "gather": lambda x, other: ops.grouped_allgather([other, x], name="gather")[1],
+        "scatter": lambda x, other: ops.grouped_reducescatter([other, x], name="scatter")[1],
+    }
+    wanted = {"sum": SIZE, "max": 1.0, "product": SIZE, "gather": 1.0, "scatter": SIZE}
+
+    def gradient(call, x, make_other):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(call(x, make_other([1] * SIZE)))
+        return tape.gradient(total, x)
+
+    for kind, call in calls.items():
+        for make_other in others:
+            if way == "tape outside of the function":
+                found = gradient(
+                    tf.function(call), tf.ones([SIZE]), lambda value, make_other=make_other: make_other(value)
+                ).numpy()
+            elif way == "graph of TensorFlow 1":
+                with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                    x = tf.compat.v1.placeholder_with_default([1.0] * SIZE, [SIZE])
+                    total = tf.reduce_sum(call(x, make_other([1] * SIZE)))
+                    found = session.run(tf.compat.v1.gradients(total, x)[0])
+            else:
+                run = gradient if way == "eager" else tf.function(gradient)
+                found = run(call, tf.ones([SIZE]), make_other).numpy()
+            assert found.tolist() == [wanted[kind]] * SIZE
+
+
 @modes
 def test_gradients_of_gradients(mode):
     """Of ``average(x) ** 3``: each step by the convention of the collective that it calls."""
@@ -184,6 +219,46 @@ def test_gradients_that_are_asked_for_twice_in_one_graph():
         assert found == [sum(k + 1 + rank for rank in range(SIZE)) for k in range(3)]
 
 
+def test_gradients_that_are_asked_for_in_two_branches():
+    """Both are in flight at a time, and each branch has a graph of its own."""
+
+    @tf.function
+    def run(x, yes):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            total = ops.allreduce(x, name="branches")
+            losses = [total * 2.0, total * 3.0]
+        return [tf.cond(yes, lambda loss=loss: tape.gradient(loss, x), lambda: x) for loss in losses]
+
+    for _ in REPEATS:
+        assert [gradient.numpy() for gradient in run(tf.constant(1.0), tf.constant(True))] == [2.0 * SIZE, 3.0 * SIZE]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ops.allreduce(x, name="branch"),
+        lambda x: ops.allgather(x, name="branch"),
+        lambda x: ops.broadcast(x, root_rank=LAST, name="branch"),
+        lambda x: ops.alltoall(x, name="branch")[0],
+        lambda x: ops.reducescatter(x, name="branch"),
+    ],
+    ids=["allreduce", "allgather", "broadcast", "alltoall", "reducescatter"],
+)
+def test_gradients_through_a_branch(call):
+    def gradient(x, yes):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.cond(yes, lambda: tf.reduce_sum(call(x) ** 2), lambda: tf.reduce_sum(x))
+        return tape.gradient(loss, x)
+
+    x = tf.range(2.0 * SIZE) + RANK
+    run = tf.function(gradient)
+    for _ in REPEATS:
+        np.testing.assert_array_equal(run(x, tf.constant(True)), gradient(x, True))
+    np.testing.assert_array_equal(run(x, tf.constant(False)), np.ones(2 * SIZE))
+
+
 def test_gradients_through_a_loop():
     @tf.function
     def run(x, factor):
@@ -198,3 +273,53 @@ def test_gradients_through_a_loop():
         y, gradient = run(tf.constant(2.0), tf.constant(3.0))
         assert y.numpy() == 2 * 3**4
         assert gradient.numpy() == 2 * 4 * 3**3
+
+
+@pytest.mark.parametrize("joined", ["the first", "the last"])
+@modes
+def test_a_rank_that_has_joined_has_gradients_of_zero(mode, joined):
+    joined = 0 if joined == "the first" else LAST
+    working = [each for each in range(SIZE) if each != joined]
+    if joined == RANK:
+        ops.join()
+        return
+    rows = np.arange(sum(each + 1 for each in working), dtype=np.float64)
+    _, gradient = flowing_back(mode, lambda x: ops.allgather(x, name="g"), np.ones(RANK + 1), rows + 100.0 * RANK)
+    begin = sum(each + 1 for each in working if each < RANK)
+    mean = (len(working) * rows + 100 * sum(working)) / SIZE
+    np.testing.assert_allclose(gradient, mean[begin : begin + RANK + 1])
+
+    incoming = 10.0 * RANK + np.arange(len(working))
+    place = working.index(RANK)
+    for splits, unsent in ((tf.ones([SIZE], tf.int64), 1), (None, 0)):
+        call = lambda x, splits=splits: ops.alltoall(x, splits, name="t")[0]  # noqa: E731
+        _, gradient = flowing_back(mode, call, np.ones(SIZE + unsent), incoming)
+        assert gradient.tolist() == [0 if to == joined else 10 * to + place for to in range(SIZE)] + [0] * unsent
+
+    def scattered(x):
+        first, second = ops.grouped_reducescatter([x, x[:1]], name="r")
+        return tf.concat([first, second], 0)
+
+    part = 2 if RANK == 0 else 1  # the first rank has the only row of the second tensor
+    _, gradient = flowing_back(mode, scattered, np.ones((SIZE, 2)), np.full((part, 2), RANK + 1.0))
+    wanted = [0 if owner == joined else SIZE * (owner + 1) for owner in range(SIZE)]
+    assert gradient.tolist() == [[each * (2 if owner == 0 else 1)] * 2 for owner, each in enumerate(wanted)]
+    ops.join()
+
+
+@modes
+def test_a_rank_that_joins_before_the_backward_of_an_allgather(mode):
+    @mode
+    def run(x, joins):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(ops.allgather(x, name="all"))
+        return total if joins else tape.gradient(total, x)
+
+    x = tf.ones([RANK + 1])
+    if RANK == 0:
+        run(x, True)
+    else:
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"'all': a rank has joined .*; call join\(\)"):
+            run(x, False)
+    ops.join()

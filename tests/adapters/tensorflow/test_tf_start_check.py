@@ -17,7 +17,8 @@ RANKS = (2,)
 class Line:
     """A model whose weights are `start`, with a step on data that `rank` reads."""
 
-    def __init__(self, hvd, start, how, rank):
+    def __init__(self, hvd, start, how, rank, **options):
+        self.options = options
         self.weights = tf.Variable(tf.fill([3, 1], start), name="weights")
         self.bias = tf.Variable([start], name="bias")
         self.hvd = hvd
@@ -27,7 +28,7 @@ class Line:
     def _step(self, inputs):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((inputs @ self.weights + self.bias - 1.0) ** 2)
-        gradients = self.hvd.DistributedGradientTape(tape).gradient(loss, [self.weights, self.bias])
+        gradients = self.hvd.DistributedGradientTape(tape, **self.options).gradient(loss, [self.weights, self.bias])
         for variable, gradient in zip([self.weights, self.bias], gradients, strict=True):
             variable.assign_sub(0.1 * gradient)
 
@@ -82,6 +83,18 @@ def test_a_broadcast_after_the_first_step_is_soon_enough(hvd, how, caplog):
         hvd.broadcast_variables([model.weights, model.bias], 0)
         model.train(4)
     assert lines(caplog) == []
+
+
+def test_a_process_set_with_the_number_of_one_that_was_removed(hvd):
+    """The check of the first one is not over."""
+    model = Line(hvd, 1.0, "eager", hvd.rank())
+    numbers = set()
+    for _ in range(2):
+        model.options = {"process_set": hvd.add_process_set([*range(hvd.size())])}
+        numbers.add(model.options["process_set"].process_set_id)
+        model.train(1)
+        hvd.remove_process_set(model.options["process_set"])
+    assert len(numbers) == 1
 
 
 def test_passes_without_an_update_are_not_compared(hvd):
@@ -169,3 +182,12 @@ def test_equal_losses_on_all_ranks_are_a_warning(hvd, how, same_data, caplog):
         model.train(5)
     found = [line for line in lines(caplog) if "every rank computed the same loss in each of the first 3 steps" in line]
     assert len(found) == (same_data and hvd.rank() == 0)
+    assert all("dataset.shard(hvd.size(), hvd.rank())" in line for line in found)
+
+
+def test_the_warning_of_a_process_set_counts_its_ranks(hvd, caplog):
+    some = hvd.add_process_set([*range(hvd.size())])
+    with caplog.at_level(logging.WARNING, "hvdlite"):
+        Line(hvd, 1.0, "eager", 0, process_set=some).train(3)
+    hvd.remove_process_set(some)
+    assert ["dataset.shard(process_set.size(), process_set.rank())" in line for line in lines(caplog)] == [True][hvd.rank() :]

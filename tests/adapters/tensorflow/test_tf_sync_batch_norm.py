@@ -178,6 +178,17 @@ def test_in_a_model(hvd):
         assert_close([model(part)], [wanted], 1e-5)
 
 
+def test_ranks_that_have_made_other_layers_before(hvd):
+    """Keras numbers their names."""
+    for _ in range(hvd.rank()):
+        hvd.SyncBatchNormalization()
+    inputs = tf.keras.Input((CHANNELS,))
+    model = tf.keras.Model(inputs, hvd.SyncBatchNormalization()(hvd.SyncBatchNormalization()(inputs)))
+    step = tf.function(lambda part: model(part, training=True))
+    step(tf.random.stateless_normal([4, CHANNELS], [1, hvd.rank()]))
+    assert_same_bits(model.variables)
+
+
 def test_refusals(hvd):
     with pytest.raises(ValueError, match="does not support fused=True"):
         hvd.SyncBatchNormalization(fused=True)

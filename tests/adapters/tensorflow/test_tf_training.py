@@ -1,5 +1,7 @@
 """Training with the tape and with optimizers of TensorFlow 1: as one process with the whole batch, the same bits everywhere."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -334,6 +336,26 @@ def test_passes_of_other_variables_are_not_added_up(hvd):
     optimizer.compute_gradients(lambda: 2.0 * one, [one])
     with pytest.raises(InvalidArgumentError, match="every pass must have gradients of the same variables"):
         optimizer.compute_gradients(lambda: 2.0 * other, [other])
+
+
+def test_passes_begin_anew_after_a_reduction_that_failed(hvd):
+    class FailsOnce(hvd.Compression.none):
+        failures = 0
+
+        @classmethod
+        def compress(cls, tensor):
+            cls.failures += 1
+            if cls.failures == 1:
+                raise FloatingPointError("once")
+            return tensor, None
+
+    variable = tf.Variable(1.0)
+    optimizer = hvd.DistributedOptimizer(v1.GradientDescentOptimizer(1.0), backward_passes_per_step=2, compression=FailsOnce)
+    for number in range(4):
+        with pytest.raises(FloatingPointError) if number == 1 else nullcontext():
+            optimizer.minimize(lambda number=number: variable * (hvd.rank() + number), var_list=[variable])
+    mean = sum(range(hvd.size())) / hvd.size()
+    assert variable.numpy() == 1.0 - (2 * mean + 2 + 3)  # of the last two passes
 
 
 def test_arguments_are_refused_at_once(hvd):

@@ -176,6 +176,16 @@ def test_other_operators_refuse_a_weight(hvd, op):
             optimizer.weight = 1
 
 
+def test_a_tape_that_refuses_a_weight_still_has_its_gradients(hvd):
+    variable = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        loss = variable * (RANK + 1.0)
+    tape = hvd.DistributedGradientTape(tape)
+    with pytest.raises(InvalidArgumentError, match="a weight is a finite number of 0 or more"):
+        tape.gradient(loss, variable, weight=-1)
+    assert tape.gradient(loss, variable, weight=1).numpy() == [(SIZE + 1) / 2]
+
+
 def test_what_is_no_weight(hvd):
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([4, 2]))
     for bad in (tf.constant(-1), tf.constant(np.inf), tf.Variable(np.nan)):

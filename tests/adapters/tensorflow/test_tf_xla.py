@@ -113,6 +113,15 @@ def test_the_gradient_is_the_same_reduction(op):
         assert np.allclose(step(), incoming * (RANK + 1.0) + SIZE * share * 2 * weight.numpy())
 
 
+def test_the_gradient_of_a_group_with_integers_if_the_tape_is_outside():
+    step = compiled(lambda x: ops.grouped_allreduce([tf.constant([1, 2]), x], name="xla.integers", op=Sum)[1])
+    x = tf.ones(2)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = step(x)
+    assert tape.gradient(y, x).numpy().tolist() == [SIZE, SIZE]
+
+
 def test_a_gradient_of_max_is_refused():
     @compiled
     def step(x):

@@ -16,8 +16,8 @@ ROWS = (
         "keras-names-of-own",
         "each rank names gradients by its own variables, not by the first rank's",
         "hvdlite/keras/reducer.py",
-        "for name, variable in zip(labels[len(common) :], new, strict=True):",
-        "for name, variable in zip(map(name_of, new), new, strict=True):",
+        "return labels[len(common) :]",
+        "return [label for label, _ in facts]",
         guards.KERAS_ON_TORCH,
     ),
     Mutant(
@@ -67,6 +67,14 @@ ROWS = (
         "        if self.results is not None:",
         "        if False:",
         guards.KERAS,
+    ),
+    Mutant(
+        "keras-shard-mixed",
+        "with shard=True the ranks are compared after the first step only",
+        "hvdlite/keras/start_check.py",
+        "if self._before is not None and self._before[1].pending:",
+        "if False:",
+        guards.KERAS_ON_TORCH,
     ),
     Mutant(
         "keras-traced-loop",
