@@ -217,6 +217,23 @@ def test_mixed_dtypes_and_layouts(hvd):
     assert_same_bits([torch.view_as_real(p) if p.is_complex() else p for p in model.parameters()])
 
 
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_parameter_may_change_its_memory_format(hvd, everywhere):
+    """On all ranks, where one has a gradient; or on one rank only."""
+    values = torch.arange(64 * 32 * 9.0).view(64, 32, 3, 3)
+    param = torch.nn.Parameter(torch.zeros_like(values).contiguous(memory_format=torch.channels_last))
+    optimizer = hvd.DistributedOptimizer(sgd([param]))
+    for changed in (False, True):
+        optimizer.zero_grad(set_to_none=False)
+        if changed and (everywhere or hvd.rank() == 0):
+            param.data, param.grad = param.data.contiguous(), None
+        has_gradient = not (changed and everywhere) or hvd.rank() == 0
+        if has_gradient:
+            (param * values).sum().backward()
+        optimizer.synchronize()
+    assert torch.equal(param.grad, values / hvd.size() if everywhere else values)
+
+
 def test_a_gradient_whose_memory_has_the_negative_values(hvd):
     param = torch.nn.Parameter(torch.zeros(8)[::2])
     optimizer = hvd.DistributedOptimizer(sgd([param]))
