@@ -26,7 +26,7 @@ from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.parameter_gradient import is_dense
-from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view, order_of
+from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view
 from hvdlite.torch.steps import change_closure, is_inner_step
 
 __all__ = ["ShardedState", "check_shard", "sharded_state_of"]
@@ -147,11 +147,16 @@ class ShardedState:
         Raises:
             UnsupportedError: a gradient is sparse.
             InvalidArgumentError, NotInitializedError: as for `localize`.
+            InvalidArgumentError, MismatchError, HorovodInternalError: as for `gather_state`, if the memory format of a
+                parameter has changed.
         """
         if is_inner_step(optimizer):
             return None
         self.restore()
         changed = change_closure(args, kwargs, _evaluated)
+        if not self.unsliced and any(sharded.param.stride() != sharded.strides for sharded in self._sharded):
+            # A parameter has got another memory format, in which its slices have other elements.
+            optimizer.state, self.unsliced = self.gather_state(optimizer), True
         self.localize(optimizer)
         self._active = [sharded for sharded in self._sharded if sharded.param.grad is not None]
         for sharded in self._active:
@@ -349,7 +354,7 @@ class ShardedState:
 
     def orders(self) -> str:
         """A text with the names of the parameters, and the order of their dimensions in memory."""
-        return repr([(sharded.name, order_of(sharded.param)) for sharded in self._sharded])
+        return repr([(sharded.name, sharded.order) for sharded in self._sharded])
 
     def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
         """The parameters of which this rank owns something, and their state, or None if there is none. Raises as `localize`."""
