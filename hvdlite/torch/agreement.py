@@ -70,7 +70,7 @@ class ReducerSettings:
         }
 
     def require_compatible(self, other: "ReducerSettings", name: str) -> None:
-        """Checks the settings of two optimizers that share a parameter: there is only one way to reduce its gradient.
+        """Checks the settings of two optimizers that share a parameter.
 
         Raises:
             InvalidArgumentError: the op or the process set differs. Other settings may differ.

@@ -47,6 +47,8 @@ __all__ = ["DistributedOptimizer"]
 # Numbers the optimizers of each set of ranks: these ranks make them in the same order, and other ranks may make none.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
+_connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # those that reduce gradients or steps
+
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
@@ -166,7 +168,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
     mode = mode_of(start_check, "DistributedOptimizer")
-    # Comes after all checks of arguments: a call that is refused on some ranks only must take no number.
+    if isinstance(optimizer, _DistributedOptimizer):
+        optimizer._hvdlite.undo(optimizer)
+    # Comes after everything that may raise on some ranks only: a call that is refused there must take no number.
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
@@ -180,8 +184,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         start_check=mode,
         shard=shard,
     )
-    if isinstance(optimizer, _DistributedOptimizer):
-        optimizer._hvdlite.undo(optimizer)
     wrapping = _Wrapping(settings, type(optimizer), {param: name for name, param in named})
     base = type(optimizer)
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
@@ -236,8 +238,14 @@ class _Wrapping:
         self._added = 0  # the number of calls of `add_parameters`
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
-        """Installs hooks on the parameters and around the step."""
+        """Installs hooks on the parameters and around the step.
+
+        Raises:
+            InvalidArgumentError: as for `require_compatible`.
+        """
         prefix = self.settings.prefix
+        self.require_compatible(named)
+        _connected.add(self)
         self._known.add(param for _, param in named)
         self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
         if self.settings.op == Adasum:
@@ -259,6 +267,17 @@ class _Wrapping:
         if isinstance(optimizer, CodedMethods):
             self._undo.append(optimizer.register_step_pre_hook(refuse_unknown_scale).remove)
             share_after_joins(optimizer)
+
+    def require_compatible(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Checks new parameters against all other optimizers: there is only one way to reduce a gradient or a step.
+
+        Raises:
+            InvalidArgumentError: another optimizer has one of them, and another op or process set.
+        """
+        for other in _connected:
+            for name, param in named:
+                if other is not self and other.settings.process_set.included() and param in other.names:
+                    self.settings.require_compatible(other.settings, f"{self.settings.prefix}.{name}")
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""
@@ -285,11 +304,14 @@ class _Wrapping:
         """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
         if self.reducer is not None:
             self.reducer.settle_family()
-            self._finalizer.detach()
-            self.reducer.close()
         if self.sharded is not None:
             optimizer.state = self.sharded.gather_state(optimizer)
-        for undo in self._undo:
+        # Nothing raises from here on: an optimizer must not look wrapped while its gradients are not reduced.
+        _connected.discard(self)
+        if self.reducer is not None:
+            self._finalizer.detach()
+            self.reducer.close()
+        for undo in reversed(self._undo):
             undo()
         optimizer.__class__ = self.base
         del optimizer._hvdlite  # type: ignore[attr-defined]
@@ -299,6 +321,7 @@ class _Wrapping:
         prefix = f"{self.settings.prefix}."
         named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
         short = [(name.removeprefix(prefix), param) for name, param in named]
+        self.require_compatible(short)
         if self.sharded is not None:
             self.sharded.require_dense(short)
         if self.reducer is not None:

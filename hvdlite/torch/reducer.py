@@ -105,14 +105,10 @@ class Reducer(PassDriver):
             groups: the parameters to reduce together, by name, or a number of groups; None: as before, at first by size.
 
         Raises:
-            InvalidArgumentError: another optimizer reduces one of them in an incompatible way.
             HvdliteError: another optimizer has to reduce one of them before, and that failed.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
-        for name, _, owner in added:
-            if owner is not None:
-                self.settings.require_compatible(owner.settings, name)
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)

@@ -67,6 +67,21 @@ def test_it_is_the_sum_of_the_steps(hvd, make_optimizer, passes):
     assert_close(list(model.parameters()), list(simulation.models[0].parameters()), 1e-9)
 
 
+@pytest.mark.parametrize("adasum_first", [False, True])
+def test_a_parameter_has_no_averaged_gradient_as_well(hvd, adasum_first):
+    """An Adasum of averaged gradients would be an average."""
+    common, own = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    first, second = ({"op": hvd.Adasum}, {})[:: 1 if adasum_first else -1]
+    kept = hvd.DistributedOptimizer(sgd([common]), **first)
+    with pytest.raises(ValueError, match=r"'optimizer\d+\.0\.0' belongs to two distributed optimizers .* differently"):
+        hvd.DistributedOptimizer(sgd([common]), **second)
+    optimizer = hvd.DistributedOptimizer(sgd([own]), **second)
+    with pytest.raises(ValueError, match="differently"):
+        optimizer.add_param_group({"params": [common]})
+    hvd.DistributedOptimizer(kept, **second)
+    optimizer.add_param_group({"params": [common]})
+
+
 def test_compressed_and_unused_and_frozen(hvd):
     model, simulation = network(), Simulation(sgd, hvd.size())
     for each in (model, *simulation.models):

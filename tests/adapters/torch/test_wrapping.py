@@ -218,6 +218,16 @@ def test_a_group_that_is_refused_is_not_added(hvd):
     assert kept is not None
 
 
+def test_optimizers_of_a_process_set_that_is_gone_do_not_matter(hvd):
+    param = torch.nn.Parameter(torch.zeros(3))
+    former = hvd.add_process_set(range(hvd.size()))
+    optimizers = [hvd.DistributedOptimizer(sgd([param]), process_set=former)]
+    hvd.remove_process_set(former)
+    optimizers.append(hvd.DistributedOptimizer(sgd([param])))
+    (param * (hvd.rank() + 1.0)).sum().backward()
+    assert_close([param.grad], [torch.full((3,), (hvd.size() + 1) / 2)])
+
+
 def test_nothing_keeps_model_and_optimizer_alive(hvd):
     model = network()
     optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters())
