@@ -27,7 +27,7 @@ from hvdlite.start_check import mode_of
 from hvdlite.submission import check_weight
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
+from hvdlite.torch.arguments import checked_op, name_groups, name_parameters, require_initialized
 from hvdlite.torch.coded_methods import CodedMethods, check_compression_and_groups, refuse_unknown_scale, share_after_joins
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
@@ -321,6 +321,7 @@ class _Wrapping:
         prefix = f"{self.settings.prefix}."
         named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
         short = [(name.removeprefix(prefix), param) for name, param in named]
+        require_initialized(short)
         self.require_compatible(short)
         if self.sharded is not None:
             self.sharded.require_dense(short)
@@ -509,8 +510,9 @@ class _DistributedOptimizer(_Optimizer):
         """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.
 
         Raises:
-            InvalidArgumentError: another distributed optimizer has one of them, with another op or process set; or this one is
-                sharded, and a parameter has gaps in memory. Then the group is not added.
+            InvalidArgumentError: another distributed optimizer has one of them, with another op or process set; one of them
+                belongs to a lazy layer that has seen no batch; or this optimizer is sharded, and a parameter has gaps in
+                memory. Then the group is not added.
 
         """
         super().add_param_group(param_group)

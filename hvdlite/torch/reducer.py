@@ -105,10 +105,12 @@ class Reducer(PassDriver):
             groups: the parameters to reduce together, by name, or a number of groups; None: as before, at first by size.
 
         Raises:
-            HvdliteError: another optimizer has to reduce one of them before, and that failed.
+            HvdliteError: another optimizer has to reduce one of them before, and that failed. Nothing has changed then.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
+        for owner in dict.fromkeys(owner for _, _, owner in added if owner is not None):
+            owner.settle()  # of all owners first, because this may raise
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)
@@ -130,8 +132,7 @@ class Reducer(PassDriver):
         return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
-        """Leaves a parameter to the successor, which then also reduces for this reducer's optimizer."""
-        self.settle()
+        """Leaves a parameter to the successor, which then also reduces for this reducer's optimizer. Call `settle` before."""
         self._drop_plan()
         self._handed_over.append(self._gradients.pop(id(param)).param)
         for hook in self._hooks.pop(id(param)):
