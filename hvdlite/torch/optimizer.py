@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -380,7 +381,7 @@ class _Wrapping:
         return of_all_ranks
 
     def _reduced(self, loss: Any) -> Any:
-        """The loss of all ranks, if it is a tensor or a float. Other objects are returned as they are."""
+        """The loss of all ranks, if it is a tensor or a number. Other objects are returned as they are."""
         settings = self.settings
         name = f"{settings.prefix}.loss"
         if isinstance(loss, torch.Tensor):
@@ -388,8 +389,8 @@ class _Wrapping:
                 reachable(loss.detach()), name=name, op=settings.op, process_set=settings.process_set, weight=self.weight
             )
             return reduced.to(loss)
-        if isinstance(loss, float):
-            return float(ops.allreduce(loss, name=name, op=settings.op, process_set=settings.process_set, weight=self.weight))
+        if isinstance(loss, Real):
+            return float(ops.allreduce(float(loss), name=name, op=settings.op, process_set=settings.process_set, weight=self.weight))
         return loss
 
 

@@ -1,5 +1,6 @@
 """The loops of torch's documentation give the numbers of one process with the whole batch."""
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -160,8 +161,8 @@ def test_lbfgs_sees_the_loss_of_all_ranks(hvd):
     pair.check_weights()
 
 
-@pytest.mark.parametrize("keyword", [True, False])
-def test_closure_of_an_ordinary_optimizer(hvd, keyword):
+@pytest.mark.parametrize(("keyword", "number"), [(True, float), (False, np.float32)])
+def test_closure_of_an_ordinary_optimizer(hvd, keyword, number):
     pair = Pair(hvd, sgd)
     for step in range(STEPS):
         part, whole = pair.parts(step)
@@ -170,14 +171,14 @@ def test_closure_of_an_ordinary_optimizer(hvd, keyword):
             pair.optimizer.zero_grad()
             loss = mse(pair.model, *part)
             loss.backward()
-            return loss.item()
+            return number(loss.item())
 
         loss = pair.optimizer.step(closure=closure) if keyword else pair.optimizer.step(closure)
         pair.twin_optimizer.zero_grad()
         twin_loss = mse(pair.twin, *whole)
         twin_loss.backward()
         pair.twin_optimizer.step()
-        assert abs(loss - twin_loss.item()) < 1e-12
+        assert abs(loss - twin_loss.item()) < 1e-6
     pair.check_weights()
 
 
