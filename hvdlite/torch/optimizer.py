@@ -6,6 +6,7 @@ it pickles as before, unless it is sharded. Over 400 lines, because one docstrin
 """
 
 import copyreg
+import functools
 import itertools
 import warnings
 import weakref
@@ -383,14 +384,12 @@ class _Wrapping:
     def _reduced(self, loss: Any) -> Any:
         """The loss of all ranks, if it is a tensor or a number. Other objects are returned as they are."""
         settings = self.settings
-        name = f"{settings.prefix}.loss"
+        options: dict[str, Any] = {"op": settings.op, "process_set": settings.process_set, "weight": self.weight}
+        reduced = functools.partial(ops.allreduce, name=f"{settings.prefix}.loss", **options)
         if isinstance(loss, torch.Tensor):
-            reduced = ops.allreduce(
-                reachable(loss.detach()), name=name, op=settings.op, process_set=settings.process_set, weight=self.weight
-            )
-            return reduced.to(loss)
+            return reduced(reachable(loss.detach())).to(loss)
         if isinstance(loss, Real):
-            return float(ops.allreduce(float(loss), name=name, op=settings.op, process_set=settings.process_set, weight=self.weight))
+            return float(reduced(float(loss)))
         return loss
 
 
