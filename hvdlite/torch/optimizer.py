@@ -6,7 +6,6 @@ it pickles as before, unless it is sharded. Over 400 lines, because one docstrin
 """
 
 import copyreg
-import functools
 import itertools
 import warnings
 import weakref
@@ -384,12 +383,12 @@ class _Wrapping:
     def _reduced(self, loss: Any) -> Any:
         """The loss of all ranks, if it is a tensor or a number. Other objects are returned as they are."""
         settings = self.settings
-        options: dict[str, Any] = {"op": settings.op, "process_set": settings.process_set, "weight": self.weight}
-        reduced = functools.partial(ops.allreduce, name=f"{settings.prefix}.loss", **options)
+        arguments: dict[str, Any] = {"op": settings.op, "process_set": settings.process_set, "weight": self.weight}
+        arguments["name"] = f"{settings.prefix}.loss"
         if isinstance(loss, torch.Tensor):
-            return reduced(reachable(loss.detach())).to(loss)
+            return ops.allreduce(reachable(loss.detach()), **arguments).to(loss)
         if isinstance(loss, Real):
-            return float(reduced(float(loss)))
+            return float(ops.allreduce(float(loss), **arguments))
         return loss
 
 

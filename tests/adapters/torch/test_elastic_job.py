@@ -11,7 +11,7 @@ import torch
 from support.world import WORLD
 
 import hvdlite.torch as hvd
-from hvdlite import InvalidArgumentError, PeerLostError
+from hvdlite import InvalidArgumentError, PeerLostError, UnsupportedError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.elastic import checkpoint_file
 from hvdlite.torch.elastic.samples import SeededSamples
@@ -125,6 +125,14 @@ def test_what_a_step_needs():
 def test_what_it_refuses(changes, text):
     with pytest.raises(InvalidArgumentError, match=text):
         hvd.elastic.Job(**{**parts(), **changes})
+
+
+def test_lbfgs_is_refused():
+    """After a loss between two calls of its closure, nothing could take back what it has changed."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model.named_parameters())
+    with pytest.raises(UnsupportedError, match="does not work with LBFGS"):
+        hvd.elastic.Job(model, optimizer, 4)
 
 
 def test_a_sharded_training_commits_and_goes_on_from_its_checkpoint(tmp_path_factory):

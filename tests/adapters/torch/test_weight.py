@@ -155,8 +155,8 @@ def test_gradients_of_a_weighted_mean(hvd):
 
 
 def test_what_does_not_go_with_a_weight(hvd):
-    layer = torch.nn.Linear(1, 1)
     for op in (hvd.Sum, hvd.Adasum) if SIZE == 2 else (hvd.Sum,):
+        layer = torch.nn.Linear(1, 1)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), layer.named_parameters(), op=op)
         with pytest.raises(InvalidArgumentError, match="a weight needs op=Average"):
             optimizer.weight = 1

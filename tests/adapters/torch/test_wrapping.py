@@ -1,4 +1,7 @@
-"""The wrapped optimizer is still the optimizer it was; wrong arguments and differing ranks are refused with reasons."""
+"""The wrapped optimizer is still the optimizer it was; wrong arguments and differing ranks are refused with reasons.
+
+Over 400 lines, because there is a case for each way of wrapping, wrapping again, saving and deleting.
+"""
 
 import copy
 import gc
