@@ -201,7 +201,7 @@ class ElasticJob:
         except recovery.Passed:
             return
         finally:
-            self._call = None
+            self._call = cast(Any, self.optimizer).weight = None  # the weight was that of the last batch
 
     @contextmanager
     def step(self) -> Iterator[StepOutcome]:

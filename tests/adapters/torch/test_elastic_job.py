@@ -67,6 +67,7 @@ def test_every_sample_once_in_an_epoch_and_in_another_order_in_the_next():
         epochs.append(everyone)
     assert epochs[0] != epochs[1]
     assert same_on_all_ranks(weights(job))
+    assert job.optimizer.weight is None  # for a training without the job
 
 
 def test_a_training_goes_on_from_its_checkpoint(tmp_path_factory):
