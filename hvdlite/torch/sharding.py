@@ -71,6 +71,17 @@ class _Split:
 
 
 @dataclass(frozen=True)
+class _Whole:
+    """Stands for a tensor of an optimizer's state that an owner sends whole, such as the counter of steps.
+
+    It is in host memory: on other ranks there may be no GPU of the owner's number, or it is another rank's GPU.
+    """
+
+    value: torch.Tensor
+    on_host: bool  # was it there on the owner, too?
+
+
+@dataclass(frozen=True)
 class _Transfer:
     """Parts of parameters, of one dtype and device, that their owner sends to all others at once."""
 
@@ -347,8 +358,7 @@ class ShardedState:
             described = everyone[self._ranks[having[0]]][sharded.name]
             state = optimizer.state.get(sharded.param, {}) if sharded.name in mine else {}
             whole[sharded.param] = {
-                key: self._gather(sharded, state.get(key), value, name, device) if isinstance(value, _Split) else value
-                for key, value in described.items()
+                key: self._gather(sharded, state.get(key), value, name, device) for key, value in described.items()
             }
         return whole
 
@@ -372,15 +382,18 @@ class ShardedState:
             "hvd.broadcast_optimizer_state before the next step"
         )
 
-    def _gather(
-        self, sharded: Sharded, own: torch.Tensor | None, split: _Split, name: str, device: torch.device | None
-    ) -> torch.Tensor:
+    def _gather(self, sharded: Sharded, own: torch.Tensor | None, sent: Any, name: str, device: torch.device | None) -> Any:
+        """A value of the whole state, from what the first owner of the parameter has sent. Collective if that is a `_Split`."""
         param = sharded.param
+        if isinstance(sent, _Whole):
+            return sent.value if sent.on_host else sent.value.to(device or param.device)
+        if not isinstance(sent, _Split):
+            return sent
         if own is None:
-            own = torch.empty(0, dtype=split.dtype, device=param.device)
+            own = torch.empty(0, dtype=sent.dtype, device=param.device)
         mine = sharded.flat(own) if own.shape == param.shape else own.reshape(-1)
         gathered: torch.Tensor = allgather(reachable(mine), f"{name}.part", self._settings.process_set).to(param.device)
-        whole = gathered.reshape(split.shape) if split.shape != tuple(param.shape) else sharded.unflattened(gathered)
+        whole = gathered.reshape(sent.shape) if sent.shape != tuple(param.shape) else sharded.unflattened(gathered)
         return whole if device is None else whole.to(device)
 
 
@@ -396,12 +409,14 @@ def _grad_of(sharded: Sharded) -> torch.Tensor:
 
 
 def _described(sharded: Sharded, value: Any) -> Any:
-    """The form in which other ranks get a value of the state: the value itself, or a `_Split` for a tensor to gather."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+    """The form in which other ranks get a value of the state: for a tensor a `_Split` or a `_Whole`, else the value itself."""
+    if not isinstance(value, torch.Tensor):
         return value
-    if sharded.is_split and value.shape == (sharded.stop - sharded.start,):
+    if value.dim() and not sharded.is_split:
+        return _Split(value.dtype, tuple(value.shape))
+    if value.dim() and value.shape == (sharded.stop - sharded.start,):
         return _Split(value.dtype, tuple(sharded.param.shape))
-    return value if sharded.is_split else _Split(value.dtype, tuple(value.shape))
+    return _Whole(value.cpu(), value.is_cpu)
 
 
 def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:
