@@ -261,11 +261,8 @@ class ShardedState:
             InvalidArgumentError: the process set has other ranks than before, and the state is not whole.
             InvalidArgumentError, NotInitializedError: the state is whole, and the process set is no longer registered.
         """
-        if not self.unsliced:
-            self._require_same_ranks()
+        if not self._find_parts():
             return
-        enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
-        self._assign()
         for sharded in self._sharded:
             if not sharded.is_mine:
                 optimizer.state.pop(sharded.param, None)
@@ -275,6 +272,15 @@ class ShardedState:
                     if isinstance(value, torch.Tensor) and value.shape == sharded.param.shape:
                         state[key] = sharded.own_part(value).clone()
         self.unsliced = False
+
+    def _find_parts(self) -> bool:
+        """Assigns the parameters to the present ranks if the state may be whole. Returns whether it may. Raises as `localize`."""
+        if self.unsliced:
+            enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
+            self._assign()
+        else:
+            self._require_same_ranks()
+        return self.unsliced
 
     def _require_same_ranks(self) -> None:
         """Raises if the state has been split for other ranks. After `hvdlite.shutdown` there is nothing to check."""
@@ -335,10 +341,12 @@ class ShardedState:
         """
         if RUNTIME.spare is not None:
             return optimizer.state
+        self.restore()
+        self._find_parts()
         mine = {
-            sharded.name: {key: _described(sharded, value) for key, value in state.items()}
-            for sharded, state in self.own_state(optimizer)
-            if state is not None
+            sharded.name: {key: _described(sharded, value) for key, value in optimizer.state[sharded.param].items()}
+            for sharded in self._sharded
+            if sharded.is_mine and sharded.param in optimizer.state
         }
         name = f"{self._settings.prefix}.state_dict"
         everyone = exchange_by_rank(mine, name, self._settings.process_set)
@@ -348,14 +356,19 @@ class ShardedState:
                 f"DistributedOptimizer ({self._settings.prefix}) with shard=True: {format_ranks(joined)} joined, so a part of "
                 "the state is missing. In a program that calls hvd.join(), leave shard out"
             )
+        having = {
+            sharded.name: [place for place in sharded.owners if sharded.name in everyone[self._ranks[place]]]
+            for sharded in self._sharded
+        }
+        for sharded in self._sharded:
+            if having[sharded.name] not in ([], sharded.owners):
+                self._refuse_gaps(sharded, having[sharded.name])
+        self.localize(optimizer)  # not before: a refused call must not drop a part of a loaded state
         whole: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         for sharded in self._sharded:
-            having = [place for place in sharded.owners if sharded.name in everyone[self._ranks[place]]]
-            if not having:
+            if not having[sharded.name]:
                 continue
-            if having != sharded.owners:
-                self._refuse_gaps(sharded, having)
-            described = everyone[self._ranks[having[0]]][sharded.name]
+            described = everyone[self._ranks[sharded.owners[0]]][sharded.name]
             state = optimizer.state.get(sharded.param, {}) if sharded.name in mine else {}
             whole[sharded.param] = {
                 key: self._gather(sharded, state.get(key), value, name, device) for key, value in described.items()
@@ -414,7 +427,7 @@ def _described(sharded: Sharded, value: Any) -> Any:
         return value
     if value.dim() and not sharded.is_split:
         return _Split(value.dtype, tuple(value.shape))
-    if value.dim() and value.shape == (sharded.stop - sharded.start,):
+    if value.dim() and value.shape in ((sharded.stop - sharded.start,), sharded.param.shape):
         return _Split(value.dtype, tuple(sharded.param.shape))
     return _Whole(value.cpu(), value.is_cpu)
 
