@@ -274,7 +274,7 @@ class ShardedState:
         self.unsliced = False
 
     def _find_parts(self) -> bool:
-        """Assigns the parameters to the present ranks if the state may be whole. Returns whether it may. Raises as `localize`."""
+        """Assigns parameters to the present ranks if the state may be whole. Returns whether it may. Raises as `localize`."""
         if self.unsliced:
             enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
             self._assign()
