@@ -194,15 +194,20 @@ class ShardedState:
         param.grad = own_grad
 
     def restore(self) -> None:
-        """Makes parameters, gradients and groups whole again. It is also called after a step that has raised."""
+        """Makes parameters, gradients and groups whole again. It is also called after a step that has raised.
+
+        If Ctrl-C interrupts it, the next call does the rest.
+        """
         while self._swapped:
-            sharded, data, grad = self._swapped.pop()
+            sharded, data, grad = self._swapped[-1]
             sharded.param.grad = None
             sharded.param.data = data
             sharded.param.grad = grad
+            self._swapped.pop()
         while self._groups:
-            group, params = self._groups.pop()
+            group, params = self._groups[-1]
             group["params"] = params
+            self._groups.pop()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Gives all ranks the updated parts of the others. Collective over the process set. Runs first after the step.

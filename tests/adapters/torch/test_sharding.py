@@ -364,6 +364,30 @@ def test_a_step_that_raises_leaves_parameters_whole(hvd, scheduled):
     assert scheduled == (scheduler is not None)
 
 
+class InterruptedOnce(list):
+    """Ctrl-C comes when the first item has been removed."""
+
+    def pop(self):
+        value = super().pop()
+        if not hasattr(self, "came"):
+            self.came = True
+            raise KeyboardInterrupt
+        return value
+
+
+@pytest.mark.parametrize("what", ["_swapped", "_groups"])
+def test_an_interrupted_step_leaves_parameters_whole(hvd, what):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(), shard=True)
+    shapes = [param.shape for param in model.parameters()]
+    mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
+    setattr(optimizer._hvdlite.sharded, what, InterruptedOnce())
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert [param.shape for param in model.parameters()] == shapes
+    assert len(optimizer.param_groups[0]["params"]) == len(shapes)
+
+
 def test_what_does_not_go_with_sharding_is_refused(hvd):
     model = network()
     make = hvd.DistributedOptimizer
