@@ -200,7 +200,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
-    except Exception:  # the program may go on: the optimizer must not look wrapped, and train on each rank alone
+    except BaseException:  # the program may go on, also after Ctrl-C: the optimizer must not look wrapped, and train alone
         wrapping.undo(optimizer)
         raise
     return optimizer
@@ -257,9 +257,10 @@ class _Wrapping:
                 optimizer.register_step_post_hook(self.adasum.after_step).remove,
             ]
             return
-        self.reducer = Reducer(self.settings, optimizer)
-        self._finalizer = weakref.finalize(optimizer, self.reducer.close)
+        reducer = Reducer(self.settings, optimizer)
+        self._finalizer = weakref.finalize(optimizer, reducer.close)
         self._finalizer.atexit = False
+        self.reducer = reducer
         self._undo.append(optimizer.register_step_post_hook(self.reducer.note_step).remove)
         if isinstance(groups, tuple):
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
@@ -517,7 +518,7 @@ class _DistributedOptimizer(_Optimizer):
         super().add_param_group(param_group)
         try:
             self._hvdlite.add_parameters(self.param_groups[-1]["params"])
-        except Exception:  # the program may go on: this rank must not train the group alone
+        except BaseException:  # the program may go on, also after Ctrl-C: this rank must not train the group alone
             del self.param_groups[-1]
             raise
 

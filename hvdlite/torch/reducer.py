@@ -114,11 +114,10 @@ class Reducer(PassDriver):
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)
-            self._gradients[id(param)] = ParameterGradient(name, param)
-            _owners[id(param)] = weakref.ref(self)
+            key, gradient, reference = id(param), ParameterGradient(name, param), weakref.ref(self)
+            hooks = install(param, self, gradient)
+            self._gradients[key], self._hooks[key], _owners[key] = gradient, hooks, reference
         self._use_lock()
-        for _, param, _ in added:
-            self._hooks[id(param)] = install(param, self, self._gradients[id(param)])
         self._groups = self._groups if groups is None else groups
         self._drop_plan()
 
@@ -137,7 +136,7 @@ class Reducer(PassDriver):
         self._handed_over.append(self._gradients.pop(id(param)).param)
         for hook in self._hooks.pop(id(param)):
             hook.remove()
-        if successor not in self._partners:
+        if successor is not self and successor not in self._partners:
             self._partners.append(successor)
             successor._borrowers.add(self)
 

@@ -15,6 +15,8 @@ import pytest
 import torch
 from reference import STEPS, Pair, adam, assert_close, assert_same_bits, grads_of, mse, network, part_of, sgd, whole_batch
 
+from hvdlite.torch import reducer
+
 
 def train(hvd, model, optimizer, steps):
     for step in steps:
@@ -204,6 +206,28 @@ def test_an_optimizer_that_is_refused_stays_plain(hvd):
     common.grad = torch.full_like(common, hvd.rank() + 1.0)
     kept.step()
     assert_close([common.grad], [torch.full_like(common, (hvd.size() + 1) / 2)])
+
+
+def test_an_interrupted_wrapping_leaves_the_optimizer_as_it_was(hvd, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    plain, wrapped = (sgd([torch.nn.Parameter(torch.zeros(3))]) for _ in range(2))
+    hvd.DistributedOptimizer(wrapped)
+    added = torch.nn.Parameter(torch.zeros(3))
+    monkeypatch.setattr(reducer, "install", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        hvd.DistributedOptimizer(plain)
+    assert type(plain) is torch.optim.SGD
+    with pytest.raises(KeyboardInterrupt):
+        wrapped.add_param_group({"params": [added]})
+    assert len(wrapped.param_groups) == 1
+    monkeypatch.undo()
+    wrapped.param_groups[0]["params"][0].grad = torch.ones(3)
+    wrapped.step()
+    wrapped.add_param_group({"params": [added]})
+    (added * (hvd.rank() + 1.0)).sum().backward()
+    assert_close([added.grad], [torch.full((3,), (hvd.size() + 1) / 2)])
 
 
 def test_a_frozen_parameter_may_be_of_inference_mode(hvd):
