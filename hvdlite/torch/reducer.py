@@ -28,6 +28,7 @@ from torch.autograd import forward_ad
 from hvdlite import submission
 from hvdlite._engine import PassDriver
 from hvdlite.errors import HvdliteError
+from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
@@ -189,6 +190,7 @@ class Reducer(PassDriver):
 
         Raises:
             NotInitializedError: hvdlite was shut down.
+            InvalidArgumentError: the process set was removed.
         """
         if self._engine is None or RUNTIME.engine is not self._engine:
             engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
@@ -200,10 +202,13 @@ class Reducer(PassDriver):
             gradient.param.requires_grad for gradient in self._left_out
         ):
             self._drop_plan()  # all ranks have moved the model to another device or dtype, or unfrozen what was left out
+        self.settings.process_set.require_member(Kind.ALLREDUCE)
 
     def _has_lost_engine(self) -> bool:
-        """Is this another job than that of the pass? Then nothing of the pass can be reduced any more: leaves its buckets."""
-        if self._engine is None or RUNTIME.engine in (None, self._engine):
+        """Are the job or the process set of the pass gone? Then nothing of it can be reduced any more: leaves its buckets."""
+        if None in (self._engine, RUNTIME.engine):
+            return False
+        if RUNTIME.engine is self._engine and self.settings.process_set.included():
             return False
         self._leave_in_flight()
         return True
