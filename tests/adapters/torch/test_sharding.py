@@ -282,6 +282,19 @@ def test_the_state_of_one_rank_is_broadcast(hvd, stepped):
     assert_equal(tensors_of(optimizer.state_dict()), tensors_of(saved))
 
 
+def test_a_gathered_state_is_broadcast_before_the_first_step(hvd):
+    """The check of the start finds no difference: all ranks have their part."""
+    model = network()
+    plain = adam(model.parameters())
+    mse(model, *whole_batch(0, 1)).backward()
+    plain.step()
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), shard=True)
+    saved = copy.deepcopy(optimizer.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert_equal(tensors_of(optimizer.state_dict()), tensors_of(saved))
+    train(hvd, model, optimizer)
+
+
 def test_a_state_that_only_one_rank_has_loaded_is_named(hvd):
     (_, _), (_, plain) = pair(hvd, adam, steps=1)
     model = network()
