@@ -75,6 +75,8 @@ class Reducer(PassDriver):
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
         self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
+        self._weight_before = 0.0  # the weight of the passes before the present one that are reduced with it
+        self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         gradients = self._gradients.values()
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
@@ -203,6 +205,7 @@ class Reducer(PassDriver):
         ):
             self._drop_plan()  # all ranks have moved the model to another device or dtype, or unfrozen what was left out
         self.settings.process_set.require_member(Kind.ALLREDUCE)
+        self._has_passed = True
 
     def _has_lost_engine(self) -> bool:
         """Are the job or the process set of the pass gone? Then nothing of it can be reduced any more: leaves its buckets."""
@@ -387,10 +390,12 @@ class Reducer(PassDriver):
     def weigh(self, weight: float | None) -> None:
         """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
         for reducer in self._family():
-            together = reducer.local_gradients and reducer._weighed
-            before = reducer.weight if together and reducer.weight is not None else 0.0
-            reducer.weight = None if weight is None else before + weight
-            reducer._weighed = True
+            if not (reducer.local_gradients and reducer._weighed):
+                reducer._weight_before = 0.0
+            elif reducer._has_passed:
+                reducer._weight_before = reducer.weight or 0.0
+            reducer.weight = None if weight is None else reducer._weight_before + weight
+            reducer._weighed, reducer._has_passed = True, False
 
     def give_notice(self, notice: bool) -> None:
         """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""
