@@ -131,6 +131,29 @@ def test_ranks_that_differ_keep_their_weights(hvd):
     assert all(torch.equal(*both) for both in zip(before, model.parameters(), strict=True))
 
 
+class Damaging:
+    """A compression that cannot give back what has two dimensions."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, tensor.dim() > 1
+
+    @staticmethod
+    def decompress(tensor, damages):
+        return tensor.new_zeros(1000) if damages else tensor
+
+
+def test_a_change_that_cannot_be_applied_changes_no_parameter(hvd):
+    model = network()
+    params = list(model.parameters())[::-1]  # a bias first
+    optimizer = hvd.DistributedOptimizer(sgd(params), op=hvd.Adasum, compression=Damaging)
+    before = [param.detach().clone() for param in params]
+    mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
+    with pytest.raises(RuntimeError, match="1000"):
+        optimizer.step()
+    assert all(torch.equal(*both) for both in zip(before, params, strict=True))
+
+
 def test_what_does_not_go_with_adasum(hvd):
     def wrap(**options):
         return hvd.DistributedOptimizer(sgd(network().parameters()), op=hvd.Adasum, **options)
