@@ -81,7 +81,10 @@ class Handle(Work):
             HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
             TimeoutError: the operation has not ended in time. It stays in flight, and `synchronize` may be called again.
             NotInitializedError, InvalidArgumentError: hvdlite was shut down after the submission (and initialised again).
+            InvalidArgumentError: the timeout is nan.
         """
+        if math.isnan(timeout):
+            raise InvalidArgumentError("synchronize(timeout=nan): pass a number of seconds")
         # If an exception is raised here, such as Ctrl-C, the handle can be synchronised again.
         if RUNTIME.engine is self._engine:
             output = self._outputs(timeout)

@@ -71,12 +71,12 @@ class AdasumStep:
         with torch.no_grad():
             try:
                 changes = self._combine(start)
+                for (gradient, before), change in zip(start, changes, strict=True):
+                    gradient.param.copy_(before).add_(change)
             except BaseException:
                 for gradient, before in start:
                     gradient.param.copy_(before)
                 raise
-            for (gradient, before), change in zip(start, changes, strict=True):
-                gradient.param.copy_(before.add_(change))
 
     def _agree(self) -> None:
         if self._engine is not RUNTIME.engine:

@@ -70,7 +70,7 @@ class ReducerSettings:
         }
 
     def require_compatible(self, other: "ReducerSettings", name: str) -> None:
-        """Checks the settings of two optimizers that share a parameter: there is only one way to reduce its gradient.
+        """Checks the settings of two optimizers that share a parameter.
 
         Raises:
             InvalidArgumentError: the op or the process set differs. Other settings may differ.
@@ -82,7 +82,7 @@ class ReducerSettings:
             raise InvalidArgumentError(
                 f"parameter {name!r} belongs to two distributed optimizers that would reduce its gradient differently: op "
                 f"{theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}; give both the same op and "
-                "process set"
+                "process set, or delete the first optimizer before you make the second"
             )
 
 

@@ -85,16 +85,16 @@ class StreamsOfBucket:
         """Remembers that a gradient of this pass was made in the current stream."""
         self._seen.add(current_stream(self._gpu))
 
-    def gather(self, in_pass: bool) -> tuple[int, ...]:
+    def gather(self) -> tuple[int, ...]:
         """Returns the current stream, and then the other streams in which the gradients were made, and forgets all of them.
 
-        Called at the launch. Within a pass this orders the current stream after the others. When the pass is over, autograd has
-        done so (unless backward has raised).
+        Called at the launch. Orders the current stream after the others. (At the end of a pass autograd has done so, but not if
+        backward has raised.)
         """
         now = current_stream(self._gpu)
         others = self._seen - {now}
         self._seen.clear()
-        if others and in_pass:
+        if others:
             follow(self._gpu, others)
         return (now, *others)
 

@@ -38,7 +38,7 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
         torch's handles of the hooks, for `fetch_ahead`. Their method `remove` removes a hook.
 
     """
-    if not (param.is_floating_point() or param.is_complex()):
+    if not (param.is_floating_point() or param.is_complex()) or param.is_inference():
         return []
     frozen = not param.requires_grad
     param.requires_grad_(True)  # torch refuses hooks on other tensors

@@ -240,7 +240,7 @@ class DenseBucket:
         begin: Callable[[InFlightBucket], None],
     ) -> None:
         """Submits all members. This rank is absent for members without a gradient."""
-        streams = () if self.device == CPU else self._streams.gather(wake)
+        streams = () if self.device == CPU else self._streams.gather()
         weighted = weight is not None
         groups = self._groups[weighted]
         group = groups[turn] if turn < len(groups) else self._prepare(engine, turn, weighted)
@@ -322,7 +322,7 @@ class SparseBucket:
                 f"the gradient of parameter {gradient.name!r} is sparse, and optimizer.weight is {weight}: only dense "
                 "gradients have a weighted mean; pass sparse_as_dense=True to DistributedOptimizer, or leave the weight out"
             )
-        streams = () if self.device == CPU else self._streams.gather(wake)
+        streams = () if self.device == CPU else self._streams.gather()
         grad = gradient.param.grad if gradient.dirty else None
         if gradient.dirty and grad is None:
             gradient.forget()  # the user has reset it

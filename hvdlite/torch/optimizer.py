@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,7 @@ from hvdlite.start_check import mode_of
 from hvdlite.submission import check_weight
 from hvdlite.torch.adasum import AdasumStep
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.arguments import checked_op, name_groups, name_parameters
+from hvdlite.torch.arguments import checked_op, name_groups, name_parameters, require_initialized
 from hvdlite.torch.coded_methods import CodedMethods, check_compression_and_groups, refuse_unknown_scale, share_after_joins
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.plan import Groups
@@ -46,6 +47,8 @@ __all__ = ["DistributedOptimizer"]
 
 # Numbers the optimizers of each set of ranks: these ranks make them in the same order, and other ranks may make none.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+
+_connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # those that reduce gradients or steps
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -166,7 +169,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
     mode = mode_of(start_check, "DistributedOptimizer")
-    # Comes after all checks of arguments: a call that is refused on some ranks only must take no number.
+    if isinstance(optimizer, _DistributedOptimizer):
+        optimizer._hvdlite.undo(optimizer)
+    # Comes after everything that may raise on some ranks only: a call that is refused there must take no number.
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
@@ -180,8 +185,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         start_check=mode,
         shard=shard,
     )
-    if isinstance(optimizer, _DistributedOptimizer):
-        optimizer._hvdlite.undo(optimizer)
     wrapping = _Wrapping(settings, type(optimizer), {param: name for name, param in named})
     base = type(optimizer)
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
@@ -197,7 +200,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
-    except Exception:  # the program may go on: it must not look wrapped while each rank trains alone
+    except BaseException:  # Ctrl-C too: the program may go on, and must not look wrapped while each rank trains alone
         wrapping.undo(optimizer)
         raise
     return optimizer
@@ -236,8 +239,14 @@ class _Wrapping:
         self._added = 0  # the number of calls of `add_parameters`
 
     def connect(self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]], groups: Groups) -> None:
-        """Installs hooks on the parameters and around the step."""
+        """Installs hooks on the parameters and around the step.
+
+        Raises:
+            InvalidArgumentError: as for `require_compatible`.
+        """
         prefix = self.settings.prefix
+        self.require_compatible(named)
+        _connected.add(self)
         self._known.add(param for _, param in named)
         self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
         if self.settings.op == Adasum:
@@ -248,9 +257,10 @@ class _Wrapping:
                 optimizer.register_step_post_hook(self.adasum.after_step).remove,
             ]
             return
-        self.reducer = Reducer(self.settings, optimizer)
-        self._finalizer = weakref.finalize(optimizer, self.reducer.close)
+        reducer = Reducer(self.settings, optimizer)
+        self._finalizer = weakref.finalize(optimizer, reducer.close)
         self._finalizer.atexit = False
+        self.reducer = reducer
         self._undo.append(optimizer.register_step_post_hook(self.reducer.note_step).remove)
         if isinstance(groups, tuple):
             groups = tuple(tuple(f"{prefix}.{name}" for name in names) for names in groups)
@@ -259,6 +269,17 @@ class _Wrapping:
         if isinstance(optimizer, CodedMethods):
             self._undo.append(optimizer.register_step_pre_hook(refuse_unknown_scale).remove)
             share_after_joins(optimizer)
+
+    def require_compatible(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Checks new parameters against all other optimizers: there is only one way to reduce a gradient or a step.
+
+        Raises:
+            InvalidArgumentError: another optimizer has one of them, and another op or process set.
+        """
+        for other in _connected:
+            for name, param in named:
+                if other is not self and other.settings.process_set.included() and param in other.names:
+                    self.settings.require_compatible(other.settings, f"{self.settings.prefix}.{name}")
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""
@@ -285,11 +306,14 @@ class _Wrapping:
         """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
         if self.reducer is not None:
             self.reducer.settle_family()
-            self._finalizer.detach()
-            self.reducer.close()
         if self.sharded is not None:
             optimizer.state = self.sharded.gather_state(optimizer)
-        for undo in self._undo:
+        # Nothing raises from here on: an optimizer must not look wrapped while its gradients are not reduced.
+        _connected.discard(self)
+        if self.reducer is not None:
+            self._finalizer.detach()
+            self.reducer.close()
+        for undo in reversed(self._undo):
             undo()
         optimizer.__class__ = self.base
         del optimizer._hvdlite  # type: ignore[attr-defined]
@@ -299,6 +323,8 @@ class _Wrapping:
         prefix = f"{self.settings.prefix}."
         named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
         short = [(name.removeprefix(prefix), param) for name, param in named]
+        require_initialized(short)
+        self.require_compatible(short)
         if self.sharded is not None:
             self.sharded.require_dense(short)
         if self.reducer is not None:
@@ -356,16 +382,14 @@ class _Wrapping:
         return of_all_ranks
 
     def _reduced(self, loss: Any) -> Any:
-        """The loss of all ranks, if it is a tensor or a float. Other objects are returned as they are."""
+        """The loss of all ranks, if it is a tensor or a number. Other objects are returned as they are."""
         settings = self.settings
-        name = f"{settings.prefix}.loss"
+        arguments: dict[str, Any] = {"op": settings.op, "process_set": settings.process_set, "weight": self.weight}
+        arguments["name"] = f"{settings.prefix}.loss"
         if isinstance(loss, torch.Tensor):
-            reduced = ops.allreduce(
-                reachable(loss.detach()), name=name, op=settings.op, process_set=settings.process_set, weight=self.weight
-            )
-            return reduced.to(loss)
-        if isinstance(loss, float):
-            return float(ops.allreduce(loss, name=name, op=settings.op, process_set=settings.process_set, weight=self.weight))
+            return ops.allreduce(reachable(loss.detach()), **arguments).to(loss)
+        if isinstance(loss, Real):
+            return float(ops.allreduce(float(loss), **arguments))
         return loss
 
 
@@ -486,14 +510,15 @@ class _DistributedOptimizer(_Optimizer):
         """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.
 
         Raises:
-            InvalidArgumentError: another distributed optimizer has one of them, with another op or process set; or this one is
-                sharded, and a parameter has gaps in memory. Then the group is not added.
+            InvalidArgumentError: another distributed optimizer has one of them, with another op or process set; one of them
+                belongs to a lazy layer that has seen no batch; or this optimizer is sharded, and a parameter has gaps in
+                memory. Then the group is not added.
 
         """
         super().add_param_group(param_group)
         try:
             self._hvdlite.add_parameters(self.param_groups[-1]["params"])
-        except Exception:  # the program may go on: this rank must not train the group alone
+        except BaseException:  # the program may go on, also after Ctrl-C: this rank must not train the group alone
             del self.param_groups[-1]
             raise
 

@@ -56,7 +56,9 @@ class WireForm:
         flags: the flags of the request.
         memory: torch's object for that device.
         dtype_in_place: the dtype of gradients that are reduced in place; None if no gradient of the parameter is.
-        is_contiguous: is the parameter contiguous? A gradient that is reduced in place has the strides of its parameter.
+        strides: the strides of gradients that are reduced in place: those that the parameter has when this object is made. A
+            parameter may change its memory format later, and not on all ranks.
+        is_contiguous: are these the strides of a contiguous tensor?
         dtype: the engine's code of the dtype that is sent.
         shape: the extents of the memory that is sent.
         wire_dtype: torch's dtype of that memory.
@@ -77,6 +79,7 @@ class WireForm:
         "memory",
         "nbytes",
         "shape",
+        "strides",
         "wire_dtype",
     )
 
@@ -93,7 +96,7 @@ class WireForm:
         if self.device != CPU and dtype in _COMPRESSED and isinstance(compression, type):
             self.flags = _WIRE_FLAGS.get(compression, 0)
             self._compression = None if self.flags else self._compression
-        self.is_contiguous = param.is_contiguous()
+        self.strides, self.is_contiguous = param.stride(), param.is_contiguous()
         plain = self._compression is None and not dtype.is_complex
         stays = self.device != CPU or param.device.type == "cpu"
         in_place = plain and stays and is_dense(param.shape, param.stride())
@@ -144,7 +147,7 @@ class WireForm:
     def blank(self) -> torch.Tensor:
         """Memory for a result, with the dtype and shape that are sent, and with undefined content."""
         if self.dtype_in_place is not None and not self.is_contiguous:
-            return torch.empty_strided(self.shape, self._param.stride(), dtype=self.wire_dtype, device=self.memory)
+            return torch.empty_strided(self.shape, self.strides, dtype=self.wire_dtype, device=self.memory)
         return torch.empty(self.shape, dtype=self.wire_dtype, device=self.memory)
 
     def decode(self, wire: torch.Tensor, context: Any) -> torch.Tensor:

@@ -28,6 +28,7 @@ from torch.autograd import forward_ad
 from hvdlite import submission
 from hvdlite._engine import PassDriver
 from hvdlite.errors import HvdliteError
+from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
@@ -74,6 +75,8 @@ class Reducer(PassDriver):
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
         self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
+        self._weight_before = 0.0  # the weight of the passes before the present one that are reduced with it
+        self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         gradients = self._gradients.values()
         self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
@@ -105,22 +108,19 @@ class Reducer(PassDriver):
             groups: the parameters to reduce together, by name, or a number of groups; None: as before, at first by size.
 
         Raises:
-            InvalidArgumentError: another optimizer reduces one of them in an incompatible way.
-            HvdliteError: another optimizer has to reduce one of them before, and that failed.
+            HvdliteError: another optimizer has to reduce one of them before, and that failed. Nothing has changed then.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
-        for name, _, owner in added:
-            if owner is not None:
-                self.settings.require_compatible(owner.settings, name)
+        for former in dict.fromkeys(owner for _, _, owner in added if owner is not None):
+            former.settle()  # of all owners first, because this may raise
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)
-            self._gradients[id(param)] = ParameterGradient(name, param)
-            _owners[id(param)] = weakref.ref(self)
+            key, gradient, reference = id(param), ParameterGradient(name, param), weakref.ref(self)
+            hooks = install(param, self, gradient)
+            self._gradients[key], self._hooks[key], _owners[key] = gradient, hooks, reference
         self._use_lock()
-        for _, param, _ in added:
-            self._hooks[id(param)] = install(param, self, self._gradients[id(param)])
         self._groups = self._groups if groups is None else groups
         self._drop_plan()
 
@@ -134,13 +134,12 @@ class Reducer(PassDriver):
         return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
-        """Leaves a parameter to the successor, which then also reduces for this reducer's optimizer."""
-        self.settle()
+        """Leaves a parameter to the successor, which then also reduces for this reducer's optimizer. Call `settle` before."""
         self._drop_plan()
         self._handed_over.append(self._gradients.pop(id(param)).param)
         for hook in self._hooks.pop(id(param)):
             hook.remove()
-        if successor not in self._partners:
+        if successor is not self and successor not in self._partners:
             self._partners.append(successor)
             successor._borrowers.add(self)
 
@@ -193,6 +192,7 @@ class Reducer(PassDriver):
 
         Raises:
             NotInitializedError: hvdlite was shut down.
+            InvalidArgumentError: the process set was removed.
         """
         if self._engine is None or RUNTIME.engine is not self._engine:
             engine = RUNTIME.require()  # the first one, or hvdlite was shut down and initialised again
@@ -204,10 +204,14 @@ class Reducer(PassDriver):
             gradient.param.requires_grad for gradient in self._left_out
         ):
             self._drop_plan()  # all ranks have moved the model to another device or dtype, or unfrozen what was left out
+        self.settings.process_set.require_member(Kind.ALLREDUCE)
+        self._has_passed = True
 
     def _has_lost_engine(self) -> bool:
-        """Is this another job than that of the pass? Then nothing of the pass can be reduced any more: leaves its buckets."""
-        if self._engine is None or RUNTIME.engine in (None, self._engine):
+        """Are the job or the process set of the pass gone? Then nothing of it can be reduced any more: leaves its buckets."""
+        if None in (self._engine, RUNTIME.engine):
+            return False
+        if RUNTIME.engine is self._engine and self.settings.process_set.included():
             return False
         self._leave_in_flight()
         return True
@@ -386,10 +390,12 @@ class Reducer(PassDriver):
     def weigh(self, weight: float | None) -> None:
         """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
         for reducer in self._family():
-            together = reducer.local_gradients and reducer._weighed
-            before = reducer.weight if together and reducer.weight is not None else 0.0
-            reducer.weight = None if weight is None else before + weight
-            reducer._weighed = True
+            if not (reducer.local_gradients and reducer._weighed):
+                reducer._weight_before = 0.0
+            elif reducer._has_passed:
+                reducer._weight_before = reducer.weight or 0.0
+            reducer.weight = None if weight is None else reducer._weight_before + weight
+            reducer._weighed, reducer._has_passed = True, False
 
     def give_notice(self, notice: bool) -> None:
         """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""

@@ -1,6 +1,7 @@
 """The methods of an optimizer with a sharded state (`hvdlite.torch.sharding`)."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,25 +27,33 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
         sharded: the optimizer's sharded state.
 
     Returns:
-        Functions that remove the hooks.
+        Functions that undo this. Call the last one first.
 
     """
     before = sharded.last_hook = optimizer.register_step_pre_hook(sharded.before_step)
     after = optimizer.register_step_post_hook(sharded.after_step)
     hooks: Any = optimizer._optimizer_step_post_hooks
     hooks.move_to_end(after.id, last=False)
+
+    def restoring(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def restoring_step(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return step(*args, **kwargs)
+            finally:
+                sharded.restore()  # also if it raises
+
+        return restoring_step
+
     kind: Any = type(optimizer)
-    step = kind.step
-
-    @functools.wraps(step)
-    def restoring(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return step(*args, **kwargs)
-        finally:
-            sharded.restore()  # also if it raises
-
-    kind.step = restoring
-    return [before.remove, after.remove]
+    kind.step = restoring(kind.step)
+    removers = [before.remove, after.remove]
+    own = vars(optimizer).get("step")
+    if own is not None:  # of an earlier scheduler; it calls the step of the plain class
+        optimizer.step = restoring(own)  # type: ignore[method-assign]
+        reference = weakref.ref(optimizer)
+        removers.append(lambda: setattr(reference(), "step", own))
+    return removers
 
 
 class ShardedMethods(_Optimizer):
@@ -76,7 +85,16 @@ class ShardedMethods(_Optimizer):
         """Loads a whole state, saved with any number of ranks. The next step or `state_dict` keeps only this rank's part.
 
         Load the same state on all ranks; or load it on one, and then call `broadcast_optimizer_state` on all.
+
+        Raises:
+            InvalidArgumentError: this is the result of `sharded_state_dict`.
+
         """
+        if "orders" in state_dict:
+            raise InvalidArgumentError(
+                "load_state_dict: this is the result of sharded_state_dict(), this rank's part of the state: pass it to "
+                "load_sharded_state_dict()"
+            )
         super().load_state_dict(state_dict)
         self._hvdlite.sharded.unsliced = True
 
@@ -111,18 +129,25 @@ class ShardedMethods(_Optimizer):
         """Loads the result of `sharded_state_dict`, which ``torch.distributed.checkpoint.load`` has filled. Sends nothing.
 
         Raises:
-            InvalidArgumentError: the parameters' names or layouts in memory, or the number of groups, are not the saved ones;
-                or the job has other ranks than before.
+            InvalidArgumentError: this is no result of `sharded_state_dict`; the parameters' names or layouts in memory, or the
+                number of groups, are not the saved ones; or the job has other ranks than before.
 
         """
         sharded: ShardedState = self._hvdlite.sharded
+        if not state_dict.keys() >= {"state", "param_groups", "orders"}:
+            raise InvalidArgumentError(
+                "load_sharded_state_dict takes the result of sharded_state_dict(reader), which has the keys 'state', "
+                f"'param_groups' and 'orders'; this one has {list(state_dict)}. The result of state_dict(), a whole state, "
+                "goes to load_state_dict()"
+            )
+        own_state = list(sharded.own_state(self))
         if state_dict["orders"] != sharded.orders() or len(state_dict["param_groups"]) != len(self.param_groups):
             raise InvalidArgumentError(
                 "load_sharded_state_dict: the state was saved for parameters with other names or another layout in memory (for "
                 "example of a channels-last model), or with other groups: make model and optimizer as they were, or save "
                 "state_dict()"
             )
-        own = {each.param: merged(each, state_dict["state"].get(each.name, {})) for each, _ in sharded.own_state(self)}
+        own = {each.param: merged(each, state_dict["state"].get(each.name, {})) for each, _ in own_state}
         self.state.clear()
         self.state.update({param: kept for param, kept in own.items() if kept})
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):

@@ -40,11 +40,6 @@ def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
     return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 
 
-def _permuted(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view of `tensor` with its dimensions in the order that `like` has in memory (`order_of`)."""
-    return tensor.detach().permute(order_of(like))
-
-
 def order_of(tensor: torch.Tensor) -> list[int]:
     """The tensor's dimensions in the order of memory: the one with the largest stride is the first."""
     return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
@@ -52,7 +47,7 @@ def order_of(tensor: torch.Tensor) -> list[int]:
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in the order of memory, as a view. They must lie in memory without gaps and overlaps."""
-    return _permuted(tensor, tensor).view(-1)
+    return tensor.detach().permute(order_of(tensor)).view(-1)
 
 
 @dataclass(eq=False)
@@ -64,6 +59,8 @@ class Sharded:
         param: the parameter. It is whole on every rank, except during a step (`ShardedState`).
         bounds: see `Bounds`.
         place: this rank's place in the process set.
+        strides: the parameter's strides when this object was made.
+        order: the order of its dimensions in memory at that time (`order_of`).
         start: the first element of this rank's part, in the order of memory.
         stop: the end of this rank's part.
         owners: the places of the ranks that own the parameter or a part of it; an empty parameter belongs to place 0.
@@ -77,6 +74,7 @@ class Sharded:
     place: int
 
     def __post_init__(self) -> None:
+        self.strides, self.order = self.param.stride(), order_of(self.param)
         self.start, self.stop = self.bounds[self.place : self.place + 2]
         ends = pairwise(self.bounds)
         self.owners = [place for place, (start, stop) in enumerate(ends) if start < stop] or [0]
@@ -88,16 +86,17 @@ class Sharded:
         return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements of a tensor of the parameter's shape, in the order in which the parameter has them in memory.
+        """The elements of a tensor of the parameter's shape, in the order of `order`.
 
-        The result is a copy if the tensor has them in another order.
+        The result is a copy if the tensor has them in another order in memory.
         """
-        return _permuted(tensor, self.param).reshape(-1)
+        return tensor.detach().permute(self.order).reshape(-1)
 
     def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
-        """A tensor of the parameter's shape and layout that has these elements, in this order, in memory."""
+        """A tensor of the parameter's shape and layout with the elements that `flat` has in the order of `order`."""
         whole = torch.empty_like(self.param, dtype=flat.dtype, requires_grad=False)
-        flat_view(whole).copy_(flat)
+        ordered = whole.permute(self.order)
+        ordered.copy_(flat.view(ordered.shape))
         return whole
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.gpu import reachable
 from hvdlite.torch.parameter_gradient import is_dense
-from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view, order_of
+from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view
 from hvdlite.torch.steps import change_closure, is_inner_step
 
 __all__ = ["ShardedState", "check_shard", "sharded_state_of"]
@@ -68,6 +68,17 @@ class _Split:
 
     dtype: torch.dtype
     shape: tuple[int, ...]  # of the whole tensor
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Stands for a tensor of an optimizer's state that an owner sends whole, such as the counter of steps.
+
+    It is in host memory: on other ranks there may be no GPU of the owner's number, or it is another rank's GPU.
+    """
+
+    value: torch.Tensor
+    on_host: bool  # was it there on the owner, too?
 
 
 @dataclass(frozen=True)
@@ -147,11 +158,16 @@ class ShardedState:
         Raises:
             UnsupportedError: a gradient is sparse.
             InvalidArgumentError, NotInitializedError: as for `localize`.
+            InvalidArgumentError, MismatchError, HorovodInternalError: as for `gather_state`, if the memory format of a
+                parameter has changed.
         """
         if is_inner_step(optimizer):
             return None
         self.restore()
         changed = change_closure(args, kwargs, _evaluated)
+        if not self.unsliced and any(sharded.param.stride() != sharded.strides for sharded in self._sharded):
+            # A parameter has got another memory format, in which its slices have other elements.
+            optimizer.state, self.unsliced = self.gather_state(optimizer), True
         self.localize(optimizer)
         self._active = [sharded for sharded in self._sharded if sharded.param.grad is not None]
         for sharded in self._active:
@@ -178,15 +194,20 @@ class ShardedState:
         param.grad = own_grad
 
     def restore(self) -> None:
-        """Makes parameters, gradients and groups whole again. It is also called after a step that has raised."""
+        """Makes parameters, gradients and groups whole again. It is also called after a step that has raised.
+
+        If Ctrl-C interrupts it, the next call does the rest.
+        """
         while self._swapped:
-            sharded, data, grad = self._swapped.pop()
+            sharded, data, grad = self._swapped[-1]
             sharded.param.grad = None
             sharded.param.data = data
             sharded.param.grad = grad
+            self._swapped.pop()
         while self._groups:
-            group, params = self._groups.pop()
+            group, params = self._groups[-1]
             group["params"] = params
+            self._groups.pop()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Gives all ranks the updated parts of the others. Collective over the process set. Runs first after the step.
@@ -245,11 +266,8 @@ class ShardedState:
             InvalidArgumentError: the process set has other ranks than before, and the state is not whole.
             InvalidArgumentError, NotInitializedError: the state is whole, and the process set is no longer registered.
         """
-        if not self.unsliced:
-            self._require_same_ranks()
+        if not self._find_parts():
             return
-        enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
-        self._assign()
         for sharded in self._sharded:
             if not sharded.is_mine:
                 optimizer.state.pop(sharded.param, None)
@@ -259,6 +277,15 @@ class ShardedState:
                     if isinstance(value, torch.Tensor) and value.shape == sharded.param.shape:
                         state[key] = sharded.own_part(value).clone()
         self.unsliced = False
+
+    def _find_parts(self) -> bool:
+        """Assigns parameters to the present ranks if the state may be whole. Returns whether it may. Raises as `localize`."""
+        if self.unsliced:
+            enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
+            self._assign()
+        else:
+            self._require_same_ranks()
+        return self.unsliced
 
     def _require_same_ranks(self) -> None:
         """Raises if the state has been split for other ranks. After `hvdlite.shutdown` there is nothing to check."""
@@ -319,10 +346,12 @@ class ShardedState:
         """
         if RUNTIME.spare is not None:
             return optimizer.state
+        self.restore()
+        self._find_parts()
         mine = {
-            sharded.name: {key: _described(sharded, value) for key, value in state.items()}
-            for sharded, state in self.own_state(optimizer)
-            if state is not None
+            sharded.name: {key: _described(sharded, value) for key, value in optimizer.state[sharded.param].items()}
+            for sharded in self._sharded
+            if sharded.is_mine and sharded.param in optimizer.state
         }
         name = f"{self._settings.prefix}.state_dict"
         everyone = exchange_by_rank(mine, name, self._settings.process_set)
@@ -332,24 +361,28 @@ class ShardedState:
                 f"DistributedOptimizer ({self._settings.prefix}) with shard=True: {format_ranks(joined)} joined, so a part of "
                 "the state is missing. In a program that calls hvd.join(), leave shard out"
             )
+        having = {
+            sharded.name: [place for place in sharded.owners if sharded.name in everyone[self._ranks[place]]]
+            for sharded in self._sharded
+        }
+        for sharded in self._sharded:
+            if having[sharded.name] not in ([], sharded.owners):
+                self._refuse_gaps(sharded, having[sharded.name])
+        self.localize(optimizer)  # not before: a refused call must not drop a part of a loaded state
         whole: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         for sharded in self._sharded:
-            having = [place for place in sharded.owners if sharded.name in everyone[self._ranks[place]]]
-            if not having:
+            if not having[sharded.name]:
                 continue
-            if having != sharded.owners:
-                self._refuse_gaps(sharded, having)
-            described = everyone[self._ranks[having[0]]][sharded.name]
+            described = everyone[self._ranks[sharded.owners[0]]][sharded.name]
             state = optimizer.state.get(sharded.param, {}) if sharded.name in mine else {}
             whole[sharded.param] = {
-                key: self._gather(sharded, state.get(key), value, name, device) if isinstance(value, _Split) else value
-                for key, value in described.items()
+                key: self._gather(sharded, state.get(key), value, name, device) for key, value in described.items()
             }
         return whole
 
     def orders(self) -> str:
         """A text with the names of the parameters, and the order of their dimensions in memory."""
-        return repr([(sharded.name, order_of(sharded.param)) for sharded in self._sharded])
+        return repr([(sharded.name, sharded.order) for sharded in self._sharded])
 
     def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
         """The parameters of which this rank owns something, and their state, or None if there is none. Raises as `localize`."""
@@ -367,15 +400,18 @@ class ShardedState:
             "hvd.broadcast_optimizer_state before the next step"
         )
 
-    def _gather(
-        self, sharded: Sharded, own: torch.Tensor | None, split: _Split, name: str, device: torch.device | None
-    ) -> torch.Tensor:
+    def _gather(self, sharded: Sharded, own: torch.Tensor | None, sent: Any, name: str, device: torch.device | None) -> Any:
+        """A value of the whole state, from what the first owner of the parameter has sent. Collective if that is a `_Split`."""
         param = sharded.param
+        if isinstance(sent, _Whole):
+            return sent.value if sent.on_host else sent.value.to(device or param.device)
+        if not isinstance(sent, _Split):
+            return sent
         if own is None:
-            own = torch.empty(0, dtype=split.dtype, device=param.device)
+            own = torch.empty(0, dtype=sent.dtype, device=param.device)
         mine = sharded.flat(own) if own.shape == param.shape else own.reshape(-1)
         gathered: torch.Tensor = allgather(reachable(mine), f"{name}.part", self._settings.process_set).to(param.device)
-        whole = gathered.reshape(split.shape) if split.shape != tuple(param.shape) else sharded.unflattened(gathered)
+        whole = gathered.reshape(sent.shape) if sent.shape != tuple(param.shape) else sharded.unflattened(gathered)
         return whole if device is None else whole.to(device)
 
 
@@ -391,12 +427,14 @@ def _grad_of(sharded: Sharded) -> torch.Tensor:
 
 
 def _described(sharded: Sharded, value: Any) -> Any:
-    """The form in which other ranks get a value of the state: the value itself, or a `_Split` for a tensor to gather."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+    """The form in which other ranks get a value of the state: for a tensor a `_Split` or a `_Whole`, else the value itself."""
+    if not isinstance(value, torch.Tensor):
         return value
-    if sharded.is_split and value.shape == (sharded.stop - sharded.start,):
+    if value.dim() and not sharded.is_split:
+        return _Split(value.dtype, tuple(value.shape))
+    if value.dim() and value.shape in ((sharded.stop - sharded.start,), sharded.param.shape):
         return _Split(value.dtype, tuple(sharded.param.shape))
-    return value if sharded.is_split else _Split(value.dtype, tuple(value.shape))
+    return _Whole(value.cpu(), value.is_cpu)
 
 
 def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:

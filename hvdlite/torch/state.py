@@ -1,6 +1,7 @@
 """Gives all ranks the same model and optimizer at the start."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +127,12 @@ def broadcast_optimizer_state(
         )
     is_root = RUNTIME.require_topology().rank == root_rank
     tensors: list[torch.Tensor] = []
-    state = _state_of(optimizer, is_root, root_rank, process_set)
+    sharded = sharded_state_of(optimizer)
+    is_whole = sharded is None or broadcast_object(sharded.unsliced, root_rank, "optimizer_state.is_whole", process_set)
+    state = None
+    if is_root or not is_whole:  # the ranks gather the root's state if the root has only a part of it
+        with nullcontext() if sharded is None else sharded.whole_state(optimizer, loaded=is_whole):
+            state = optimizer.state_dict()
     structure = _without_tensors(state, tensors) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
     if not is_root:
@@ -135,28 +141,16 @@ def broadcast_optimizer_state(
     _broadcast_tensors(named, root_rank, process_set)
     if not is_root:
         _load(optimizer, structure, tensors)
-        if (sharded := sharded_state_of(optimizer)) is not None:
+        if sharded is not None:
             sharded.unsliced = True
+            if not is_whole:
+                sharded.localize(optimizer)  # as on the root, which has a part
 
 
 def _facts_of(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
     """What must be the same on all ranks so that one rank's state fits the optimizers of the others."""
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     return [("the number of parameters in each group", sizes), ("the compression with state", compression_of(optimizer))]
-
-
-def _state_of(
-    optimizer: torch.optim.Optimizer, is_root: bool, root_rank: int, process_set: ProcessSet
-) -> dict[str, Any] | None:
-    """The root's whole state, on the root. A sharded one is gathered from all ranks, unless the root has just loaded it."""
-    sharded = sharded_state_of(optimizer)
-    if sharded is None:
-        return optimizer.state_dict() if is_root else None
-    loaded = broadcast_object(sharded.unsliced, root_rank, "optimizer_state.is_whole", process_set)
-    if loaded and not is_root:
-        return None
-    with sharded.whole_state(optimizer, loaded=loaded):
-        return optimizer.state_dict()
 
 
 def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:

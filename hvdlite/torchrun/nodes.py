@@ -55,6 +55,7 @@ class Hub:
         self._described: dict[int, tuple[str, list[int]]] = {}
         self._node_of: dict[int, int] = {}  # by rank
         self._fences: dict[tuple[int, ...], dict[int, bytes]] = {}
+        self._asked: dict[tuple[int, int], int] = {}  # the nodes that owe an answer, by the node that asks and its number
 
     def add(self, send: Send) -> int:
         """Adds a node. Returns its number for `take`."""
@@ -73,24 +74,31 @@ class Hub:
             self._fences.setdefault(ranks, {})[node] = data
             self._end_fence(ranks)
         elif kind == "modex":
-            answer = {"kind": "modex", "number": header["number"]}
-            question = {"kind": "find", "rank": header["rank"], "node": node, "number": header["number"]}
-            if not self._send(self._node_of[header["rank"]], question):
-                self._send(node, {**answer, "status": LOST})
+            asked = self._node_of[header["rank"]]
+            self._asked[node, header["number"]] = asked
+            self._send(asked, {"kind": "find", "rank": header["rank"], "node": node, "number": header["number"]})
+            if self._sends[asked] is None:
+                self._answer(node, header["number"], LOST)
         elif kind == "found":
-            self._send(header["node"], {"kind": "modex", "number": header["number"], "status": header["status"]}, data)
+            self._answer(header["node"], header["number"], header["status"], data)
 
     def lose(self, node: int) -> None:
-        """Fails the fences that wait for a node which has ended."""
+        """Fails the fences and the questions that wait for a node which has ended."""
         self._sends[node] = None
         for ranks in tuple(self._fences):
             self._end_fence(ranks)
+        for (asking, number), asked in tuple(self._asked.items()):
+            if asked == node:
+                self._answer(asking, number, LOST)
 
-    def _send(self, node: int, header: dict[str, Any], data: bytes = b"") -> bool:
+    def _answer(self, node: int, number: int, status: int, data: bytes = b"") -> None:
+        del self._asked[node, number]
+        self._send(node, {"kind": "modex", "number": number, "status": status}, data)
+
+    def _send(self, node: int, header: dict[str, Any], data: bytes = b"") -> None:
         send = self._sends[node]
         if send is not None:
             send(header, data)
-        return send is not None
 
     def _tell_nodes(self) -> None:
         order = sorted(self._described, key=lambda node: min(self._described[node][1]))

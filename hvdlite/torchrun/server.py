@@ -204,6 +204,7 @@ class NodeServer:
         while (message := await receive(reader)) is not None:
             self._take(*message)
         self._check_started("node 0")
+        self._post = lambda header, _: self._take({**header, "status": LOST}, b"")
         for reply in (*self._fences.values(), *self._modexes.values()):
             reply(LOST, b"")
 

@@ -160,6 +160,29 @@ def test_torchrun_under_mpirun_starts_the_ranks(tmp_path):
     assert all(f"rank {rank} of 2: 3.0" in job.stdout[rank] for rank in (0, 1)), job.report()
 
 
+def test_after_shutdown_each_function_says_so():
+    result = run_job(
+        """
+        import torch
+        import torch.distributed as dist
+        import hvdlite
+        import hvdlite.torch.distributed
+        dist.init_process_group("hvdlite")
+        dist.barrier()
+        hvdlite.shutdown()
+        other = 1 - dist.get_rank()
+        for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0), lambda tensor: dist.send(tensor, other)):
+            try:
+                call(torch.ones(3))
+            except hvdlite.NotInitializedError as error:
+                print("hvdlite was shut down in this process" in str(error), flush=True)
+        """,
+        2,
+    )
+    assert result.returncode == 0, result.report()
+    assert [result.stdout[rank].split() for rank in range(2)] == [["True"] * 3] * 2, result.report()
+
+
 def test_a_rank_that_raises_is_named_by_the_others():
     script = """
         import torch

@@ -46,6 +46,19 @@ def test_members_of_different_dtypes(hvd, op):
             check(out, arrays, reduction, str(reduction))
 
 
+def test_a_name_with_a_nul_is_refused(hvd):
+    """The engine's names end at it, so several names would be one."""
+    array = np.ones(SIZE, np.float32)
+    for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce_async):
+        with pytest.raises(ValueError, match="has a NUL character"):
+            call(array, name="a\0b")
+    for tensors in ([array, array], [array.tolist()]):
+        with pytest.raises(ValueError, match="has a NUL character"):
+            hvd.grouped_allreduce(tensors, name="a\0b")
+    with pytest.raises(ValueError, match="has a NUL character"):
+        hvd.broadcast(array, 0, name="a\0b")
+
+
 def test_several_groups_in_any_order(hvd):
     names = ["a", "b", "c", "d"]
     for repeat in REPEATS:

@@ -1,6 +1,7 @@
 """How a bucket's gradients are found and handed to the engine, together or not at all."""
 
 import gc
+import importlib
 import weakref
 from types import SimpleNamespace
 
@@ -19,13 +20,29 @@ torch = pytest.importorskip("torch")
 FLOAT32 = int(DType.FLOAT32)
 
 
+def test_a_launch_comes_after_the_streams_of_its_gradients(monkeypatch):
+    """Also after a backward that has raised: autograd has not ordered the streams then."""
+    gpu = importlib.import_module("hvdlite.torch.gpu")
+    current, followed = [7], []
+    monkeypatch.setattr(gpu, "current_stream", lambda _: current[-1])
+    monkeypatch.setattr(gpu, "follow", lambda _, streams: followed.append(set(streams)))
+    streams = gpu.StreamsOfBucket(0)
+    streams.see()
+    current.append(5)
+    streams.see()
+    assert streams.gather() == (5, 7)
+    assert followed == [{7}]
+    assert streams.gather() == (5,)
+    assert followed == [{7}]
+
+
 class Gradient:
     """Can be referred to weakly, and has attributes."""
 
 
 def dirty_gradient(grad):
     gradient = GradientState()
-    gradient.param, gradient.dirty = SimpleNamespace(grad=grad, stride=lambda: (1, 2)), True
+    gradient.param, gradient.dirty = SimpleNamespace(grad=grad), True
     return gradient
 
 
@@ -49,7 +66,8 @@ class Launching(PassDriver):
 
 
 def form(**other):
-    return SimpleNamespace(**{"dtype_in_place": "float", "memory": "here", "dtype": FLOAT32, "is_contiguous": True, **other})
+    usual = {"dtype_in_place": "float", "memory": "here", "strides": (1, 2), "dtype": FLOAT32, "is_contiguous": True}
+    return SimpleNamespace(**{**usual, **other})
 
 
 def tensor(address, **other):

@@ -47,6 +47,14 @@ def pair(monkeypatch):
         yield Pair(ranks)
 
 
+def test_nan_is_no_timeout(pair):
+    handle, _ = pair.start("x")
+    with pytest.raises(InvalidArgumentError, match=r"timeout=nan"):
+        handle.synchronize(float("nan"))
+    pair.end("x")
+    assert handle.synchronize(60) == 20
+
+
 def test_poll_and_synchronize(pair):
     handle, memory = pair.start("x")
     assert not poll(handle)

@@ -1,5 +1,6 @@
 """The parts of `hvdlite.torchrun` that need no process: what the nodes' servers tell each other, and the refusals."""
 
+import asyncio
 import ctypes
 
 import pytest
@@ -10,6 +11,7 @@ from hvdlite.config import is_first_process, outside_of_jobs, rank_and_size_by_l
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.torchrun import join, join_job, pmix
 from hvdlite.torchrun.nodes import LOST, Hub
+from hvdlite.torchrun.server import NodeServer, ServerArguments
 
 
 class Nodes:
@@ -74,9 +76,33 @@ def test_a_question_for_a_ranks_data_goes_to_its_node_and_the_answer_back(nodes)
     assert (question["kind"], question["rank"]) == ("find", 4)
     nodes.hub.take(2, {**question, "kind": "found", "status": 0}, b"data")
     assert nodes.got[1] == [({"kind": "modex", "number": 9, "status": 0}, b"data")]
+    nodes.hub.take(0, {"kind": "modex", "rank": 4, "number": 9}, b"")
+    assert nodes.got[0] == []
     nodes.hub.lose(2)
+    assert nodes.got[0] == [({"kind": "modex", "number": 9, "status": LOST}, b"")]
     nodes.hub.take(1, {"kind": "modex", "rank": 4, "number": 10}, b"")
     assert nodes.got[1][-1] == ({"kind": "modex", "number": 10, "status": LOST}, b"")
+
+
+def test_after_the_loss_of_the_hub_all_requests_fail():
+    async def statuses():
+        server = NodeServer(ServerArguments("", "job", 2, 1, 2, 0, 0, None, ""), "")
+        server._namespace, server._post = "job", lambda *_: None
+        found, reader = [], asyncio.StreamReader()
+
+        def ask():
+            server._on_fence(pmix.Fence((), b"", lambda status, _: found.append(status)))
+            server._on_modex(1, lambda status, _: found.append(status))
+
+        ask()
+        await asyncio.sleep(0)
+        reader.feed_eof()
+        await server._read_from_hub(reader)
+        ask()
+        await asyncio.sleep(0)
+        return found
+
+    assert asyncio.run(statuses()) == [LOST] * 4
 
 
 def test_another_pmix_is_refused_by_name(monkeypatch):

@@ -156,7 +156,8 @@ class Gatherer {
       : strided_(std::move(strided)), wire_of_(std::move(wire_of)) {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       members_.push_back({GradientRef(gradients[i]), forms[i], forms[i].attr("dtype_in_place"),
-                          forms[i].attr("memory"), nb::cast<int>(forms[i].attr("dtype")),
+                          forms[i].attr("memory"), forms[i].attr("strides"),
+                          nb::cast<int>(forms[i].attr("dtype")),
                           nb::cast<bool>(forms[i].attr("is_contiguous"))});
     }
     if (!plain.is_none()) plain_.emplace(type, plain);
@@ -197,8 +198,9 @@ class Gatherer {
     nb::object form;
     nb::object dtype_in_place;  // torch's dtype; None: the gradient is never reduced in place
     nb::object device;          // torch's device
+    nb::object strides;         // of a gradient that is reduced in place
     int dtype;                  // the engine's code
-    bool contiguous;            // false: it lies in memory as its parameter does
+    bool contiguous;            // are these the strides of a contiguous tensor?
   };
 
   // The address of a gradient that can be reduced in place.
@@ -225,8 +227,7 @@ class Gatherer {
 
   static bool lies_right(const GatheredGradient& member, const nb::object& grad) {
     if (member.contiguous) return answer(grad, gather_names->is_contiguous).ptr() == Py_True;
-    return answer(grad, gather_names->stride)
-        .equal(answer(member.gradient->param, gather_names->stride));
+    return answer(grad, gather_names->stride).equal(member.strides);
   }
 
   std::vector<GatheredGradient> members_;

@@ -480,6 +480,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _in_job(self, rank: int) -> int:
         """The number in the whole job of the rank that has this number in the group."""
+        RUNTIME.require()
         return (self._process_set.ranks or [])[rank]
 
     def _describe(self, label: str, whom: str = "") -> str:

@@ -3,11 +3,13 @@
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from hvdlite.basics import cross_rank, local_rank, rank
+from hvdlite.errors import SystemFailure
 from hvdlite.objects import allgather_object, broadcast_object
 
 __all__ = ["CheckpointFile"]
@@ -92,10 +94,25 @@ class CheckpointFile:
         Args:
             position: the number of applied steps.
             states: the states of the job's objects, by name.
+
+        Raises:
+            SystemFailure: the file cannot be written.
         """
         part = f"{self.path}.part{cross_rank()}"  # if the hosts share the folder, the two writers must not use one name
-        with open(part, "wb") as file:
-            torch.save({"position": position, **self._header, "objects": dict(states)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.path)
+        try:
+            with open(part, "wb") as file:
+                torch.save({"position": position, **self._header, "objects": dict(states)}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, self.path)
+        except Exception as error:
+            with suppress(OSError):
+                os.remove(part)
+            # If a write fails, torch raises a RuntimeError of its own.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError):
+                raise
+            raise SystemFailure(
+                f"the checkpoint {self.path} on host {socket.gethostname()} (rank {rank()}) was not written: {cause}. An "
+                "earlier file remains; make room, and start the program again"
+            ) from error

@@ -65,7 +65,7 @@ class ElasticJob:
     Args:
         model: a module.
         optimizer: a `hvdlite.torch.DistributedOptimizer` of its parameters, over all ranks, with op=Average, and with
-            ``sparse_as_dense=True`` if gradients are sparse.
+            ``sparse_as_dense=True`` if gradients are sparse. Not LBFGS.
         batch_size: the number of samples in a step, on all ranks together.
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
         scaler: a GradScaler, or None. With a scaler, a step may leave ``optimizer.step()`` out.
@@ -84,6 +84,7 @@ class ElasticJob:
     Raises:
         InvalidArgumentError: an argument is wrong; or a checkpoint cannot be loaded, or was made with another seed or batch
             size; or its folder does not exist on some host.
+        UnsupportedError: the optimizer is LBFGS.
         MismatchError, HorovodInternalError: the ranks have different models or optimizers, or a rank failed.
         NotInitializedError: `init` has not been called.
     """
@@ -129,8 +130,7 @@ class ElasticJob:
         self._request = LeaveRequest()
         self._jobs = 0  # how many jobs `_enter` has entered
         self._steps_of_epoch = self._last_step = 1
-        self._batch_is_open = self._in_step = self._stepped = False
-        self._may_leave = False
+        self._batch_is_open = self._in_step = self._stepped = self._may_leave = False
         self._notices = 0  # how many notices the engine had counted before the present step
         self._has_committed = False  # have the ranks made a commit in this call of `batches`?
         self._reset_callbacks: list[Callable[[], Any]] = []
@@ -201,7 +201,7 @@ class ElasticJob:
         except recovery.Passed:
             return
         finally:
-            self._call = None
+            self._call = cast(Any, self.optimizer).weight = None  # the weight was that of the last batch
 
     @contextmanager
     def step(self) -> Iterator[StepOutcome]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvdlite.basics import rank
-from hvdlite.errors import PeerLostError
+from hvdlite.errors import PeerLostError, UnsupportedError
 from hvdlite.torch.coded_methods import codings_of
 from hvdlite.torch.elastic.random_numbers import copied_numbers, restore_numbers
 from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler
@@ -62,9 +62,17 @@ class JobState:
 
     Attributes:
         is_sharded: does each rank keep only a part of the optimizer's state?
+
+    Raises:
+        UnsupportedError: the optimizer is LBFGS.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Any]) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UnsupportedError(
+                "elastic.Job does not work with LBFGS, which changes the parameters between two calls of its closure: after a "
+                "loss there, a half step could not be taken back. Use hvd.elastic.run, or another optimizer"
+            )
         self._model, self._optimizer = model, optimizer
         self._others = {name: StateDictHandler(value) for name, value in others.items()}
         self._in_optimizer = OptimizerStateHandler(optimizer)

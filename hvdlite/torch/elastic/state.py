@@ -113,11 +113,17 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """For modules: the parameters and buffers in their ``state_dict()``."""
+    """For modules: all that is in their ``state_dict()``, such as parameters and buffers."""
 
     def receive(self, root_rank: int) -> None:
-        """Gives all ranks the tensors of the root's ``state_dict()``. Collective over all ranks."""
-        broadcast_parameters(self.value.state_dict(), root_rank)
+        """Gives all ranks the root's ``state_dict()``. Collective over all ranks."""
+        state = self.value.state_dict()
+        others = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}  # get_extra_state()
+        broadcast_parameters({name: value for name, value in state.items() if name not in others}, root_rank)
+        if others:
+            others = broadcast_object(others, root_rank, name="hvdlite.elastic.extra_state")
+            if rank() != root_rank:
+                self.value.load_state_dict({**state, **others})
 
 
 class OptimizerStateHandler(StateDictHandler):

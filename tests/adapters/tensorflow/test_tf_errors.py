@@ -126,6 +126,12 @@ def test_names_that_are_refused_say_what_to_use(hvd):
         assert isinstance(caught.value, errors.UnsupportedError)
 
 
+def test_a_name_with_a_nul_is_refused(hvd):
+    for call in (hvd.allreduce, hvd.allgather):  # in graphs other characters become underscores
+        with pytest.raises(errors.InvalidArgumentError, match=r"'a\\x00b' has a NUL character"):
+            call(tf.ones(3), name="a\0b")
+
+
 def test_a_tensor_of_a_graph_is_refused_outside_of_this_door(hvd):
     for function in (hvdlite.allreduce, hvdlite.allgather):
         with pytest.raises(

@@ -67,6 +67,21 @@ def test_it_is_the_sum_of_the_steps(hvd, make_optimizer, passes):
     assert_close(list(model.parameters()), list(simulation.models[0].parameters()), 1e-9)
 
 
+@pytest.mark.parametrize("adasum_first", [False, True])
+def test_a_parameter_has_no_averaged_gradient_as_well(hvd, adasum_first):
+    """An Adasum of averaged gradients would be an average."""
+    common, own = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    first, second = ({"op": hvd.Adasum}, {})[:: 1 if adasum_first else -1]
+    kept = hvd.DistributedOptimizer(sgd([common]), **first)
+    with pytest.raises(ValueError, match=r"'optimizer\d+\.0\.0' belongs to two distributed optimizers .* differently"):
+        hvd.DistributedOptimizer(sgd([common]), **second)
+    optimizer = hvd.DistributedOptimizer(sgd([own]), **second)
+    with pytest.raises(ValueError, match="differently"):
+        optimizer.add_param_group({"params": [common]})
+    hvd.DistributedOptimizer(kept, **second)
+    optimizer.add_param_group({"params": [common]})
+
+
 def test_compressed_and_unused_and_frozen(hvd):
     model, simulation = network(), Simulation(sgd, hvd.size())
     for each in (model, *simulation.models):
@@ -114,6 +129,29 @@ def test_ranks_that_differ_keep_their_weights(hvd):
     with pytest.raises(hvd.HorovodInternalError, match=r"0.0 is float64 \[8, 6\] on ranks? 0.*\[9, 6\] on rank"):
         optimizer.step()
     assert all(torch.equal(*both) for both in zip(before, model.parameters(), strict=True))
+
+
+class Damaging:
+    """A compression that cannot give back what has two dimensions."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, tensor.dim() > 1
+
+    @staticmethod
+    def decompress(tensor, damages):
+        return tensor.new_zeros(1000) if damages else tensor
+
+
+def test_a_change_that_cannot_be_applied_changes_no_parameter(hvd):
+    model = network()
+    params = list(model.parameters())[::-1]  # a bias first
+    optimizer = hvd.DistributedOptimizer(sgd(params), op=hvd.Adasum, compression=Damaging)
+    before = [param.detach().clone() for param in params]
+    mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
+    with pytest.raises(RuntimeError, match="1000"):
+        optimizer.step()
+    assert all(torch.equal(*both) for both in zip(before, params, strict=True))
 
 
 def test_what_does_not_go_with_adasum(hvd):

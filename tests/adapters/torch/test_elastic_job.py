@@ -11,7 +11,7 @@ import torch
 from support.world import WORLD
 
 import hvdlite.torch as hvd
-from hvdlite import InvalidArgumentError, PeerLostError
+from hvdlite import InvalidArgumentError, PeerLostError, SystemFailure, UnsupportedError
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.elastic import checkpoint_file
 from hvdlite.torch.elastic.samples import SeededSamples
@@ -67,6 +67,7 @@ def test_every_sample_once_in_an_epoch_and_in_another_order_in_the_next():
         epochs.append(everyone)
     assert epochs[0] != epochs[1]
     assert same_on_all_ranks(weights(job))
+    assert job.optimizer.weight is None  # for a training without the job
 
 
 def test_a_training_goes_on_from_its_checkpoint(tmp_path_factory):
@@ -125,6 +126,34 @@ def test_what_a_step_needs():
 def test_what_it_refuses(changes, text):
     with pytest.raises(InvalidArgumentError, match=text):
         hvd.elastic.Job(**{**parts(), **changes})
+
+
+def test_a_checkpoint_on_a_full_disk_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    file = checkpoint_file.CheckpointFile(str(path), 1, {})
+    file.write(1, {"x": torch.ones(3)})
+
+    def open_full(part, mode):
+        open(part, mode).close()
+        return open("/dev/full", mode)
+
+    monkeypatch.setattr(checkpoint_file, "open", open_full, raising=False)
+    with pytest.raises(SystemFailure, match=r"state\.pt on host .* was not written: .*No space left on device"):
+        file.write(2, {"x": torch.ones(10_000)})
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == [path]
+    assert torch.load(path)["position"] == 1
+    with pytest.raises(AttributeError, match="pickle"):
+        file.write(3, {"x": lambda: None})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lbfgs_is_refused():
+    """After a loss between two calls of its closure, nothing could take back what it has changed."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model.named_parameters())
+    with pytest.raises(UnsupportedError, match="does not work with LBFGS"):
+        hvd.elastic.Job(model, optimizer, 4)
 
 
 def test_a_sharded_training_commits_and_goes_on_from_its_checkpoint(tmp_path_factory):

@@ -174,6 +174,30 @@ def test_another_model_takes_the_first_ones_place(hvd):
     assert not torch.equal(model.layers[0].weight, weight)
 
 
+class Counting(torch.nn.Linear):
+    """A layer whose state is more than tensors."""
+
+    seen = None
+
+    def get_extra_state(self):
+        return self.seen
+
+    def set_extra_state(self, state):
+        self.seen = state
+
+
+def test_a_model_whose_state_is_more_than_tensors(hvd):
+    model = Counting(2, 1)
+    model.seen = {"batches": hvd.rank()}
+    state = TorchState(model)
+    state.sync()
+    assert model.seen == {"batches": 0}
+    model.seen = {"batches": 5}
+    state.restore()
+    assert model.seen == {"batches": 0}
+    assert_same_bits(list(model.parameters()))
+
+
 def test_no_model_and_names_that_are_taken(hvd):
     state = TorchState(epoch=hvd.rank())
     state.sync()

@@ -147,6 +147,10 @@ def test_what_does_not_fit_is_refused(hvd, folder, monkeypatch):
         optimizer.load_sharded_state_dict({**state, "orders": "[]"})
     with pytest.raises(InvalidArgumentError, match="or with other groups"):
         optimizer.load_sharded_state_dict({**state, "param_groups": []})
+    with pytest.raises(InvalidArgumentError, match=r"this one has \['state', 'param_groups'\]\. .* goes to load_state_dict"):
+        optimizer.load_sharded_state_dict(optimizer.state_dict())
+    with pytest.raises(InvalidArgumentError, match=r"result of sharded_state_dict\(\).*pass it to load_sharded_state_dict"):
+        optimizer.load_state_dict(state)
     before = dict(optimizer.state)
     with monkeypatch.context() as changed:
         changed.setattr(optimizer._hvdlite.sharded, "_ranks", list(range(SIZE + 1)))  # as after a loss

@@ -282,6 +282,19 @@ def test_the_state_of_one_rank_is_broadcast(hvd, stepped):
     assert_equal(tensors_of(optimizer.state_dict()), tensors_of(saved))
 
 
+def test_a_gathered_state_is_broadcast_before_the_first_step(hvd):
+    """The check of the start finds no difference: all ranks have their part."""
+    model = network()
+    plain = adam(model.parameters())
+    mse(model, *whole_batch(0, 1)).backward()
+    plain.step()
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), shard=True)
+    saved = copy.deepcopy(optimizer.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert_equal(tensors_of(optimizer.state_dict()), tensors_of(saved))
+    train(hvd, model, optimizer)
+
+
 def test_a_state_that_only_one_rank_has_loaded_is_named(hvd):
     (_, _), (_, plain) = pair(hvd, adam, steps=1)
     model = network()
@@ -290,6 +303,8 @@ def test_a_state_that_only_one_rank_has_loaded_is_named(hvd):
         optimizer.load_state_dict(plain.state_dict())
     with pytest.raises(InvalidArgumentError, match=r"missing on rank 1.*hvd\.broadcast_optimizer_state"):
         optimizer.state_dict()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert_equal(tensors_of(optimizer.state_dict()), tensors_of(plain.state_dict()))
 
 
 def test_wrapping_again_gives_the_whole_state_back(hvd):
@@ -302,9 +317,47 @@ def test_wrapping_again_gives_the_whole_state_back(hvd):
     assert sum(WORLD.allgather(elements_kept(optimizer))) == elements_kept(plain)
 
 
-def test_a_step_that_raises_leaves_parameters_whole(hvd):
+def test_wrapping_again_without_the_whole_state_changes_nothing(hvd):
+    (_, _), (_, plain) = pair(hvd, adam, steps=1)
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(), shard=True)
+    if hvd.rank() == 0:
+        optimizer.load_state_dict(plain.state_dict())
+    with pytest.raises(InvalidArgumentError, match=r"missing on rank 1"):
+        hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train(hvd, model, optimizer)
+    assert_same_bits(grads_of(model))
+
+
+@pytest.mark.parametrize("make", [adam, Whitening])
+def test_the_memory_format_may_change(hvd, make):
+    models = []
+    for shard in (True, False):
+        torch.manual_seed(4)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 9, 3), torch.nn.Conv2d(9, 5, 1))
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), shard=shard)
+        for step, memory_format in enumerate((torch.contiguous_format, torch.channels_last, torch.contiguous_format)):
+            model.to(memory_format=memory_format)
+            for turn in range(2):
+                images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(2 * step + turn))
+                optimizer.zero_grad()
+                model(images * (hvd.rank() + 1)).square().mean().backward()
+                optimizer.step()
+        models.append((model, tensors_of(optimizer.state_dict())))
+    (model, state), (twin, expected) = models
+    assert_close(list(model.parameters()), list(twin.parameters()), 1e-5)  # torch adds up in the order of memory
+    assert_close(state, expected, 1e-5)
+    assert_same_bits(state)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_that_raises_leaves_parameters_whole(hvd, scheduled):
+    """With a scheduler that was made before the wrapping, too: it calls the step of the plain class."""
     model = network()
     optimizer = adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1) if scheduled else None
+    own = vars(optimizer).get("step")
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), shard=True)
     before = [param.detach().clone() for param in model.parameters()]
     mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
@@ -319,6 +372,33 @@ def test_a_step_that_raises_leaves_parameters_whole(hvd):
     optimizer.step()
     assert_same_bits(list(model.parameters()))
     assert not torch.equal(before[0], next(model.parameters()))
+    hvd.DistributedOptimizer(optimizer)
+    assert vars(optimizer).get("step") is own
+    assert scheduled == (scheduler is not None)
+
+
+class InterruptedOnce(list):
+    """Ctrl-C comes when the first item has been removed."""
+
+    def pop(self):
+        value = super().pop()
+        if not hasattr(self, "came"):
+            self.came = True
+            raise KeyboardInterrupt
+        return value
+
+
+@pytest.mark.parametrize("what", ["_swapped", "_groups"])
+def test_an_interrupted_step_leaves_parameters_whole(hvd, what):
+    model = network()
+    optimizer = hvd.DistributedOptimizer(adam(model.parameters()), model.named_parameters(), shard=True)
+    shapes = [param.shape for param in model.parameters()]
+    mse(model, *part_of(whole_batch(0, hvd.size()), hvd.rank())).backward()
+    setattr(optimizer._hvdlite.sharded, what, InterruptedOnce())
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert [param.shape for param in model.parameters()] == shapes
+    assert len(optimizer.param_groups[0]["params"]) == len(shapes)
 
 
 def test_what_does_not_go_with_sharding_is_refused(hvd):

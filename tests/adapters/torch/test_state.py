@@ -54,6 +54,12 @@ def test_lazy_layers_are_refused_by_name(hvd):
     for named in (None, lazy.named_parameters()):
         with pytest.raises(ValueError, match=r"'0\.(weight|0)', .*: each belongs to a lazy layer that has seen no batch yet"):
             hvd.DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.1), named)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1))
+    with pytest.raises(
+        ValueError, match=r"'added0\.0', 'added0\.1'.*: each belongs to a lazy layer that has seen no batch yet"
+    ):
+        optimizer.add_param_group({"params": list(lazy.parameters())})
+    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("form", ["state_dict", "named", "list", "pairs", "generator"])

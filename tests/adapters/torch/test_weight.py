@@ -83,7 +83,8 @@ def test_each_pass_has_its_weight_and_those_reduced_together_add_theirs(hvd):
             wanted = 0.0
             for number in range(2):
                 weights = [rank + 1.0 + number * (SIZE - rank) for rank in range(SIZE)]
-                optimizer.weight = weights[RANK]
+                optimizer.weight = 50.0
+                optimizer.weight = weights[RANK]  # before a pass the last value counts
                 model(torch.full((1, 1), RANK + 1.0 + number)).sum().backward()
                 wanted += sum(weights[rank] * (rank + 1.0 + number) for rank in range(SIZE)) / sum(weights)
             if passes == 2:
@@ -155,8 +156,8 @@ def test_gradients_of_a_weighted_mean(hvd):
 
 
 def test_what_does_not_go_with_a_weight(hvd):
-    layer = torch.nn.Linear(1, 1)
     for op in (hvd.Sum, hvd.Adasum) if SIZE == 2 else (hvd.Sum,):
+        layer = torch.nn.Linear(1, 1)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), layer.named_parameters(), op=op)
         with pytest.raises(InvalidArgumentError, match="a weight needs op=Average"):
             optimizer.weight = 1
