@@ -75,7 +75,7 @@ class PrometheusWriter:
 
     Raises:
         NotInitializedError: `init` has not been called.
-        InvalidArgumentError: the interval is not above 0, or the path is empty.
+        InvalidArgumentError: the interval is not above 0, or the path names no file.
 
     """
 
@@ -83,8 +83,9 @@ class PrometheusWriter:
         rank = RUNTIME.require_topology().rank
         if not interval > 0:
             raise InvalidArgumentError(f"PrometheusWriter: interval is a number of seconds above 0, got {interval!r}")
-        if not os.fspath(path):
-            raise InvalidArgumentError("PrometheusWriter: path is empty; name the file to write, such as hvdlite.prom")
+        if not Path(path).name:
+            text = f"PrometheusWriter: path={os.fspath(path)!r} names no file; name the file to write, such as hvdlite.prom"
+            raise InvalidArgumentError(text)
         self.path = _file_of(os.fspath(path), rank)
         self._interval = float(interval)
         self._host = socket.gethostname()

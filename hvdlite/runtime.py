@@ -145,15 +145,13 @@ class Runtime:
             from hvdlite import autotune
 
             config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
+        self.config, self.communicator, self.steps = config, chosen, Steps()  # before the engine, for stop()
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
         self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved), takes)
         self.engine.make_current()
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1 and not self.exiting:
             self._watchdog = watchdog.start(self.engine)
-        self.steps = Steps()
-        self.config = config
-        self.communicator = chosen
         if config.timeline:
             shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)

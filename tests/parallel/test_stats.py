@@ -192,7 +192,7 @@ def test_a_disk_that_fails_is_reported_once_and_tried_again(hvd, tmp_path, caplo
     writer.close()
 
 
-@pytest.mark.parametrize(("path", "interval"), [("x", 0), ("x", float("nan")), ("", 1)])
+@pytest.mark.parametrize(("path", "interval"), [("x", 0), ("x", float("nan")), ("", 1), (".", 1), ("/", 1)])
 def test_bad_arguments_of_the_file(hvd, path, interval):
     with pytest.raises(ValueError, match="PrometheusWriter"):
         PrometheusWriter(path, interval)
