@@ -145,7 +145,8 @@ class Runtime:
             from hvdlite import autotune
 
             config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
-        self.config, self.communicator, self.steps = config, chosen, Steps()  # before the engine, for stop()
+        self.config, self.communicator = config, chosen  # before the engine, for stop()
+        self.steps = Steps(self.steps.job + 1, self.steps.watchers)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
         self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved), takes)
         self.engine.make_current()
