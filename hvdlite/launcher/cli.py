@@ -77,10 +77,10 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="a variable to pass to all ranks, in addition to those that are always passed",
     )
     add("--tcp", action="store_true", help="forbids NCCL to use InfiniBand (NCCL_IB_DISABLE=1)")
-    add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if a rank has not started after this time")
+    add("--start-timeout", type=plan.seconds, metavar="SECONDS", help="ends the job if a rank has not started after this time")
     add(
         "--grace",
-        type=float,
+        type=plan.seconds,
         metavar="SECONDS",
         default=GRACE_SECONDS,
         help="how long programs may run after Ctrl-C or SIGTERM, for instance to save their state [30]",
@@ -158,7 +158,7 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         names=tuple(names),
         variables=variables,
         elastic=arguments.elastic or any((arguments.min_np, arguments.reset_limit, arguments.spares)),
-        mpi_args=(*shlex.split(arguments.mpi_args), *shlex.split(arguments.binding_args)),
+        mpi_args=(*plan.words_of("--mpi-args", arguments.mpi_args), *plan.words_of("--binding-args", arguments.binding_args)),
     ), warnings
 
 
@@ -246,9 +246,16 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+_ALONE = ("-h", "--help", "-v", "--version")  # the flags of hvdlite itself
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status."""
-    arguments = make_parser().parse_args(words)
+    words = sys.argv[1:] if words is None else words
+    parser = make_parser()
+    if words and (words[0].endswith(("python", "python3", ".py")) or (words[0].startswith("-") and words[0] not in _ALONE)):
+        parser.error(f"a subcommand comes first; this starts ranks: {shlex.join(['hvdlite', 'run', *words])}")
+    arguments = parser.parse_args(words)
     try:
         status: int = arguments.run(arguments)
         return status

@@ -200,6 +200,12 @@ def test_mistakes_on_the_command_line(capsys):
         (["run", "python", "x.py"], "give the number of ranks"),
         (["run", "-n", "0", "python"], "'0' is not a whole number above 0"),
         (["run", "-n", "2", "--cycle-time", "x", "python"], "--cycle-time x: cycle_time is a number"),
+        (["run", "-n", "2", "--mpi-args", "it's", "x"], "--mpi-args it's: No closing quotation"),
+        (["run", "-n", "2", "--fusion-threshold-mb", "inf", "x"], "--fusion-threshold-mb inf: fusion_threshold is a whole"),
+        (["run", "-n", "2", "--grace", "nan", "x"], "--grace: 'nan' is not a number of seconds above 0"),
+        (["run", "-n", "2", "--output-filename", "/proc/x", "x"], "copied to /proc/x: /proc/x cannot be made: No such file"),
+        (["-n", "2", "python", "my x.py"], "this starts ranks: hvdlite run -n 2 python 'my x.py'"),
+        (["train.py"], "this starts ranks: hvdlite run train.py"),
         ([], "required: subcommand"),
     ):
         try:
