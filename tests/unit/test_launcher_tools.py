@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import resource
 import shutil
 import subprocess
 import sys
@@ -206,11 +207,12 @@ def test_what_cannot_be_pickled(monkeypatch):
         functions._packed(json.dumps, (open(__file__),), {}, ())  # noqa: SIM115
 
 
-def call(folder, rank, function, *arguments):
+def call(folder, rank, function, *arguments, before=None):
     (folder / function_rank.CALL).write_bytes(functions._packed(function, arguments, {}, ()))
     return subprocess.run(
         [sys.executable, "-m", "hvdlite.launcher.function_rank", str(folder)],
         env={**job_environment(), "PMI_RANK": str(rank)},
+        preexec_fn=before,
         capture_output=True,
         text=True,
         timeout=60,
@@ -249,6 +251,13 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_that_rank(tmp_path):
     done = call(tmp_path, 0, threading.Lock)
     assert done.returncode == 1
     assert "the result of rank 0, of type lock, cannot be pickled" in done.stderr
+
+
+def test_a_result_for_which_the_disk_has_no_room_is_an_error_of_that_rank(tmp_path):
+    done = call(tmp_path, 0, bytes, 1 << 20, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))
+    assert done.returncode == 1
+    raised = functions._error(str(tmp_path), JobOutcome(1, RankExit(0, "h", 7, 1, False)))
+    assert (type(raised), str(raised)) == (OSError, "[Errno 27] File too large")
 
 
 def test_a_rank_without_the_folder_says_so(tmp_path):
