@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -262,3 +263,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except HvdliteError as error:
         print(f"hvdlite: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader has ended, for example in `hvdlite doctor | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+        return 128 + signal.SIGPIPE

@@ -50,17 +50,14 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the job until it ends, or for one interval with ``--once``. Returns the exit status: 1 if with ``--once`` the job
-    ended before the second look, 130 after Ctrl-C, otherwise 0.
+    ended before the second look, otherwise 0.
     """
     with _display(arguments) as show:
         viewer = JobViewer(arguments.job, arguments.hosts, show)
-        try:
-            if arguments.hosts:
-                _ask_hosts(arguments, viewer)
-            else:
-                _ask_here(arguments, viewer)
-        except KeyboardInterrupt:
-            return 130
+        if arguments.hosts:
+            _ask_hosts(arguments, viewer)
+        else:
+            _ask_here(arguments, viewer)
     if viewer.ended:
         print(f"hvdlite top: the job {viewer.job} has ended", file=sys.stderr)
     return int(arguments.once and viewer.ended)

@@ -1,6 +1,8 @@
 """The launcher's flags and its command line; where, by what and how ranks end is in test_launcher_{hosts,lines,output}.py."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +218,15 @@ def test_mistakes_on_the_command_line(capsys):
         captured = capsys.readouterr()
         assert captured.out == ""
         assert said in captured.err
+
+
+def test_a_reader_that_ends_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hvdlite", "doctor", "--no-smoke", "--no-frameworks"]
+    done = subprocess.run(command, env=job_environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_help_loads_neither_mpi_nor_a_framework_nor_the_engine():
