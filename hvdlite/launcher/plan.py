@@ -266,7 +266,7 @@ def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, note
 
 def _listing(srun: str) -> str:
     try:
-        done = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout + done.stderr
