@@ -93,6 +93,9 @@ class JobViewer:
         first = not self.job
         if first:
             self.job = choose_job(answers, self._wanted, self._hosts)
+        if self.job not in {answer["job"] for answer in answers}:  # an elastic job has a new name if its rank 0 was lost
+            processes = {(answer["host"], answer["pid"]) for answer in self._before.values()}
+            self.job = next((each["job"] for each in answers if (each["host"], each["pid"]) in processes), self.job)
         mine = [answer for answer in answers if answer["job"] == self.job]
         if not mine:
             self.ended = True

@@ -146,8 +146,17 @@ def test_a_viewer_goes_on_while_all_ranks_are_silent():
     assert viewer.see([answer(0, 14.0, steps=2)])
     assert [each.ranks[0].state for each in shown] == ["silent", "answers"]
     assert shown[1].ranks[0].step_seconds == 2.0
-    assert not viewer.see([answer(0, job="8@a")])
+    assert not viewer.see([answer(0, job="8@a", pid=8)])
     assert viewer.ended
+
+
+def test_a_viewer_follows_an_elastic_job_that_has_lost_its_rank_0():
+    shown = []
+    viewer = top.JobViewer("", "", shown.append)
+    assert viewer.see([answer(0, size=3), answer(1, size=3), answer(2, size=3)])
+    after = [answer(rank, 2.0, pid=101 + rank, job="101@a", size=2) for rank in range(2)]
+    assert viewer.see([answer(0, job="8@a", pid=8), *after])
+    assert (viewer.job, shown[0].job, shown[0].size) == ("101@a", "101@a", 2)
 
 
 def test_no_job(capsys, monkeypatch):
