@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdlite._version import __version__
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.launcher import flags, plan
 from hvdlite.launcher.command import Wishes
 from hvdlite.launcher.job import GRACE_SECONDS, JobOutcome, LaunchedJob, told_to_end
@@ -108,6 +108,9 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen = plan.make(
         wishes, processes, arguments.hosts, arguments.hostfile, arguments.launcher, arguments.mpirun, arguments.bind
     )
+    ranks = chosen.size - (arguments.spares or 0)
+    if arguments.min_np is not None and arguments.min_np > ranks:
+        raise InvalidArgumentError(f"--min-np {arguments.min_np}: the job has {ranks} ranks, so it asks for more than all")
     for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
         print(f"hvdlite: {line}", file=sys.stderr)
     if arguments.dry_run or arguments.verbose:
