@@ -10,15 +10,15 @@ from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, PeerLostError
 
-__all__ = ["LOST", "Job"]
+__all__ = ["LOST", "WARN_AFTER", "WHAT_FOR", "Job"]
 
 # After these errors MPI cannot be finalised any more: a process of the job is lost or does not answer.
 LOST = (PeerLostError, OperationTimeoutError)
 # The seconds of one wait in native code; Python handles signals after each.
 _SLICE = 0.1
 # After this many seconds of waiting in init(), a process logs what it waits for.
-_WARN_AFTER = 60.0
-_WHAT_FOR = "for other processes of the job: all must call it, and all hosts must reach each other"
+WARN_AFTER = 60.0
+WHAT_FOR = "for other processes of the job: all must call it, and all hosts must reach each other"
 
 
 class Job:
@@ -94,9 +94,9 @@ class Job:
         try:
             while not self._native.wait(_SLICE):
                 waited = time.monotonic() - began
-                if bounded and not warned and waited > _WARN_AFTER:
+                if bounded and not warned and waited > WARN_AFTER:
                     warned = True
-                    logging.getLogger("hvdlite").warning("init() has waited %.3g s %s", waited, _WHAT_FOR)
+                    logging.getLogger("hvdlite").warning("init() has waited %.3g s %s", waited, WHAT_FOR)
         except LOST:
             self.lost = True
             raise

@@ -92,7 +92,7 @@ class Runtime:
         config, problem = self._prepare(dynamic)
         join_job(startup.patience_of(config))
         startup.claim_rank()
-        mpi = startup.load_mpi(self._may_finalize)
+        mpi = startup.load_mpi(self._may_finalize, config)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)

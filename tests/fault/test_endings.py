@@ -142,7 +142,7 @@ def test_whoever_waits_long_in_init_says_what_for():
                 MPI.COMM_WORLD.send(None, 1)
 
         if MPI.COMM_WORLD.rank == 0:
-            job._WARN_AFTER = 0.3
+            job.WARN_AFTER = 0.3
             logging.getLogger("hvdlite").addHandler(Tells())
         else:
             MPI.COMM_WORLD.recv()
@@ -153,6 +153,30 @@ def test_whoever_waits_long_in_init_says_what_for():
     assert result.returncode == 0, result.report()
     assert re.search(r"init\(\) has waited [\d.]+ s for other processes", result.stderr[0]), result.report()
     assert "has waited" not in result.stderr[1], result.report()
+
+
+def test_whoever_waits_long_inside_of_mpis_start_says_so_too(tmp_path):
+    said = tmp_path / "said"
+    result = run_job(
+        """
+        import os, sys, time
+        import hvdlite as hvd
+        from hvdlite import config, job
+
+        said = sys.argv[1]
+        if config.rank_and_size_by_mpi()[0] == 0:
+            job.WARN_AFTER = 0.3
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+        else:
+            while not os.path.exists(said) or "has waited" not in open(said).read():
+                time.sleep(0.01)
+        hvd.init()
+        """,
+        2,
+        args=[str(said)],
+    )
+    assert result.returncode == 0, result.report()
+    assert "init() has waited 0.3 s for other processes of the job: all must call it" in said.read_text(), result.report()
 
 
 def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
