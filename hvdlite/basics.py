@@ -63,8 +63,9 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
             a process set is invalid or a duplicate, or the file of a knob cannot be made.
         PeerLostError, OperationTimeoutError: another process of the job has failed, or does not answer.
         UnsupportedError: the knob elastic_spares is above 0, and this job's MPI does not go on without a process.
-        SystemFailure: MPI cannot be loaded; the launcher and MPI disagree about the number of processes; or this process is a
-            child of a rank and has inherited the rank's variables (see `child_environment`).
+        SystemFailure: MPI cannot be loaded; the launcher and MPI disagree about the number of processes; this process is a
+            child of a rank and has inherited the rank's variables (see `child_environment`); or Ctrl-C has ended an earlier
+            call when all ranks had called it.
         NotInitializedError: this is a forked child of an initialised process.
         ImportError: the native module is missing.
     """

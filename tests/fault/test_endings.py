@@ -204,3 +204,49 @@ def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
     )
     assert result.returncode == 0, result.report()
     assert all(text == "" for text in result.stderr.values()), result.report()
+
+
+INIT = """
+    import os, signal, sys
+    import numpy as np
+    from mpi4py import MPI
+    import hvdlite as hvd
+    from hvdlite import job, startup
+
+    def interrupted(owner, name):
+        own = getattr(owner, name)
+
+        def once(*arguments):
+            setattr(owner, name, own)
+            os.kill(os.getpid(), signal.SIGINT)
+            return own(*arguments)
+
+        setattr(owner, name, once)
+
+    world = MPI.COMM_WORLD
+    if world.rank == 0:
+        interrupted(*{"before all have called it": (job.Job, "meet"), "later": (startup, "agree")}[sys.argv[1]])
+        try:
+            hvd.init()
+        except KeyboardInterrupt:
+            print("interrupted", hvd.is_initialized(), flush=True)
+    if sys.argv[1] != "later":
+        world.send(None, 1) if world.rank == 0 else world.recv()
+    try:
+        hvd.init()
+        print(hvd.allreduce(np.ones(1), op=hvd.Sum, name="x"), flush=True)
+    except hvd.HorovodInternalError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before all have called it", "later"])
+def test_another_init_after_an_interrupted_one_goes_on_or_tells_the_others(moment):
+    result = run_job(INIT, 2, args=[moment])
+    assert result.stdout[0].startswith("interrupted False\n"), result.report()
+    if moment == "later":
+        assert re.search(r"^rank 0 (\(.*\) )?was interrupted in init\(\)", result.stdout[1]), result.report()
+        assert "an earlier init() was interrupted when all ranks had called it" in result.stdout[0], result.report()
+    else:
+        assert result.stdout[0].endswith("[2.]\n"), result.report()
+        assert result.stdout[1] == "[2.]\n", result.report()
