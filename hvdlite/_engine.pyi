@@ -381,16 +381,17 @@ class Job:
         """Ends the checks of the other processes. Call it before MPI ends."""
 
 class Deadline:
-    """Ends this process with exit code 1 after some seconds, unless `cancel` comes first. It needs no GIL.
+    """Logs a line after some seconds and ends this process with exit code 1, unless `cancel` comes first. It needs no GIL.
 
     Args:
         seconds: the time from now.
         rank: the rank of this process, for the log.
         size: the number of ranks, for the log.
-        text: the error that is logged before the process ends.
+        text: the line.
+        ends: False: the line is a warning, and the process goes on.
     """
 
-    def __init__(self, seconds: float, rank: int, size: int, text: str) -> None: ...
+    def __init__(self, seconds: float, rank: int, size: int, text: str, ends: bool = True) -> None: ...
     def cancel(self) -> None:
         """The process may go on."""
 

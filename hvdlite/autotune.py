@@ -290,12 +290,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--any-bits", action="store_true")
     options = parser.parse_args(words)
     join_job()
-    mpi = startup.load_mpi(may_finalize=lambda ours: True)
+    knobs, wrong = startup.own_knobs()
+    mpi = startup.load_mpi(lambda ours: True, knobs)
     startup.check_launch(mpi, config.launcher_claim())
     job = TuningRanks(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
     problem = None
     try:
-        knobs, wrong = startup.own_knobs()
         startup.agree(job.comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
         report = tune(job, startup.place_of(mpi, job.comm, knobs), knobs, options.seconds, options.any_bits)
         if job.comm.rank == 0:

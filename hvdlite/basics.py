@@ -49,7 +49,8 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
     Initialises MPI through mpi4py (thread level multiple), unless MPI is initialised. A second call only gives the process sets
     their ids, or allows dynamic ones; after `shutdown`, `init` joins a new job. A spare of an elastic job (the knob
-    ``elastic_spares``) waits in `init` until a rank is lost. If no rank is lost, the spare ends with SystemExit.
+    ``elastic_spares``) waits in `init` until a rank is lost. If no rank is lost, the spare ends with SystemExit. After an error
+    hvdlite is not initialised, unless an earlier call has done that.
 
     Args:
         comm: None for all processes that the launcher started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
@@ -59,11 +60,12 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
 
     Raises:
         InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
-            or a process set is invalid or a duplicate. hvdlite is then not initialised, unless an earlier call has done that.
+            a process set is invalid or a duplicate, or the file of a knob cannot be made.
         PeerLostError, OperationTimeoutError: another process of the job has failed, or does not answer.
         UnsupportedError: the knob elastic_spares is above 0, and this job's MPI does not go on without a process.
-        SystemFailure: MPI cannot be loaded; the launcher and MPI disagree about the number of processes; or this process is a
-            child of a rank and has inherited the rank's variables (see `child_environment`).
+        SystemFailure: MPI cannot be loaded; the launcher and MPI disagree about the number of processes; this process is a
+            child of a rank and has inherited the rank's variables (see `child_environment`); or Ctrl-C has ended an earlier
+            call when all ranks had called it.
         NotInitializedError: this is a forked child of an initialised process.
         ImportError: the native module is missing.
     """
@@ -76,28 +78,32 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
         if RUNTIME.spare is not None:
             return
         if RUNTIME.engine is None:
-            RUNTIME.start(comm, dynamic)
-            if RUNTIME.spare is not None:
-                sets.bind_global(None)
-                return
-            _connect_handles()
             try:
-                sets.register_initial(comm, listed)
-            except InvalidArgumentError:  # the same on all ranks
+                _join(comm, dynamic, listed)
+            except BaseException:
                 shutdown()
                 raise
-            if RUNTIME.config.metrics_file and not RUNTIME.exiting:
-                from hvdlite.metrics import PrometheusWriter  # not above: few programs need it
-
-                PrometheusWriter(RUNTIME.config.metrics_file, RUNTIME.config.metrics_interval)
-            if RUNTIME.config.live_view and not RUNTIME.exiting:
-                from hvdlite import live_view
-
-                live_view.start()
         else:
             if dynamic:
                 RUNTIME.config = RUNTIME.config.replace(dynamic_process_sets=True)
             sets.bind_existing(listed)
+
+
+def _join(comm: Any, dynamic: bool, listed: list[sets.ProcessSet]) -> None:
+    RUNTIME.start(comm, dynamic)
+    if RUNTIME.spare is not None:
+        sets.bind_global(None)
+        return
+    _connect_handles()
+    sets.register_initial(comm, listed)
+    if RUNTIME.config.metrics_file and not RUNTIME.exiting:
+        from hvdlite.metrics import PrometheusWriter  # not above: few programs need it
+
+        PrometheusWriter(RUNTIME.config.metrics_file, RUNTIME.config.metrics_interval)
+    if RUNTIME.config.live_view and not RUNTIME.exiting:
+        from hvdlite import live_view
+
+        live_view.start()
 
 
 def _connect_handles() -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "launcher_claim",
     "oneccl_folders",
     "outside_of_jobs",
+    "rank_and_size_by_mpi",
     "rank_by_launcher",
     "server_environment",
     "set_unless_set",
@@ -407,6 +408,14 @@ def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple
             raise InvalidArgumentError(f"{found[0]} is set, but {lacking} is not: unset it, or let one launcher set both")
         if found:
             return int(environ[names[0]]), int(environ[names[1]])
+    return 0, 1
+
+
+def rank_and_size_by_mpi() -> tuple[int, int]:
+    """The rank and the number of ranks by MPI's launcher, for log lines before MPI is initialised; else ``(0, 1)``."""
+    for rank, size in (*_RANK_AND_SIZE, _BY_SLURM):
+        if os.environ.get(rank, "").isdigit() and os.environ.get(size, "").isdigit():
+            return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
 
 

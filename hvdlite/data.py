@@ -119,7 +119,8 @@ class _Pass:
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # which the collector of dropped iterators may run in
+            self._thread.join()
 
     def _read(self) -> None:
         try:

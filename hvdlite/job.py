@@ -10,15 +10,15 @@ from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, PeerLostError
 
-__all__ = ["LOST", "Job"]
+__all__ = ["LOST", "WARN_AFTER", "WHAT_FOR", "Job"]
 
 # After these errors MPI cannot be finalised any more: a process of the job is lost or does not answer.
 LOST = (PeerLostError, OperationTimeoutError)
 # The seconds of one wait in native code; Python handles signals after each.
 _SLICE = 0.1
 # After this many seconds of waiting in init(), a process logs what it waits for.
-_WARN_AFTER = 60.0
-_WHAT_FOR = "for other processes of the job: all must call it, and all hosts must reach each other"
+WARN_AFTER = 60.0
+WHAT_FOR = "for other processes of the job: all must call it, and all hosts must reach each other"
 
 
 class Job:
@@ -35,6 +35,7 @@ class Job:
 
     Attributes:
         lost: has a process failed while this one waited in a method of this class?
+        met: has `meet` returned? Only then the other methods may be called.
 
     Raises:
         PeerLostError: (from each method that waits) a process failed during the wait.
@@ -42,12 +43,21 @@ class Job:
     """
 
     def __init__(self, native: Any, shim: str, MPI: Any, comm: Any, takes_comm: bool) -> None:  # noqa: N803 - its own name
-        self.lost = False
+        self.lost = self.met = False
         self._mpi, self._group = MPI, comm.group  # kept here because the program may free the communicator
+        self._comm = comm
         self._native = native.Job(shim, MPI._addressof(comm), takes_comm)
         # MPI deletes the attributes of this communicator before it ends.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close()), self)
+
+    def meet(self) -> None:
+        """Waits until all processes of the communicator have a job. If Ctrl-C ends the wait, another call goes on with it."""
         self._wait(bounded=True)
+        self.met = True
+
+    def waits_for(self, comm: Any) -> bool:
+        """Has Ctrl-C ended `meet` with the processes of this communicator?"""
+        return not self.met and not self.lost and bool(self._comm == comm)
 
     def has_ranks_of(self, other: "Job") -> bool:
         """Are these the same processes, in the same order?"""
@@ -94,9 +104,9 @@ class Job:
         try:
             while not self._native.wait(_SLICE):
                 waited = time.monotonic() - began
-                if bounded and not warned and waited > _WARN_AFTER:
+                if bounded and not warned and waited > WARN_AFTER:
                     warned = True
-                    logging.getLogger("hvdlite").warning("init() has waited %.3g s %s", waited, _WHAT_FOR)
+                    logging.getLogger("hvdlite").warning("init() has waited %.3g s %s", waited, WHAT_FOR)
         except LOST:
             self.lost = True
             raise

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 __all__ = ["AS_IT_IS", "KNOBS", "LOG_LEVELS", "MEANINGLESS", "NOT_ASKING", "Knob", "Value", "to_inc", "to_markdown"]
 
@@ -88,7 +89,8 @@ class Knob:
         value = _PARSERS[self.kind](text.strip())
         if self.kind == "choice" and value not in self.choices:
             raise ValueError(text)
-        if self.low is not None and not self.low <= float(value) < math.inf:
+        above = math.inf if self.kind == "float" else 1 << 63  # integers of the engine have 64 bits
+        if self.low is not None and not self.low <= cast(float, value) < above:
             raise ValueError(text)
         return value
 

@@ -33,7 +33,7 @@ _ENDED = re.compile(r", (?:done|failed) \([\d.]+ s ago\)$")
 _OPEN = re.compile(r"  #\d+ (.*): submitted ([\d.]+) s ago, (.*) \([\d.]+ s ago\)")
 # The fields of `Stats` that `hvdlite top` needs.
 _STATS = (
-    *("rank", "size", "seconds", "steps", "operations", "bus_bytes", "moving_seconds"),
+    *("rank", "size", "job", "seconds", "steps", "operations", "bus_bytes", "moving_seconds"),
     *("exposed_seconds", "exposed_moving_seconds", "waited_for_seconds"),
 )
 

@@ -64,9 +64,9 @@ def to_prometheus(now: Stats, host: str) -> str:
 class PrometheusWriter:
     """Writes `stats` into a file again and again, for the textfile collector of Prometheus's node_exporter.
 
-    A thread replaces the whole file every `interval` seconds, and once more when the writer is closed or hvdlite shuts down. If
-    the disk fails, the writer logs one line and tries again. With the knobs metrics_file and metrics_interval, `init` makes a
-    writer.
+    A thread replaces the whole file every `interval` seconds, and once more when the writer is closed or hvdlite shuts down,
+    also because the ranks of an elastic job change. If the disk fails, the writer logs one line and tries again. With the knobs
+    metrics_file and metrics_interval, each `init` makes a writer.
 
     Args:
         path: the path of the file, which should end in ``.prom``. ``{rank}`` stands for the rank; without it, rank 3 writes a
@@ -75,7 +75,7 @@ class PrometheusWriter:
 
     Raises:
         NotInitializedError: `init` has not been called.
-        InvalidArgumentError: the interval is not above 0, or the path is empty.
+        InvalidArgumentError: the interval is not above 0, or the path names no file.
 
     """
 
@@ -83,8 +83,9 @@ class PrometheusWriter:
         rank = RUNTIME.require_topology().rank
         if not interval > 0:
             raise InvalidArgumentError(f"PrometheusWriter: interval is a number of seconds above 0, got {interval!r}")
-        if not os.fspath(path):
-            raise InvalidArgumentError("PrometheusWriter: path is empty; name the file to write, such as hvdlite.prom")
+        if not Path(path).name:
+            text = f"PrometheusWriter: path={os.fspath(path)!r} names no file; name the file to write, such as hvdlite.prom"
+            raise InvalidArgumentError(text)
         self.path = _file_of(os.fspath(path), rank)
         self._interval = float(interval)
         self._host = socket.gethostname()
@@ -138,7 +139,8 @@ class TensorBoardWriter:
     """Writes the cost of steps as scalars ``hvdlite/...`` every few steps, through the program's own TensorBoard writer.
 
     It follows the steps that torch's `DistributedOptimizer` counts, or the calls of `mark_step`. Each scalar is the mean per
-    step since the last writing; times are in milliseconds.
+    step since the last writing; times are in milliseconds. After another `init`, also that of an elastic job whose ranks have
+    changed, it begins with the second step.
 
     Args:
         writer: a SummaryWriter of torch or tensorboardX, or anything else with ``add_scalar(tag, value, step)``; or a function
@@ -164,17 +166,21 @@ class TensorBoardWriter:
         self._every = every
         self._before = stats()
         self._steps = RUNTIME.steps
-        self._steps.watchers.append(self._watch)
+        self._earlier = 0  # the number of steps in earlier jobs
+        RUNTIME.steps.watchers.append(self._watch)
 
     def close(self) -> None:
         """Writes the remaining steps, and stops. The program's writer stays open. A second call does nothing."""
-        if self._watch not in self._steps.watchers:
+        if self._watch not in RUNTIME.steps.watchers:
             return
-        self._steps.watchers.remove(self._watch)
+        RUNTIME.steps.watchers.remove(self._watch)
         if RUNTIME.steps is self._steps and RUNTIME.engine is not None:
             self._write(stats())
 
     def _watch(self) -> None:
+        if RUNTIME.steps is not self._steps:
+            self._earlier += self._steps.count
+            self._steps, self._before = RUNTIME.steps, stats()
         if self._steps.count - self._before.steps >= self._every:
             self._write(stats())
 
@@ -184,7 +190,7 @@ class TensorBoardWriter:
             return
         self._before = now
         for tag, value in _scalars(spent).items():
-            self._add(f"hvdlite/{tag}", value, now.steps)
+            self._add(f"hvdlite/{tag}", value, self._earlier + now.steps)
 
 
 def _scalars(spent: Stats) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hvdlite import _native, failures, gpu, startup, watchdog
 from hvdlite import config as knobs
 from hvdlite.config import Config
-from hvdlite.errors import HvdliteError, NotInitializedError
+from hvdlite.errors import HvdliteError, NotInitializedError, SystemFailure
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.steps import Steps
@@ -92,7 +92,7 @@ class Runtime:
         config, problem = self._prepare(dynamic)
         join_job(startup.patience_of(config))
         startup.claim_rank()
-        mpi = startup.load_mpi(self._may_finalize)
+        mpi = startup.load_mpi(self._may_finalize, config)
         self._guard_exit(alone=mpi.COMM_WORLD.size == 1)
         startup.check_launch(mpi, knobs.launcher_claim())
         chosen = startup.choose_communicator(mpi, comm)
@@ -115,16 +115,21 @@ class Runtime:
         self._joining = False
 
     def _meet(self, mpi: Any, chosen: Any, takes: bool, shim: str) -> Job:
-        earlier = self._jobs()
-        self._job, self._joining = None, True
-        self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
+        if self._joining and (met := self._met_job()):
+            self._failed = True
+            met.tell("was interrupted in init(), and has called it again")
+            raise SystemFailure("an earlier init() was interrupted when all ranks had called it: end this process")
+        if self._job is None or not self._job.waits_for(chosen):
+            self._other_jobs, self._job, self._joining = self._jobs(), None, True
+            self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
+        self._job.meet()
         # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
         # it waits only for the last. All processes of a job must agree on this order, even if only some of them were in other
         # jobs meanwhile.
-        same = [job for job in earlier if self._job.has_ranks_of(job)]
+        same = [job for job in self._other_jobs if self._job.has_ranks_of(job)]
         for job in same:
             job.close()
-        self._other_jobs = [job for job in earlier if job not in same]
+        self._other_jobs = [job for job in self._other_jobs if job not in same]
         return self._job
 
     def _wait_as_spare(self, pool: ProcessPool, config: Config) -> None:
@@ -145,15 +150,14 @@ class Runtime:
             from hvdlite import autotune
 
             config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
+        self.config, self.communicator = config, chosen  # before the engine, for stop()
+        self.steps = Steps(self.steps.job + 1, self.steps.watchers)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
         self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved), takes)
         self.engine.make_current()
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1 and not self.exiting:
             self._watchdog = watchdog.start(self.engine)
-        self.steps = Steps()
-        self.config = config
-        self.communicator = chosen
         if config.timeline:
             shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
@@ -175,6 +179,10 @@ class Runtime:
 
     def _jobs(self) -> list[Job]:
         return self._other_jobs + ([] if self._job is None else [self._job])
+
+    def _met_job(self) -> Job | None:
+        """The job, if its processes know each other."""
+        return self._job if self._job is not None and self._job.met else None
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -230,7 +238,7 @@ class Runtime:
         Args:
             ours: will the caller finalise MPI? If not, mpi4py will; so if MPI must not be finalised, this process ends here.
         """
-        job = self._job
+        job = self._met_job()
         if job is not None and not self._failed:
             try:
                 if self._joining:
@@ -301,7 +309,7 @@ class Runtime:
         rank failed tells nothing. It only waits for a moment, so that the other rank ends first, and the launcher names that
         rank. A spare kills its process.
         """
-        engine, job = self.engine, self._job
+        engine, job = self.engine, self._met_job()
         if self.spare is not None:
             self.spare.end()
         if (engine is not None and engine.failure_cause) or (job is not None and job.lost):

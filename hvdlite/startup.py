@@ -14,10 +14,10 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvdlite import _native
+from hvdlite import _native, job
 from hvdlite import config as knobs
 from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
@@ -133,12 +133,13 @@ def import_mpi() -> Any:
     return MPI
 
 
-def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
+def load_mpi(may_finalize: Callable[[bool], bool], config: Config) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
 
     Args:
         may_finalize: a function that is called at exit and returns whether MPI may be finalised, which waits for all other
             processes. Its argument says whether this module finalises MPI; if not, mpi4py does so afterwards.
+        config: the knobs.
 
     Raises:
         SystemFailure: no MPI library can be loaded, MPI is finalised, or its thread level allows no engine thread.
@@ -147,7 +148,8 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
     if MPI.Is_finalized():
         raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with _warned_of_waiting(config):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _finalizers.add(os.getpid())
     if os.getpid() not in _guarded:
         _guarded.add(os.getpid())
@@ -158,6 +160,20 @@ def load_mpi(may_finalize: Callable[[bool], bool]) -> Any:
             "MPI_THREAD_MULTIPLE (mpi4py does, unless mpi4py.rc says otherwise)"
         )
     return MPI
+
+
+@contextlib.contextmanager
+def _warned_of_waiting(config: Config) -> Iterator[None]:
+    """A with statement that logs a line if it takes long. MPI_Init_thread may wait for all processes, and keeps the GIL."""
+    if _LEVELS[config.log_level] > logging.WARNING:
+        yield
+        return
+    text = f"init() has waited {job.WARN_AFTER:.3g} s {job.WHAT_FOR}"
+    late = _native.load_native().Deadline(job.WARN_AFTER, *knobs.rank_and_size_by_mpi(), text, ends=False)
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 # The ids of the processes (this one, or a parent that forked it) that have started MPI through this module.

@@ -12,13 +12,15 @@ class Steps:
     """The steps of the program since `init`, with what belongs to them.
 
     Attributes:
+        job: the number of the job among those that this process has joined; 0: it has joined none.
+        watchers: functions to call at the end of each step, also in later jobs.
         count: steps that ended.
         by_program: does the program mark its steps itself? Then the steps of optimizers do not count.
         marks: the snapshots at the ends of the last two steps.
-        watchers: functions to call at the end of each step.
     """
 
+    job: int = 0
+    watchers: list[Callable[[], None]] = field(default_factory=list)
     count: int = 0
     by_program: bool = False
     marks: tuple[Any, Any] = (None, None)
-    watchers: list[Callable[[], None]] = field(default_factory=list)

@@ -5,6 +5,7 @@ The native engine counts (csrc/engine/observe/usage.h); docs/stats.md says how t
 """
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
@@ -56,6 +57,8 @@ class Stats:
         waited_for_seconds: `waiting_seconds` by rank: each moment is charged to the rank whose asking ended it.
         last_step: the same of the last step alone, or of those that `mark_step` counted with it; None before the first two have
             ended, and in differences.
+        job: the number of the job among those that this process has joined. Each `init` joins another one, and so do the ranks
+            of an elastic job that goes on after a loss.
     """
 
     rank: int
@@ -81,6 +84,7 @@ class Stats:
     last_to_ask: tuple[int, ...]
     waited_for_seconds: tuple[float, ...]
     last_step: "Stats | None" = None
+    job: int = 1
 
     @property
     def bus_bandwidth(self) -> float:
@@ -110,22 +114,22 @@ class Stats:
         """What happened since an earlier snapshot of the same rank.
 
         Raises:
-            InvalidArgumentError: `earlier` is of another rank, is later, or is from before a `shutdown`.
+            InvalidArgumentError: `earlier` is of another rank or job, or is later.
         """
         if not isinstance(earlier, Stats):
             return NotImplemented
-        if (earlier.rank, earlier.size) != (self.rank, self.size):
+        mine, theirs = (f"rank {each.rank} of {each.size} in job {each.job} of the process" for each in (self, earlier))
+        if mine != theirs:
             raise InvalidArgumentError(
-                f"stats of rank {self.rank} of {self.size} minus those of rank {earlier.rank} of {earlier.size}: subtract an "
-                "earlier snapshot of the same rank"
+                f"stats of {mine} minus those of {theirs}: subtract an earlier snapshot of the same rank and the same init()"
             )
         if earlier.seconds > self.seconds or earlier.operations > self.operations or earlier.steps > self.steps:
             raise InvalidArgumentError(
                 f"these stats span {self.seconds:.3f} s and {self.operations} operations, what is subtracted "
                 f"{earlier.seconds:.3f} s and {earlier.operations}: "
-                "subtract the earlier snapshot from the later one, of the same init()"
+                "subtract the earlier snapshot from the later one"
             )
-        values: dict[str, Any] = {"rank": self.rank, "size": self.size}
+        values: dict[str, Any] = {"rank": self.rank, "size": self.size, "job": self.job}
         for name in _SUMS:
             mine, other = getattr(self, name), getattr(earlier, name)
             pairs = isinstance(mine, tuple)
@@ -169,7 +173,7 @@ class Stats:
         return "\n".join(lines)
 
 
-_SUMS = tuple(field.name for field in fields(Stats) if field.name not in ("rank", "size", "last_step"))
+_SUMS = tuple(field.name for field in fields(Stats) if field.name not in ("rank", "size", "last_step", "job"))
 
 
 def stats() -> Stats:
@@ -210,7 +214,10 @@ def mark_step(steps: int = 1) -> None:
 
     Raises:
         NotInitializedError: `init` has not been called.
+        InvalidArgumentError: `steps` is no whole number of at least 0.
     """
+    if not isinstance(steps, Integral) or steps < 0:
+        raise InvalidArgumentError(f"mark_step({steps!r}): steps is how many steps have ended, a whole number of at least 0")
     engine, marked = RUNTIME.require(), RUNTIME.steps
     if not marked.by_program:
         marked.by_program = True
@@ -261,4 +268,5 @@ def _read(engine: Any) -> Stats:
         exposed_moving_seconds=times["exposed_moving"],
         last_to_ask=tuple(operations),
         waited_for_seconds=tuple(each / 1e9 for each in waited),
+        job=RUNTIME.steps.job,
     )

@@ -289,11 +289,11 @@ const char* hvdlite_failure_cause(hvdlite_engine* engine) {
 
 void hvdlite_free(void* text) { std::free(text); }
 
-void hvdlite_log_error(int rank, int size, const char* subsystem, const char* text) {
+void hvdlite_log(int level, int rank, int size, const char* subsystem, const char* text) {
   guarded([&] {
     require(subsystem != nullptr && text != nullptr, "nothing to log");
-    hvdlite::base::Logger(hvdlite::base::LogLevel::kError, true, rank, size)
-        .write(hvdlite::base::LogLevel::kError, subsystem, text);
+    const auto as = static_cast<hvdlite::base::LogLevel>(level);
+    hvdlite::base::Logger(as, true, rank, size).write(as, subsystem, text);
   });
 }
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+from hvdlite._native import load_native
 from hvdlite.runtime import RUNTIME
 
 __all__ = ["LeaveRequest", "leave_if_asked"]
@@ -42,6 +43,8 @@ class LeaveRequest:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if self.asked:
                 os.kill(os.getpid(), signal.SIGTERM)  # the training is over, or has failed
+            if RUNTIME.topology is not None and RUNTIME.topology.size > 1:
+                load_native().speak_at_sigterm(RUNTIME.topology.rank, RUNTIME.topology.size)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True

@@ -69,7 +69,7 @@ class _RecoveryReport(NamedTuple):
 
     passed: int
     recoveries: int
-    point: int | None
+    point: float | None
 
 
 def spare_has_news() -> bool:
@@ -102,7 +102,7 @@ class Call:
 
     def __init__(self) -> None:
         self._number = _passed
-        self.joined: list[int | None] = []
+        self.joined: list[float | None] = []
         if launcher_spares_others():
             RUNTIME.at_loss = _help_at_exit
         if RUNTIME.spare is not None:
@@ -120,7 +120,7 @@ class Call:
         barrier()
         self._pass()
 
-    def recover(self, loss: PeerLostError, point: int | None = 0) -> list[int | None]:
+    def recover(self, loss: PeerLostError, point: float | None = 0) -> list[float | None]:
         """Leaves the failed job, and enters the job of the living ranks. Collective over these.
 
         If fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, it waits for spares.
@@ -154,7 +154,7 @@ class Call:
         """Is it time to `admit`? The same on all ranks. Collective if a spare has been called; otherwise it sends nothing."""
         return awaits_spare() and bool(broadcast_object(spare_has_news(), name="hvdlite.elastic.spare"))
 
-    def admit(self, point: int | None = 0) -> list[int | None]:
+    def admit(self, point: float | None = 0) -> list[float | None]:
         """Leaves the job, and enters one with the ready spares. Collective. Returns and raises as `recover`."""
         return self._points_of(_enter_next(None, point))
 
@@ -173,7 +173,7 @@ class Call:
                 raise UnsupportedError(f"{text}; no spare was ready in HVDLITE_ELASTIC_TIMEOUT={timeout:g} s ({loss})")
             time.sleep(_LOOK_EVERY)
 
-    def _points_of(self, reports: list[_RecoveryReport]) -> list[int | None]:
+    def _points_of(self, reports: list[_RecoveryReport]) -> list[float | None]:
         global _passed_by_others
         _passed_by_others = max(each.passed for each in reports)
         if _passed_by_others > self._number:
@@ -207,7 +207,7 @@ def _shrink(comm: Any) -> Any:
         return (shrink_at_exit if RUNTIME.exiting else shrink_in_thread)(comm, startup.patience_of(RUNTIME.config))
 
 
-def _enter_next(loss: PeerLostError | None, point: int | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:
+def _enter_next(loss: PeerLostError | None, point: float | None, reports: list[Any] | None = None) -> list[_RecoveryReport]:
     """Makes a job of the living ranks. If ranks are lost meanwhile, it tries again.
 
     Args:

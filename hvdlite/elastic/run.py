@@ -2,7 +2,8 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from hvdlite.config import launcher_spares_others
@@ -47,54 +48,52 @@ def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[...
         MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things. Another run of the
             function would not help. All other exceptions come from the training function.
     """
-    own = func if loss_in is None else _with_own_errors(func, loss_in)
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not launcher_spares_others():
-            return run_fn(own, lambda: _refuse(_cause()))(*args, **kwargs)
+            return run_fn(func, lambda: _refuse(_cause()), loss_in)(*args, **kwargs)
         results: list[Any] = [None]
 
-        @functools.wraps(own)
+        @functools.wraps(func)
         def to_the_end(*args: Any, **kwargs: Any) -> Any:
-            results[:] = [own(*args, **kwargs)]
+            results[:] = [func(*args, **kwargs)]
             call.end()
             return results[0]
 
         try:
             call = recovery.Call()
             with LeaveRequest():
-                return run_fn(to_the_end, lambda: _reset(call, _cause()))(*args, **kwargs)
+                return run_fn(to_the_end, lambda: _reset(call, _cause()), loss_in)(*args, **kwargs)
         except recovery.Passed:
             return results[0]
 
     return wrapper
 
 
-def _with_own_errors(func: Callable[..., Any], loss_in: LossIn) -> Callable[..., Any]:
-    @functools.wraps(func)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(*args, **kwargs)
-        except Exception as error:
-            loss = loss_in(error)
-            if loss is None:
-                raise
-            raise loss from error
-
-    return wrapper
+@contextmanager
+def _own_errors(loss_in: LossIn | None) -> Iterator[None]:
+    """A with statement that raises hvdlite's error in place of a framework's error behind which `loss_in` finds one."""
+    try:
+        yield
+    except Exception as error:
+        loss = None if loss_in is None else loss_in(error)
+        if loss is None:
+            raise
+        raise loss from error
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., Any]:
+def run_fn(func: Callable[..., Any], reset: Callable[[], Any], loss_in: LossIn | None = None) -> Callable[..., Any]:
     """`run` for callers that make the new job themselves.
 
-    The function is called again whenever it ended with HorovodInternalError (the state is then restored) or
-    HostsUpdatedInterrupt (the state is kept, and not synchronised if it says so).
+    The function is called again whenever it, `State.sync` or a reset callback ended with HorovodInternalError (the state is
+    then restored) or HostsUpdatedInterrupt (the state is kept, and not synchronised if it says so).
 
     Args:
         func: the training function; its first argument is a `State`.
         reset: called without arguments before the function runs again, to leave the old job and enter the new one;
             `State.on_reset` follows.
+        loss_in: as for `run`.
 
     Returns:
         A function with the same arguments. Collective over all ranks.
@@ -111,12 +110,15 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
                 f"the first argument of {func.__name__}() is a {type(state).__name__}, which has no sync(), restore() and "
                 "on_reset(): pass a state, such as hvd.elastic.TorchState(model=model, optimizer=optimizer)"
             )
-        skip_sync = False
+        is_new_job = skip_sync = False
         while True:
             try:
-                if not skip_sync:
-                    state.sync()
-                return func(state, *args, **kwargs)
+                with _own_errors(loss_in):
+                    if is_new_job:
+                        state.on_reset()
+                    if not skip_sync:
+                        state.sync()
+                    return func(state, *args, **kwargs)
             except (MismatchError, OperationTimeoutError):
                 raise  # the program's error, which would occur again
             except HorovodInternalError:
@@ -126,7 +128,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any]) -> Callable[..., 
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
                 reset()
-            state.on_reset()
+            is_new_job = True
 
     return wrapper
 

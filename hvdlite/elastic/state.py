@@ -142,10 +142,11 @@ class ObjectState(State):
         """Sets an attribute. If the new value is an object that is kept in place, it is saved at once."""
         super().__setattr__(name, value)
         if name in self._names and (has_state_dict(value) or self._handler_of(value) is not None):
+            added = self._inventory([name])
+            added.save()
             for inventory in self._saved:
                 inventory.forget(name)
-            self._saved = [*self._saved, self._inventory([name])]
-            self._saved[-1].save()
+            self._saved = [*self._saved, added]
 
     def save(self) -> None:
         """Copies the attributes, for `restore`."""
@@ -163,7 +164,7 @@ class ObjectState(State):
 
         Raises:
             MismatchError: the names of this rank's attributes, or the kinds of objects that are kept in place, differ from
-                rank 0's.
+                rank 0's. Ranks that do not differ from rank 0 go on, and learn of it when this rank ends.
             Whatever `bcast_object` raises.
 
         """

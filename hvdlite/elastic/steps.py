@@ -9,8 +9,10 @@ newest one. What a point is depends on the optimizer:
   every rank. All ranks contribute to a commit, and no rank can apply another step before all have ended the commit.
 
 So when a rank is lost, the newest points of the others differ by one at most. All go on from the newest point that a living
-rank has; a rank without this point copies it. A spare that has become a rank has no point, and copies it as well. This file
-has pure functions, without a framework or the engine. Tests simulate small jobs with deaths and leaves at any moment.
+rank has; a rank without this point copies it. A spare that has become a rank has no point, and copies it as well. If a loss has
+interrupted a rank's step after the optimizer, the number of its point is half less, so it copies from a rank that has ended the
+step; if there is none, all copy from the same rank. This file has pure functions, without a framework or the engine. Tests
+simulate small jobs with deaths and leaves at any moment.
 """
 
 from collections.abc import Sequence
@@ -32,22 +34,25 @@ class CopyPlan:
         receivers: the ranks that take that point.
     """
 
-    point: int
+    point: float
     source: int
     receivers: tuple[int, ...]
 
 
-def plan_copy(points: Sequence[int | None]) -> CopyPlan:
+def plan_copy(points: Sequence[float | None]) -> CopyPlan:
     """The plan, the same on all ranks.
 
     Args:
-        points: the number of each rank's newest point; None for a rank that has no state yet.
+        points: the number of each rank's newest point, half less if its step was interrupted; None for a rank that has no state
+            yet.
 
     Raises:
         InternalError: ranks differ by more than one point, or none has a state.
 
     >>> plan_copy([7, 8, 7])
     CopyPlan(point=8, source=1, receivers=(0, 2))
+    >>> plan_copy([7.5, 8, 7]).receivers, plan_copy([7.5, 7.5, 7]).receivers
+    ((0, 2), (1, 2))
     """
     known = [point for point in points if point is not None]
     newest = max(known, default=0)
@@ -55,7 +60,9 @@ def plan_copy(points: Sequence[int | None]) -> CopyPlan:
         raise InternalError(
             f"ranks of one job are at the points {list(points)} of a training; this is a bug of hvdlite, please report it"
         )
-    return CopyPlan(newest, points.index(newest), tuple(rank for rank, point in enumerate(points) if point != newest))
+    source, whole = points.index(newest), newest % 1 == 0
+    receivers = [rank for rank, point in enumerate(points) if rank != source and not (whole and point == newest)]
+    return CopyPlan(newest, source, tuple(receivers))
 
 
 def is_commit_due(position: int, last: int, every: Sequence[int], leaves: bool) -> bool:

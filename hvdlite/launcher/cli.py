@@ -3,12 +3,13 @@
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdlite._version import __version__
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.launcher import flags, plan
 from hvdlite.launcher.command import Wishes
 from hvdlite.launcher.job import GRACE_SECONDS, JobOutcome, LaunchedJob, told_to_end
@@ -77,10 +78,10 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="a variable to pass to all ranks, in addition to those that are always passed",
     )
     add("--tcp", action="store_true", help="forbids NCCL to use InfiniBand (NCCL_IB_DISABLE=1)")
-    add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if a rank has not started after this time")
+    add("--start-timeout", type=plan.seconds, metavar="SECONDS", help="ends the job if a rank has not started after this time")
     add(
         "--grace",
-        type=float,
+        type=plan.seconds,
         metavar="SECONDS",
         default=GRACE_SECONDS,
         help="how long programs may run after Ctrl-C or SIGTERM, for instance to save their state [30]",
@@ -107,6 +108,9 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen = plan.make(
         wishes, processes, arguments.hosts, arguments.hostfile, arguments.launcher, arguments.mpirun, arguments.bind
     )
+    ranks = chosen.size - (arguments.spares or 0)
+    if arguments.min_np is not None and arguments.min_np > ranks:
+        raise InvalidArgumentError(f"--min-np {arguments.min_np}: the job has {ranks} ranks, so it asks for more than all")
     for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
         print(f"hvdlite: {line}", file=sys.stderr)
     if arguments.dry_run or arguments.verbose:
@@ -158,7 +162,7 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         names=tuple(names),
         variables=variables,
         elastic=arguments.elastic or any((arguments.min_np, arguments.reset_limit, arguments.spares)),
-        mpi_args=(*shlex.split(arguments.mpi_args), *shlex.split(arguments.binding_args)),
+        mpi_args=(*plan.words_of("--mpi-args", arguments.mpi_args), *plan.words_of("--binding-args", arguments.binding_args)),
     ), warnings
 
 
@@ -246,12 +250,24 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+_ALONE = ("-h", "--help", "-v", "--version")  # the flags of hvdlite itself
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status."""
-    arguments = make_parser().parse_args(words)
+    words = sys.argv[1:] if words is None else words
+    parser = make_parser()
+    if words and (words[0].endswith(("python", "python3", ".py")) or (words[0].startswith("-") and words[0] not in _ALONE)):
+        parser.error(f"a subcommand comes first; this starts ranks: {shlex.join(['hvdlite', 'run', *words])}")
+    arguments = parser.parse_args(words)
     try:
         status: int = arguments.run(arguments)
         return status
     except HvdliteError as error:
         print(f"hvdlite: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader has ended, for example in `hvdlite doctor | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+        return 128 + signal.SIGPIPE

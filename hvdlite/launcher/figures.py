@@ -104,8 +104,8 @@ def figures_of_rank(before: Answer, after: Answer) -> RankFigures:
         "oldest": after["oldest"],
         "where": after["where"],
     }
-    same = before.get("pid") == after["pid"] and before.get("job") == after["job"]
-    seconds = stats["seconds"] - earlier["seconds"] if same and earlier else 0.0
+    same = (before.get("pid"), before.get("job"), earlier.get("job")) == (after["pid"], after["job"], stats["job"])
+    seconds = stats["seconds"] - earlier["seconds"] if same else 0.0
     if seconds <= 0:
         return RankFigures(**found)
     steps = stats["steps"] - earlier["steps"]

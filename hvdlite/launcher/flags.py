@@ -186,7 +186,7 @@ def _own_spelling(knob: Knob, flag: CommandFlag, given: str) -> str:
         if flag.scale != 1:
             return str(round(float(given) * flag.scale))
         value = given if knob.from_horovod is None else knob.from_horovod(given)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidArgumentError(f"{flag.names[0]} {given}: {knob.name} is {knob.accepted}") from None
     return str(int(value)) if isinstance(value, bool) else str(value)
 

@@ -28,15 +28,14 @@ def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
     if place is None:
         _sweep(Path(tempfile.gettempdir()), prefix)
     folder = tempfile.mkdtemp(prefix=prefix, dir=place)
-    owner = open(os.path.join(folder, "unlocked"), "w")  # noqa: SIM115 - the file stays open until the end of the block
     try:
-        with contextlib.suppress(OSError):  # some file systems support no locks
-            fcntl.flock(owner, fcntl.LOCK_EX)
-            os.rename(owner.name, os.path.join(folder, _OWNER))  # only a locked file may have this name
-        yield folder
+        with open(os.path.join(folder, "unlocked"), "w") as owner:
+            with contextlib.suppress(OSError):  # some file systems support no locks
+                fcntl.flock(owner, fcntl.LOCK_EX)
+                os.rename(owner.name, os.path.join(folder, _OWNER))  # only a locked file may have this name
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        owner.close()
 
 
 def _sweep(place: Path, prefix: str) -> None:

@@ -43,7 +43,7 @@ def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
     it.
     """
     own = os.path.join(folder, f"outcome.{rank}.tmp")
-    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(pickle.dumps((text, data)))
     os.rename(own, os.path.join(folder, f"outcome.{rank}.pkl"))

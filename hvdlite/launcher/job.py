@@ -20,7 +20,7 @@ from hvdlite.launcher import rank as rank_program
 from hvdlite.launcher.command import LauncherCommand
 from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.output import LauncherStream, RankExit, RankOutput, first_failure, last_output, parse_marked
-from hvdlite.launcher.rank import ASKS, HEADER, Segments
+from hvdlite.launcher.rank import ASKS, HEADER, Segments, short_path
 
 __all__ = ["GRACE_SECONDS", "NOT_LAUNCHED", "JobOutcome", "LaunchedJob", "told_to_end"]
 
@@ -124,7 +124,8 @@ class LaunchedJob:
         listener = socket.socket(socket.AF_UNIX)
         try:
             path = os.path.join(self._folder, "s")
-            listener.bind(path)
+            with short_path(path) as short:
+                listener.bind(short)
             listener.listen(self._size + 16)
             self._selector.register(listener, selectors.EVENT_READ, listener)
             launches = 0

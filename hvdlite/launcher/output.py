@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher.rank import MARK
 
 __all__ = ["LauncherStream", "RankExit", "RankOutput", "first_failure", "last_output", "parse_marked"]
@@ -95,6 +96,9 @@ class RankOutput:
         folder: the folder for copies of the output in ``rank.N/stdout`` and ``rank.N/stderr``; None for no copies.
         stdout, stderr: the files to print to; None for those of this process.
         clock: a function that returns the time as text.
+
+    Raises:
+        InvalidArgumentError: the folder or a file in it cannot be made.
     """
 
     def __init__(
@@ -114,11 +118,15 @@ class RankOutput:
         self._broken: set[str] = set()
         if folder is not None:
             digits = len(str(size - 1))
-            for rank in range(size):
-                place = Path(folder, f"rank.{rank:0{digits}}")
-                place.mkdir(parents=True, exist_ok=True)
-                for kind, stream in _STREAMS.items():
-                    self._files[rank, kind] = (place / stream).open("w", buffering=1, newline="")
+            try:
+                for rank in range(size):
+                    place = Path(folder, f"rank.{rank:0{digits}}")
+                    place.mkdir(parents=True, exist_ok=True)
+                    for kind, stream in _STREAMS.items():
+                        self._files[rank, kind] = (place / stream).open("w", buffering=1, newline="", encoding="utf-8")
+            except OSError as error:
+                text = f"the ranks' output cannot be copied to {folder}: {error.filename} cannot be made: {error.strerror}"
+                raise InvalidArgumentError(text) from None
 
     def line(self, kind: str, rank: int, text: str, ending: str) -> None:
         """Prints one line.
@@ -155,9 +163,11 @@ class RankOutput:
     def _print(self, kind: str, text: str) -> None:
         if kind in self._broken:
             return
+        out = self._out[kind]
+        encoding = getattr(out, "encoding", None) or "utf-8"
         try:
-            self._out[kind].write(text)
-            self._out[kind].flush()
+            out.write(text.encode(encoding, "replace").decode(encoding))
+            out.flush()
         except BrokenPipeError:  # the reader has ended, for example in `hvdlite run ... | head`, and the job continues
             self._broken.add(kind)
         except OSError as error:

@@ -1,6 +1,7 @@
 """Turns a user's wishes into a command line: chooses the launcher, the number of ranks, and the hosts."""
 
 import argparse
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ __all__ = [
     "make",
     "positive",
     "refuse_nested",
+    "seconds",
+    "words_of",
 ]
 
 LAUNCHERS = ("auto", "mpirun", "srun")
@@ -136,6 +139,30 @@ def positive(text: str) -> int:
     return number
 
 
+def seconds(text: str) -> float:
+    """The number of seconds above 0 that a flag has as its value.
+
+    Raises:
+        ArgumentTypeError: `text` is not such a number.
+    """
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number
+
+
+def words_of(flag: str, text: str) -> tuple[str, ...]:
+    """The arguments in a text that is quoted as in a shell.
+
+    Raises:
+        InvalidArgumentError: a quotation does not end. The error names the flag.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InvalidArgumentError(f"{flag} {text}: {error} (quote the text as in a shell)") from None
+
+
 def environment() -> dict[str, str]:
     """This process's environment, without variables that other launchers have set."""
     return outside_of_jobs()
@@ -239,7 +266,7 @@ def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, note
 
 def _listing(srun: str) -> str:
     try:
-        done = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout + done.stderr

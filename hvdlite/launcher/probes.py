@@ -116,7 +116,13 @@ def probe(program: str, arguments: Sequence[str] = (), seconds: float = 120.0) -
     """
     command = [sys.executable, "-c", _FIND + _SAY + program, *arguments]
     process = subprocess.Popen(
-        command, env=outside_of_jobs(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=outside_of_jobs(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     )
     late = False
     try:

@@ -22,11 +22,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ASKS", "HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of"]
+__all__ = ["ASKS", "HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of", "short_path"]
 
 # The header of a message on the socket: its kind (h: hello, o: stdout, e: stderr, x: exit), and the length of its payload.
 HEADER = struct.Struct("!cI")
@@ -201,10 +201,21 @@ class _Lines:
                 line = line[os.write(1 if kind == "o" else 2, line) :]
 
 
+@contextlib.contextmanager
+def short_path(path: str) -> Iterator[str]:
+    """A with statement in which a file has a short path, too: the path of a socket has at most 107 bytes."""
+    folder = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
 def _connect(path: str, rank: int) -> "_Socket | _Lines":
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(path)
+        with short_path(path) as short:
+            connection.connect(short)
     except OSError:  # the launcher is on another host
         connection.close()
         return _Lines(rank)

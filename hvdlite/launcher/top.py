@@ -50,17 +50,14 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows the job until it ends, or for one interval with ``--once``. Returns the exit status: 1 if with ``--once`` the job
-    ended before the second look, 130 after Ctrl-C, otherwise 0.
+    ended before the second look, otherwise 0.
     """
     with _display(arguments) as show:
         viewer = JobViewer(arguments.job, arguments.hosts, show)
-        try:
-            if arguments.hosts:
-                _ask_hosts(arguments, viewer)
-            else:
-                _ask_here(arguments, viewer)
-        except KeyboardInterrupt:
-            return 130
+        if arguments.hosts:
+            _ask_hosts(arguments, viewer)
+        else:
+            _ask_here(arguments, viewer)
     if viewer.ended:
         print(f"hvdlite top: the job {viewer.job} has ended", file=sys.stderr)
     return int(arguments.once and viewer.ended)
@@ -96,6 +93,9 @@ class JobViewer:
         first = not self.job
         if first:
             self.job = choose_job(answers, self._wanted, self._hosts)
+        if self.job not in {answer["job"] for answer in answers}:  # an elastic job has a new name if its rank 0 was lost
+            processes = {(answer["host"], answer["pid"]) for answer in self._before.values()}
+            self.job = next((each["job"] for each in answers if (each["host"], each["pid"]) in processes), self.job)
         mine = [answer for answer in answers if answer["job"] == self.job]
         if not mine:
             self.ended = True

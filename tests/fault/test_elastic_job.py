@@ -155,6 +155,41 @@ def test_ranks_that_all_have_to_leave_write_the_checkpoint_of_their_last_step(tm
     assert position == (4 if optimizer == "sharded" else 3), result.report()
 
 
+INTERRUPTED = """
+    import os, signal, sys
+    import torch
+    import hvdlite.torch as hvd
+    from hvdlite import PeerLostError
+
+    hvd.init()
+    FIRST = hvd.rank()
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(6, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    job = hvd.elastic.Job(model=model, optimizer=optimizer, scheduler=scheduler, batch_size=6)
+    for x, y in job.batches(torch.utils.data.TensorDataset(torch.randn(36, 6), torch.randn(36, 1)), epochs=1):
+        with job.step():
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if job.position == 2 and FIRST == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.position == 2 and str(FIRST) in sys.argv[1]:  # a collective of the program could raise this
+                raise PeerLostError("rank 2 is gone")
+            scheduler.step()
+    print(job.position, scheduler.last_epoch, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("interrupted", "scheduled"), [("1", 6), ("0", 6), ("01", 5)])
+def test_ranks_whose_step_a_loss_has_interrupted_after_the_optimizer_are_equal(interrupted, scheduled):
+    result = run_job(INTERRUPTED, 3, args=[interrupted], mpirun_args=("--with-ft", "ulfm"))
+    assert [result.stdout[rank] for rank in (0, 1)] == [f"6 {scheduled}\n"] * 2, result.report()
+    said = "a loss has ended step 3 after optimizer.step(): what follows, such as scheduler.step(), is left out"
+    assert (said in result.stderr[0]) == (scheduled == 5), result.report()
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_elastic.py"
 
 

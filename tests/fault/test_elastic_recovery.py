@@ -218,3 +218,21 @@ AT_EXIT = """
 def test_mpi_learns_of_a_loss_in_the_exit_handler():
     result = run_job(BEGINNING + AT_EXIT, 2, mpirun_args=ULFM)
     assert said(result, 1) == ["left 1"], result.report()
+
+
+AFTER_TRAINING = """
+    from hvdlite import elastic
+    from mpi4py import MPI
+
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+    elastic.run(lambda state: hvd.allreduce(np.ones(1), name="step"))(state)
+    MPI.COMM_WORLD.Barrier()
+    if FIRST == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    hvd.allreduce(np.ones(1), name="after")
+"""
+
+
+def test_a_rank_that_sigterm_ends_after_the_training_has_last_words():
+    result = run_job(BEGINNING + AFTER_TRAINING, 2, mpirun_args=ULFM)
+    assert "SIGTERM ends this rank" in result.stderr[1], result.report()

@@ -142,7 +142,7 @@ def test_whoever_waits_long_in_init_says_what_for():
                 MPI.COMM_WORLD.send(None, 1)
 
         if MPI.COMM_WORLD.rank == 0:
-            job._WARN_AFTER = 0.3
+            job.WARN_AFTER = 0.3
             logging.getLogger("hvdlite").addHandler(Tells())
         else:
             MPI.COMM_WORLD.recv()
@@ -153,6 +153,30 @@ def test_whoever_waits_long_in_init_says_what_for():
     assert result.returncode == 0, result.report()
     assert re.search(r"init\(\) has waited [\d.]+ s for other processes", result.stderr[0]), result.report()
     assert "has waited" not in result.stderr[1], result.report()
+
+
+def test_whoever_waits_long_inside_of_mpis_start_says_so_too(tmp_path):
+    said = tmp_path / "said"
+    result = run_job(
+        """
+        import os, sys, time
+        import hvdlite as hvd
+        from hvdlite import config, job
+
+        said = sys.argv[1]
+        if config.rank_and_size_by_mpi()[0] == 0:
+            job.WARN_AFTER = 0.3
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+        else:
+            while not os.path.exists(said) or "has waited" not in open(said).read():
+                time.sleep(0.01)
+        hvd.init()
+        """,
+        2,
+        args=[str(said)],
+    )
+    assert result.returncode == 0, result.report()
+    assert "init() has waited 0.3 s for other processes of the job: all must call it" in said.read_text(), result.report()
 
 
 def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
@@ -180,3 +204,49 @@ def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
     )
     assert result.returncode == 0, result.report()
     assert all(text == "" for text in result.stderr.values()), result.report()
+
+
+INIT = """
+    import os, signal, sys
+    import numpy as np
+    from mpi4py import MPI
+    import hvdlite as hvd
+    from hvdlite import job, startup
+
+    def interrupted(owner, name):
+        own = getattr(owner, name)
+
+        def once(*arguments):
+            setattr(owner, name, own)
+            os.kill(os.getpid(), signal.SIGINT)
+            return own(*arguments)
+
+        setattr(owner, name, once)
+
+    world = MPI.COMM_WORLD
+    if world.rank == 0:
+        interrupted(*{"before all have called it": (job.Job, "meet"), "later": (startup, "agree")}[sys.argv[1]])
+        try:
+            hvd.init()
+        except KeyboardInterrupt:
+            print("interrupted", hvd.is_initialized(), flush=True)
+    if sys.argv[1] != "later":
+        world.send(None, 1) if world.rank == 0 else world.recv()
+    try:
+        hvd.init()
+        print(hvd.allreduce(np.ones(1), op=hvd.Sum, name="x"), flush=True)
+    except hvd.HorovodInternalError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before all have called it", "later"])
+def test_another_init_after_an_interrupted_one_goes_on_or_tells_the_others(moment):
+    result = run_job(INIT, 2, args=[moment])
+    assert result.stdout[0].startswith("interrupted False\n"), result.report()
+    if moment == "later":
+        assert re.search(r"^rank 0 (\(.*\) )?was interrupted in init\(\)", result.stdout[1]), result.report()
+        assert "an earlier init() was interrupted when all ranks had called it" in result.stdout[0], result.report()
+    else:
+        assert result.stdout[0].endswith("[2.]\n"), result.report()
+        assert result.stdout[1] == "[2.]\n", result.report()

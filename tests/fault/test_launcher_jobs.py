@@ -50,6 +50,14 @@ def test_flags_reach_the_ranks(tmp_path):
     assert (done.stdout, done.returncode) == ("2097152 a b 1\n", 0), done.stderr
 
 
+def test_the_folder_for_temporary_files_may_have_a_long_path(tmp_path):
+    folder = tmp_path / ("a" * 100)  # the path of a socket has at most 107 bytes
+    folder.mkdir()
+    done = run(tmp_path, "print('here')", "--no-tag-output", n=2, TMPDIR=str(folder))
+    assert (done.stdout, done.returncode) == ("here\nhere\n", 0), done.stderr
+    assert not list(folder.glob("hvdlite-*"))
+
+
 def test_lines_of_ranks_do_not_mix(tmp_path):
     program = """
 import os, sys

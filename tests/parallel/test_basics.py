@@ -128,6 +128,21 @@ def test_knobs_that_differ_stop_all_with_one_text(ended, monkeypatch):
     on_all_ranks(str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "error"),
+    [("TIMELINE", "/nowhere/x.json", "the timeline cannot be written to '/nowhere"), ("METRICS_FILE", ".", "names no file")],
+)
+def test_a_file_that_cannot_be_made_leaves_no_engine(ended, monkeypatch, variable, value, error):
+    monkeypatch.setenv(f"HVDLITE_{variable}", value)
+    with pytest.raises(ValueError, match=error):
+        ended.init()
+    assert not ended.is_initialized()
+    monkeypatch.delenv(f"HVDLITE_{variable}")
+    ended.init()
+    assert ended.global_process_set.process_set_id == 0
+    works(ended)
+
+
 def test_horovods_variables_are_read(ended, monkeypatch, caplog):
     monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "0")
     monkeypatch.setenv("HOROVOD_LOG_LEVEL", "info")

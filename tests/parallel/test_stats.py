@@ -74,8 +74,19 @@ def test_what_cannot_be_subtracted(hvd):
     other = Stats(**{**vars(before), "rank": before.rank + 1})
     with pytest.raises(ValueError, match="same rank"):
         after - other
+    later = Stats(**{**vars(after), "job": after.job + 1})
+    with pytest.raises(ValueError, match=rf"in job {after.job + 1} of the process minus .* in job {after.job} of"):
+        later - before
     with pytest.raises(TypeError):
         after - 3
+
+
+@pytest.mark.parametrize("steps", [-1, 0.5, "1", None])
+def test_steps_that_cannot_be_marked(hvd, steps):
+    before = hvd.stats().steps
+    with pytest.raises(ValueError, match="a whole number of at least 0"):
+        hvd.mark_step(steps)
+    assert hvd.stats().steps == before
 
 
 def test_the_program_marks_steps(ended):
@@ -192,7 +203,7 @@ def test_a_disk_that_fails_is_reported_once_and_tried_again(hvd, tmp_path, caplo
     writer.close()
 
 
-@pytest.mark.parametrize(("path", "interval"), [("x", 0), ("x", float("nan")), ("", 1)])
+@pytest.mark.parametrize(("path", "interval"), [("x", 0), ("x", float("nan")), ("", 1), (".", 1), ("/", 1)])
 def test_bad_arguments_of_the_file(hvd, path, interval):
     with pytest.raises(ValueError, match="PrometheusWriter"):
         PrometheusWriter(path, interval)
@@ -220,6 +231,23 @@ def test_scalars_every_few_steps(hvd):
         assert min(waits) > 0
     waited = (hvd.stats() - before).exposed_waiting_seconds
     assert sum(np.multiply(waits, [2, 2, 1])) == pytest.approx(1e3 * waited)
+
+
+def test_scalars_go_on_after_another_init(ended):
+    written = []
+    for number in range(2):
+        ended.init()
+        if not number:
+            writer = TensorBoardWriter(lambda *scalar: written.append(scalar), every=1)
+        for _ in range(3):
+            ended.allreduce(np.ones(4), name="x")
+            ended.mark_step()
+        if not number:
+            ended.shutdown()
+    writer.close()
+    ended.mark_step()
+    steps = [(value, at) for tag, value, at in written if tag == "hvdlite/operations"]
+    assert steps == [(1.0, at) for at in (1, 2, 3, 5, 6)]
 
 
 class Board:

@@ -75,6 +75,8 @@ def test_our_own_variable_wins_over_horovods():
         ("HVDLITE_FUSION_THRESHOLD", "many", "whole number of bytes of at least 0, also with the suffix KiB"),
         ("HVDLITE_FUSION_THRESHOLD", "-1", "of at least 0"),
         ("HVDLITE_FUSION_THRESHOLD", "1 TiB", "MiB or GiB"),
+        ("HVDLITE_FUSION_THRESHOLD", f"{1 << 33}GiB", "of at least 0"),
+        ("HVDLITE_CACHE_CAPACITY", "9" * 400, "of at least 0"),
         ("HVDLITE_SEGMENT_BYTES", "0", "of at least 1"),
         ("HVDLITE_CYCLE_TIME", "nan", "number of milliseconds of at least 0"),
         ("HVDLITE_DEADLOCK_TIMEOUT", "inf", "number of seconds"),

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 import threading
 
 import pytest
@@ -140,6 +141,31 @@ def test_a_pass_that_is_left_early_ends_its_thread(how):
     assert loader.cleaned_up_by == [READER]
     loader.read.clear()
     assert list(loader) == list(range(100))  # the next pass begins at the beginning
+
+
+def test_the_reading_thread_may_collect_the_dropped_iterator(monkeypatch):
+    complaints, dropped = [], threading.Event()
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+
+    class Collects(AsyncNumbers):
+        def _iterate(self):
+            yield from super()._iterate()
+            dropped.wait()
+            gc.collect()
+
+    loader = Collects(3, batches=[1, 2])
+    cycle = [iter(loader)]
+    cycle.append(cycle)
+    assert next(cycle[0]) == 1
+    reads = next(iter(loader._passes))._thread
+    gc.disable()
+    try:
+        del cycle
+        dropped.set()
+        reads.join(60)
+    finally:
+        gc.enable()
+    assert complaints == []
 
 
 def test_closing_a_loader_that_has_not_run():

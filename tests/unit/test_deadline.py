@@ -32,3 +32,19 @@ def test_a_process_ends_if_the_call_does_not_return(seconds, then, code, output,
     assert (done.returncode, done.stdout) == (code, output), done
     assert done.stderr.endswith(error), done
     assert bool(done.stderr) == bool(error), done
+
+
+def test_a_warning_does_not_end_the_process():
+    program = """
+import ctypes, os
+from hvdlite._engine import Deadline
+
+reader, writer = os.pipe()
+os.dup2(writer, 2)
+deadline = Deadline(0.01, 2, 3, "the others do not come", ends=False)
+print(ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1000), 1000) > 0)  # with the GIL
+deadline.cancel()
+print("went on")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\nwent on\n"), done

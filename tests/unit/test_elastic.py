@@ -56,6 +56,30 @@ def test_what_changes_before_the_first_commit_is_restored_too():
     assert state.history == []
 
 
+class Stateful:
+    number = 1
+
+    def state_dict(self):
+        if self.number is None:
+            raise ValueError("it is not built")
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+def test_an_object_that_cannot_be_saved_does_not_take_the_place_of_the_saved_one():
+    state = alone(model=Stateful(), epoch=1)
+    model = state.model
+    other = Stateful()
+    other.number = None
+    with pytest.raises(ValueError, match="not built"):
+        state.model = other
+    state.epoch, model.number = 2, 2
+    state.restore()
+    assert (state.model, state.epoch, model.number) == (model, 1, 1)
+
+
 def two_ranks(of_rank):
     """The states of rank 0 and rank 1, which is synchronised after rank 0; `of_rank` gives a rank's attributes."""
     sent = []
@@ -305,6 +329,35 @@ def test_a_failure_during_sync_counts_as_well():
     state.sync = sync
     assert run_fn(lambda _: "done", lambda: state.events.append("reset job"))(state) == "done"
     assert state.events == ["sync", "restore", *AGAIN, "sync"]
+
+
+def test_a_loss_in_a_reset_callback_counts_as_well():
+    state = Recorded()
+    failures = [PeerLostError("in a callback")]
+    state.register_reset_callbacks([lambda: failures and (_ for _ in ()).throw(failures.pop())])
+    to_raise = [PeerLostError("in the function")]
+
+    def train(state):
+        if to_raise:
+            raise to_raise.pop()
+        return "done"
+
+    assert run_fn(train, lambda: state.events.append("reset job"))(state) == "done"
+    assert state.events == ["sync", "restore", *AGAIN, "restore", *AGAIN, "sync"]
+
+
+def test_an_error_of_a_framework_in_sync_is_a_loss_if_hvdlites_error_is_behind_it():
+    state = Recorded()
+    failures = [ZeroDivisionError("rank 1 is gone")]
+
+    def sync():
+        if failures:
+            raise failures.pop()
+
+    state.sync = sync
+    train = run_fn(lambda _: "done", lambda: state.events.append("reset job"), lambda error: PeerLostError(str(error)))
+    assert train(state) == "done"
+    assert state.events == ["restore", *AGAIN]
 
 
 def raising(error):

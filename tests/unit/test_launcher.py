@@ -1,6 +1,8 @@
 """The launcher's flags and its command line; where, by what and how ranks end is in test_launcher_{hosts,lines,output}.py."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -200,6 +202,13 @@ def test_mistakes_on_the_command_line(capsys):
         (["run", "python", "x.py"], "give the number of ranks"),
         (["run", "-n", "0", "python"], "'0' is not a whole number above 0"),
         (["run", "-n", "2", "--cycle-time", "x", "python"], "--cycle-time x: cycle_time is a number"),
+        (["run", "-n", "2", "--mpi-args", "it's", "x"], "--mpi-args it's: No closing quotation"),
+        (["run", "-n", "2", "--fusion-threshold-mb", "inf", "x"], "--fusion-threshold-mb inf: fusion_threshold is a whole"),
+        (["run", "-n", "2", "--grace", "nan", "x"], "--grace: 'nan' is not a number of seconds above 0"),
+        (["run", "-n", "2", "--output-filename", "/proc/x", "x"], "copied to /proc/x: /proc/x cannot be made: No such file"),
+        (["run", "-n", "2", "--spares", "2", "--min-np", "3", "x"], "--min-np 3: the job has 2 ranks"),
+        (["-n", "2", "python", "my x.py"], "this starts ranks: hvdlite run -n 2 python 'my x.py'"),
+        (["train.py"], "this starts ranks: hvdlite run train.py"),
         ([], "required: subcommand"),
     ):
         try:
@@ -210,6 +219,15 @@ def test_mistakes_on_the_command_line(capsys):
         captured = capsys.readouterr()
         assert captured.out == ""
         assert said in captured.err
+
+
+def test_a_reader_that_ends_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hvdlite", "doctor", "--no-smoke", "--no-frameworks"]
+    done = subprocess.run(command, env=job_environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_help_loads_neither_mpi_nor_a_framework_nor_the_engine():

@@ -1,7 +1,10 @@
 """hvdlite doctor and shell completion, and what hvdlite.run sends."""
 
+import errno
 import json
+import os
 import pickle
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,7 +18,7 @@ from support.limits import eventually
 
 from hvdlite.errors import InvalidArgumentError, PeerLostError, SystemFailure, UnsupportedError
 from hvdlite.horovod.runner import run as horovod_run
-from hvdlite.launcher import checks, cli, completion, doctor, function_rank, functions, probes
+from hvdlite.launcher import checks, cli, completion, doctor, folder, function_rank, functions, probes
 from hvdlite.launcher.checks import Finding
 from hvdlite.launcher.job import JobOutcome
 from hvdlite.launcher.output import RankExit
@@ -75,6 +78,7 @@ def test_a_probe_that_crashes_or_hangs_or_raises_is_survived(tmp_path, monkeypat
     assert caught.value.found == {"a": 1}
     with pytest.raises(probes.ProbeError, match="ImportError: no such thing"):
         probes.probe("raise ImportError('no such thing')")
+    assert probes.probe("import os; say(a=1); os.write(2, b'caf\\xe9')") == {"a": 1}, "libraries may print latin-1"
 
     class Begun(subprocess.Popen):
         def communicate(self, input=None, timeout=None):
@@ -206,11 +210,12 @@ def test_what_cannot_be_pickled(monkeypatch):
         functions._packed(json.dumps, (open(__file__),), {}, ())  # noqa: SIM115
 
 
-def call(folder, rank, function, *arguments):
+def call(folder, rank, function, *arguments, before=None):
     (folder / function_rank.CALL).write_bytes(functions._packed(function, arguments, {}, ()))
     return subprocess.run(
         [sys.executable, "-m", "hvdlite.launcher.function_rank", str(folder)],
         env={**job_environment(), "PMI_RANK": str(rank)},
+        preexec_fn=before,
         capture_output=True,
         text=True,
         timeout=60,
@@ -249,6 +254,23 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_that_rank(tmp_path):
     done = call(tmp_path, 0, threading.Lock)
     assert done.returncode == 1
     assert "the result of rank 0, of type lock, cannot be pickled" in done.stderr
+
+
+def test_a_result_for_which_the_disk_has_no_room_is_an_error_of_that_rank(tmp_path):
+    done = call(tmp_path, 0, bytes, 1 << 20, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))
+    assert done.returncode == 1
+    raised = functions._error(str(tmp_path), JobOutcome(1, RankExit(0, "h", 7, 1, False)))
+    assert (type(raised), str(raised)) == (OSError, "[Errno 27] File too large")
+
+
+def test_a_folder_that_cannot_be_used_is_not_left_behind(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(folder, "open", full, raising=False)
+    with pytest.raises(OSError, match="No space left"), folder.private_folder("call", str(tmp_path)):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_rank_without_the_folder_says_so(tmp_path):

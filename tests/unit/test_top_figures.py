@@ -17,7 +17,7 @@ from hvdlite.live_view import oldest_operation
 
 def answer(rank=0, seconds=10.0, host="a", pid=None, job="7@a", size=4, oldest=None, **stats):
     usual = {"steps": 0, "operations": 5, "exposed_seconds": 1.0, "exposed_moving_seconds": 0.0, "moving_seconds": 0.0}
-    usual |= {"bus_bytes": 0, "waited_for_seconds": [0.0] * size}
+    usual |= {"job": 1, "bus_bytes": 0, "waited_for_seconds": [0.0] * size}
     return {
         **{"job": job, "rank": rank, "host": host, "pid": 100 + rank if pid is None else pid, "program": "x.py"},
         **{
@@ -53,7 +53,9 @@ def test_what_is_not_known_is_none():
     same = figures_of_rank(answer(), answer(seconds=11.0))
     assert (same.step_seconds, same.bytes_per_second, same.steps) == (None, None, 0)
     assert same.computing == 1.0
-    for before in ({}, answer(pid=3), answer(job="9@a"), answer(seconds=20.0)):  # the first answer, or of another init()
+    elsewhere = answer(seconds=2.0, size=5)  # an elastic job that has lost a rank since
+    elsewhere["stats"]["job"] = 0
+    for before in ({}, answer(pid=3), answer(job="9@a"), elsewhere):
         found = figures_of_rank(before, answer(seconds=11.0))
         assert (found.seconds, found.steps, found.computing, found.blocked_on) == (None, None, None, None)
         assert found.memory_bytes == 1 << 30
@@ -144,8 +146,17 @@ def test_a_viewer_goes_on_while_all_ranks_are_silent():
     assert viewer.see([answer(0, 14.0, steps=2)])
     assert [each.ranks[0].state for each in shown] == ["silent", "answers"]
     assert shown[1].ranks[0].step_seconds == 2.0
-    assert not viewer.see([answer(0, job="8@a")])
+    assert not viewer.see([answer(0, job="8@a", pid=8)])
     assert viewer.ended
+
+
+def test_a_viewer_follows_an_elastic_job_that_has_lost_its_rank_0():
+    shown = []
+    viewer = top.JobViewer("", "", shown.append)
+    assert viewer.see([answer(0, size=3), answer(1, size=3), answer(2, size=3)])
+    after = [answer(rank, 2.0, pid=101 + rank, job="101@a", size=2) for rank in range(2)]
+    assert viewer.see([answer(0, job="8@a", pid=8), *after])
+    assert (viewer.job, shown[0].job, shown[0].size) == ("101@a", "101@a", 2)
 
 
 def test_no_job(capsys, monkeypatch):

@@ -1,5 +1,5 @@
-// Ends this process if a call of MPI that cannot be interrupted does not return in time. In exit handlers Python starts no
-// thread that could watch such a call; this thread is C++'s.
+// Logs a line if a call of MPI that cannot be interrupted does not return in time, and may end this process. In exit handlers
+// Python starts no thread that could watch such a call, and MPI_Init_thread keeps Python's GIL; this thread is C++'s.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -17,18 +17,19 @@ namespace {
 
 // A time that can be added to now: about 95 years.
 constexpr double kLongest = 3e9;
+constexpr int kAsWarning = 3, kAsError = 4;  // as in hvdlite_config
 
 // Thread: any. Owns: its thread. Blocks: no. Throws: std::system_error if there is no thread left.
 class Deadline {
  public:
-  Deadline(double seconds, int rank, int size, std::string text)
+  Deadline(double seconds, int rank, int size, std::string text, bool ends)
       : thread_([=, this, text = std::move(text)] {
-          pthread_setname_np(pthread_self(), "hvdlite-exit");
+          pthread_setname_np(pthread_self(), "hvdlite-late");
           std::unique_lock lock(mutex_);
           const auto limit = std::chrono::duration<double>(std::min(seconds, kLongest));
           if (changed_.wait_for(lock, limit, [this] { return cancelled_; })) return;
-          hvdlite_log_error(rank, size, "control", text.c_str());
-          _exit(1);
+          hvdlite_log(ends ? kAsError : kAsWarning, rank, size, "control", text.c_str());
+          if (ends) _exit(1);
         }) {}
   ~Deadline() { cancel(); }
   Deadline(const Deadline&) = delete;
@@ -55,7 +56,8 @@ class Deadline {
 void register_deadline(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<Deadline>(module, "Deadline", nb::is_final())
-      .def(nb::init<double, int, int, const char*>(), "seconds"_a, "rank"_a, "size"_a, "text"_a)
+      .def(nb::init<double, int, int, const char*, bool>(), "seconds"_a, "rank"_a, "size"_a,
+           "text"_a, "ends"_a = true)
       .def("cancel", &Deadline::cancel);
 }
 

@@ -21,6 +21,7 @@ namespace {
 
 // The number of ended operations that it logs if none is in flight.
 constexpr std::int64_t kEndedInLog = 3;
+constexpr int kErrorLevel = 4;  // as in hvdlite_config
 // A launcher sends SIGKILL later; Open MPI after a second.
 constexpr int kPatienceMs = 500;
 
@@ -42,7 +43,7 @@ void log(const char* place, const std::string& more) {
                            "rank's output, and for what the launcher says. Horovod has been shut "
                            "down" +
                            more;
-  hvdlite_log_error(state.rank, state.size, "control", text.c_str());
+  hvdlite_log(kErrorLevel, state.rank, state.size, "control", text.c_str());
 }
 
 void say() {
@@ -83,13 +84,14 @@ void install(int rank, int size, bool has_shut_down) {
   state.has_shut_down.store(has_shut_down);
   state.rank = rank;
   state.size = size;
-  if (state.owner == getpid()) return;
   struct sigaction present = {};
   if (sigaction(SIGTERM, nullptr, &present) != 0) return;
   if ((present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL) return;
-  state.owner = getpid();
-  sem_init(&state.asked, 0, 0);
-  std::thread(wait_and_say).detach();
+  if (state.owner != getpid()) {  // otherwise another handler was there meanwhile
+    state.owner = getpid();
+    sem_init(&state.asked, 0, 0);
+    std::thread(wait_and_say).detach();
+  }
   struct sigaction ours = {};
   ours.sa_handler = end_with_last_words;
   sigemptyset(&ours.sa_mask);

@@ -367,9 +367,10 @@ HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
  * `ended` gives all recorded operations, without a file. Free the text with hvdlite_free. Null if there was no memory. */
 HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended);
 HVDLITE_API void hvdlite_free(void* text);
-/* Logs an error of this rank in the engine's format: one line with the time, by one write(2). Any thread may call it, also
- * without an engine. */
-HVDLITE_API void hvdlite_log_error(int rank, int size, const char* subsystem, const char* text);
+/* Logs a warning or an error of this rank in the engine's format: one line with the time, by one write(2). Any thread may call
+ * it, also without an engine. level: 3 for a warning, 4 for an error, as in hvdlite_config. */
+HVDLITE_API void hvdlite_log(int level, int rank, int size, const char* subsystem,
+                             const char* text);
 
 typedef struct hvdlite_counters {
   int64_t submitted, completed, failed;

@@ -1,4 +1,7 @@
-"""`ElasticJob`: a training in which each step counts once, on all living ranks or on none."""
+"""`ElasticJob`: a training in which each step counts once, on all living ranks or on none.
+
+(Over 400 lines, because a step and the return after a loss change the same state.)
+"""
 
 import logging
 import os
@@ -130,7 +133,9 @@ class ElasticJob:
         self._request = LeaveRequest()
         self._jobs = 0  # how many jobs `_enter` has entered
         self._steps_of_epoch = self._last_step = 1
-        self._batch_is_open = self._in_step = self._stepped = self._may_leave = False
+        self._batch_is_open = self._in_step = self._stepped = False
+        self._is_half_done = False  # has a loss interrupted a step after optimizer.step(), and is this not settled yet?
+        self._may_leave = False
         self._notices = 0  # how many notices the engine had counted before the present step
         self._has_committed = False  # have the ranks made a commit in this call of `batches`?
         self._reset_callbacks: list[Callable[[], Any]] = []
@@ -219,17 +224,20 @@ class ElasticJob:
         outcome, position = StepOutcome(), self.position
         before = None if self._state.is_sharded else self._state.before_step()
         self._in_step, self._batch_is_open, self._stepped = True, False, False
+        ended = False
         try:
-            yield outcome
-            if not self._stepped and self.scaler is None:
-                raise InvalidArgumentError("a job.step() ended without optimizer.step(): each has exactly one")
-            self.position += 1
+            try:
+                yield outcome
+                if not self._stepped and self.scaler is None:
+                    raise InvalidArgumentError("a job.step() ended without optimizer.step(): each has exactly one")
+                ended = True
+            finally:
+                self.position += ended or self._stepped
             self._commit_if_due()
         except PeerLostError as loss:
-            if before is not None and self._stepped:
-                self.position += 1
-            elif before is not None:
+            if before is not None and self.position == position:
                 self._state.go_back(before)
+            self._is_half_done = self._stepped and not ended
             self._recover(loss)
         finally:
             self._in_step = False
@@ -339,19 +347,24 @@ class ElasticJob:
                 self._enter(lambda: call.admit(self._point))
 
     @property
-    def _point(self) -> int | None:
+    def _point(self) -> float | None:
         """The number of this rank's newest point: see `hvdlite.elastic.steps`."""
         if not self._has_state:
             return None
-        return self._last_commit.number if self._state.is_sharded else self.position
+        return self._last_commit.number if self._state.is_sharded else self.position - 0.5 * self._is_half_done
 
-    def _enter(self, job: Callable[[], Sequence[int | None]]) -> None:
+    def _enter(self, job: Callable[[], Sequence[float | None]]) -> None:
         """Enters a new job. `job` makes it, and returns the number of each rank's newest point."""
         try:
             points = job()
             self._jobs += 1
             self.optimizer.zero_grad()
-            self._go_on_from(plan_copy(points))
+            plan = plan_copy(points)
+            self._go_on_from(plan)
+            if self._is_half_done and plan.point % 1 and rank() == plan.source:
+                text = "a loss has ended step %d after optimizer.step(): what follows, such as scheduler.step(), is left out"
+                logging.getLogger("hvdlite").warning(text, self.position)
+            self._is_half_done = False
             for callback in self._reset_callbacks:
                 callback()
         except PeerLostError as loss:
@@ -383,7 +396,7 @@ class ElasticJob:
         if rank() in plan.receivers:
             self.position, self._has_committed, self._has_state = position, has_committed, True
             if self._state.is_sharded and plan.point:
-                self._last_commit = Commit(plan.point, position, self._state.commit(loaded=True))
+                self._last_commit = Commit(int(plan.point), position, self._state.commit(loaded=True))
 
     # --- the optimizer ------------------------------------------------------------------------------------------------------
 

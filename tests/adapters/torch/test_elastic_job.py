@@ -1,5 +1,6 @@
 """hvd.elastic.Job where no rank is lost: its order of samples, its checkpoints, and what it refuses."""
 
+import contextlib
 import copy
 import functools
 import operator
@@ -111,6 +112,25 @@ def test_what_a_step_needs():
     with pytest.raises(InvalidArgumentError, match=r"a batch of job.batches\(\) was not used"):
         next(batches)
     hvd.barrier()
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_step_counts_if_an_exception_of_the_program_follows_the_optimizer(shard):
+    job = hvd.elastic.Job(**parts(shard=shard))
+    applied, seen = [], []
+    job.optimizer.register_step_post_hook(lambda *_: applied.append(job.position))
+    for x, y in job.batches(SAMPLES, 1):
+        with contextlib.suppress(ZeroDivisionError), job.step():
+            torch.nn.functional.mse_loss(job.model(x), y).backward()
+            if len(seen) == 1:
+                seen.append("again")
+                raise ZeroDivisionError
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            seen.append(job.position)
+            if job.position == 0:
+                raise ZeroDivisionError
+    assert (applied, seen, job.position) == ([0, 1, 2], [0, "again", 1, 2], 3)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ ROWS = (
         "view-other-init",
         "figures are the difference of answers of two jobs",
         "hvdlite/launcher/figures.py",
-        'before.get("pid") == after["pid"] and before.get("job") == after["job"]',
+        '(before.get("pid"), before.get("job"), earlier.get("job")) == (after["pid"], after["job"], stats["job"])',
         "True",
         ("tests/unit/test_top_figures.py",),
     ),
