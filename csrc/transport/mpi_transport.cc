@@ -109,8 +109,8 @@ void MpiTransport::check(int error, int peer, const char* what) const {
 
 Ticket MpiTransport::take_slot(int peer, bool is_recv, std::size_t bytes) {
   if (free_slots_.empty()) {
-    free_slots_.push_back(static_cast<std::uint32_t>(posted_.size()));
     posted_.emplace_back();
+    free_slots_.push_back(static_cast<std::uint32_t>(posted_.size() - 1));
   }
   const std::uint32_t slot = free_slots_.back();
   free_slots_.pop_back();

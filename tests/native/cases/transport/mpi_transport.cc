@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "harness.h"
+#include "no_memory.h"
 
 namespace hvdlite::transport::mpi_transport_test {
 namespace {
@@ -145,6 +146,25 @@ TEST(damaged_frames_leave_the_receives_posted) {
   EXPECT(mpi.open() == posted);
   mpi.deliver(2, in_frames(message(5)));
   EXPECT(receives() && source == 2 && got == message(5));
+}
+
+TEST(a_receive_without_memory_is_not_posted) {
+  std::byte memory[8];
+  native_test::refuse_each_allocation([&](std::size_t refused) {
+    native_test::refuse_allocation(0);
+    const auto transport = make();
+    try {
+      native_test::refuse_allocation(refused + 1);
+      Ticket ticket = transport->post_recv(1, 0, memory, sizeof(memory));
+      native_test::refuse_allocation(0);
+      EXPECT(!transport->test(ticket));
+    } catch (const std::bad_alloc&) {
+      Ticket ticket = transport->post_recv(1, 0, memory, sizeof(memory));
+      EXPECT(!transport->test(ticket));
+      EXPECT(!transport->close());
+      throw;
+    }
+  });
 }
 
 // MPI would write to the memory of the receives that are posted already.
