@@ -1,8 +1,8 @@
 #include "device/nccl.h"
 
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -164,7 +164,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
       base::name_this_thread("hvd-nccl-end");
       work();
     }).detach();
-  } catch (const std::system_error&) {  // no thread can be started
+  } catch (const std::exception&) {  // no thread can be started
     work();
   }
 }
