@@ -2,6 +2,8 @@
 
 #include "c_api/c_api.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -75,9 +77,14 @@ namespace {
 
 constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
 
-// The engine of this process, for callers that have no pointer to it.
+// The engine of this process, for callers that have no pointer to it. A fork waits until no thread holds the lock: a child that
+// inherits a locked lock would wait for it for ever.
 class CurrentEngine {
  public:
+  static CurrentEngine& instance() {
+    static CurrentEngine engine;
+    return engine;
+  }
   void set(hvdlite_engine* engine) {
     if (engine != nullptr) ++engine->references;
     {
@@ -97,14 +104,14 @@ class CurrentEngine {
   }
 
  private:
+  CurrentEngine() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+  }
+
   std::mutex mutex_;
   hvdlite_engine* engine_ = nullptr;
 };
-
-CurrentEngine& current_engine() {
-  static CurrentEngine engine;
-  return engine;
-}
 
 }  // namespace
 
@@ -192,15 +199,15 @@ int hvdlite_engine_resume(hvdlite_engine* engine) {
 int hvdlite_engine_shutdown(hvdlite_engine* engine) {
   return guarded([&] {
     Engine& ending = alive(engine);
-    if (current_engine().is(engine)) hvdlite_set_current_engine(nullptr);
+    if (CurrentEngine::instance().is(engine)) hvdlite_set_current_engine(nullptr);
     ending.shutdown();
   });
 }
 
-void hvdlite_set_current_engine(hvdlite_engine* engine) { current_engine().set(engine); }
+void hvdlite_set_current_engine(hvdlite_engine* engine) { CurrentEngine::instance().set(engine); }
 
 hvdlite_engine* hvdlite_current_engine(void) {
-  hvdlite_engine* engine = current_engine().get();
+  hvdlite_engine* engine = CurrentEngine::instance().get();
   if (engine == nullptr) set_last_error(kNotInitialized);
   return engine;
 }
