@@ -32,6 +32,7 @@ struct FakeMpi {
   std::map<std::uint64_t, Receive> receives;
   std::uint64_t last = 0;
   int granted = 100;  // so many more receives are not refused
+  int sent = 0;       // frames
 
   std::size_t open() const {
     return static_cast<std::size_t>(
@@ -79,6 +80,10 @@ const hvdlite_mpi* table() {
   functions.tag_upper_bound = [](hvdlite_mpi_comm, int* bound) {
     *bound = 32767;
     return 0;
+  };
+  functions.isend = [](const void*, int, int, int, hvdlite_mpi_comm, hvdlite_mpi_request* out) {
+    ++mpi.sent;
+    return static_cast<int>(out->bits = 0);
   };
   functions.irecv = receive;
   functions.test = test;
@@ -165,6 +170,20 @@ TEST(a_receive_without_memory_is_not_posted) {
       throw;
     }
   });
+}
+
+TEST(a_message_without_memory_is_not_sent_in_part) {
+  const auto transport = make();
+  native_test::refuse_each_allocation([&](std::size_t) {
+    mpi.sent = 0;
+    try {
+      transport->send_message(1, message(50'000));
+    } catch (const std::bad_alloc&) {
+      EXPECT(mpi.sent == 0);
+      throw;
+    }
+  });
+  EXPECT(mpi.sent == 4);
 }
 
 // MPI would write to the memory of the receives that are posted already.
