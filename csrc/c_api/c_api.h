@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -60,6 +61,11 @@ int guarded(Work&& work) noexcept {
   } catch (const base::Error& error) {
     set_last_error(error.what());
     return static_cast<int>(error.code());
+  } catch (const std::system_error& error) {  // std::thread throws it
+    set_last_error(
+        "no thread can be started: " + error.code().message() +
+        "; raise the limit to threads and memory (ulimit -u, ulimit -v, the container's)");
+    return HVDLITE_E_SYSTEM;
   } catch (const std::bad_alloc&) {
     set_last_error("out of memory");
     return HVDLITE_E_SYSTEM;

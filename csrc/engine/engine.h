@@ -56,7 +56,8 @@ struct Submission {
 
 class Engine {
  public:
-  // Starts the engine thread. Throws what selection_of() (set_up.h) and the transport throw, and Error(System).
+  // Starts the engine thread. Throws what selection_of() (set_up.h) and the transport throw, and std::system_error if no thread
+  // can be started.
   Engine(std::unique_ptr<transport::Transport> transport, Topology topology,
          const base::Config& config, const base::WaitPolicy& waiting);
   ~Engine();
