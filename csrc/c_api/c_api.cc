@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <system_error>
 
 #include "engine/negotiation/ledger.h"
 #include "hvdlite/hvdlite.h"
@@ -57,9 +58,8 @@ base::Config to_config(const hvdlite_config* from) {
   return config;
 }
 
-int adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
+void adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
   *out = new hvdlite_engine{.engine = std::move(engine)};
-  return 0;
 }
 
 char* copy_text(const std::string& text) {
@@ -69,9 +69,37 @@ char* copy_text(const std::string& text) {
   return copy;
 }
 
+int keep(ErrorCode code, const std::string& message) {
+  last_error() = message;
+  return static_cast<int>(code);
+}
+
+int keep_exception() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return keep(error.code(), error.what());
+  } catch (const std::system_error& error) {  // std::thread throws it
+    return keep(ErrorCode::kSystem, "no thread can be started: " + error.code().message() +
+                                        "; raise the limit to threads and memory (ulimit -u, "
+                                        "ulimit -v, the container's)");
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    return keep(ErrorCode::kInternal, std::string("unexpected: ") + error.what());
+  }
+}
+
 }  // namespace
 
-void set_last_error(const std::string& message) { last_error() = message; }
+int outcome_of_exception() noexcept {
+  try {
+    return keep_exception();
+  } catch (const std::bad_alloc&) {
+    last_error() = "out of memory";  // so short that it needs none
+    return HVDLITE_E_SYSTEM;
+  }
+}
 
 namespace {
 
@@ -208,7 +236,7 @@ void hvdlite_set_current_engine(hvdlite_engine* engine) { CurrentEngine::instanc
 
 hvdlite_engine* hvdlite_current_engine(void) {
   hvdlite_engine* engine = CurrentEngine::instance().get();
-  if (engine == nullptr) set_last_error(kNotInitialized);
+  if (engine == nullptr) guarded([] { last_error() = kNotInitialized; });
   return engine;
 }
 
