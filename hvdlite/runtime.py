@@ -117,7 +117,7 @@ class Runtime:
     def _meet(self, mpi: Any, chosen: Any, takes: bool, shim: str) -> Job:
         earlier = self._jobs()
         self._job, self._joining = None, True
-        self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
+        self._job = Job(_native.load_native(), shim, mpi, chosen, takes, self.stop)
         # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
         # it waits only for the last. All processes of a job must agree on this order, even if only some of them were in other
         # jobs meanwhile.

@@ -180,3 +180,22 @@ def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
     )
     assert result.returncode == 0, result.report()
     assert all(text == "" for text in result.stderr.values()), result.report()
+
+
+def test_a_program_may_finalise_mpi_before_it_shuts_hvdlite_down():
+    result = run_job(
+        """
+        import numpy as np
+        from mpi4py import MPI
+        import hvdlite as hvd
+
+        hvd.init()
+        hvd.allreduce(np.ones(1), name="x")
+        MPI.Finalize()
+        assert not hvd.is_initialized()
+        """,
+        2,
+        fresh=True,
+    )
+    assert result.returncode == 0, result.report()
+    assert all(text == "" for text in result.stderr.values()), result.report()
