@@ -58,8 +58,9 @@ PointToPoint::InSet* PointToPoint::find_for_message(SetId id) {
 // --- what this rank asks ----------------------------------------------------------------------------------------------
 
 void PointToPoint::admit(Entry& entry) {
-  if (owed_) {
-    const Status owed = *std::exchange(owed_, std::nullopt);
+  if (!owed_.empty()) {
+    const Status owed = std::move(owed_.front());
+    owed_.pop_front();
     effects_.finish({&entry, 1}, owed);
   } else if (ended_) {
     fail(entry, *ended_);
@@ -269,7 +270,7 @@ void PointToPoint::hear(int source, Withdrawal message) {
 
 void PointToPoint::hear(int source, const Rejection& message) {
   if (message.whole) {
-    owed_ = {ErrorCode::kMismatch, "an earlier send was refused: " + message.why};
+    owed_.push_back({ErrorCode::kMismatch, "an earlier send was refused: " + message.why});
     return;
   }
   const auto found = offered_.find(message.number);
@@ -374,7 +375,7 @@ bool PointToPoint::waits(SetId id) const {
 
 std::uint64_t PointToPoint::digest() const {
   base::Hasher hasher;
-  hasher.add_pair(owed_ ? 1 : 0, ended_ ? 1 : 0);
+  hasher.add_pair(static_cast<std::int32_t>(owed_.size()), ended_ ? 1 : 0);
   hasher.add(newest_epoch_);
   hasher.add(last_number_);
   hasher.add(last_place_);

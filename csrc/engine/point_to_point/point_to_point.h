@@ -94,8 +94,8 @@ class PointToPoint {
   void remove_set(SetId set);
 
   // --- what this rank asks ---
-  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does the next entry after the
-  // receiver has refused a send that had ended. If it throws, and the entry still has its request, the caller keeps the entry.
+  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does, for each send that was
+  // refused after it had ended, one later entry. If it throws, and the entry still has its request, the caller keeps the entry.
   void admit(Entry& entry);
 
   // --- what others say ---
@@ -207,8 +207,8 @@ class PointToPoint {
   std::vector<std::size_t> unreceived_, untold_;
   std::vector<bool> left_;             // by rank
   std::optional<base::Status> ended_;  // this rank has left, for this reason
-  // The receiver refused a send after the send had ended on this rank. The next send or receive of this rank gets this error.
-  std::optional<base::Status> owed_;
+  // The receivers refused sends that had ended on this rank. Each of the next sends and receives of this rank gets one error.
+  std::deque<base::Status> owed_;
 };
 
 }  // namespace hvdlite::engine

@@ -509,6 +509,20 @@ TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
   EXPECT(status_of(job, 0, 2).ok());
 }
 
+TEST(each_send_that_was_refused_is_told) {
+  const Plan plan{{{send(1), send(1, 1)}, {recv(0, 0, 2), recv(0, 1, 2)}}};
+  Job job(plan);
+  run(job);
+  for (const std::size_t place : {0, 1}) {
+    EXPECT(status_of(job, 0, place).ok());
+    job.rank(0).ask(send(1, 2));
+    EXPECT_HAS(status_of(job, 0, 2 + place).message,
+               "rank 0 sent '" + std::to_string(place + 1) + "', 1 element of float32");
+  }
+  job.rank(0).ask(send(1, 2));
+  EXPECT(status_of(job, 0, 4).ok());
+}
+
 // Two of them may wait; the word that there is room comes when half of that has been received.
 TEST(small_messages_that_nobody_receives_wait_at_their_sender) {
   const Plan plan{{{}, {}}, -1, 2 * PointToPoint::counted_bytes(4)};
