@@ -1,4 +1,7 @@
-"""The C ABI as the kernels of frameworks use it: no Python around, a callback at the end."""
+"""The C ABI as the kernels of frameworks use it: no Python around, a callback at the end.
+
+(Over 400 lines, because all tests share the structs of the ABI.)
+"""
 
 import ctypes
 import subprocess

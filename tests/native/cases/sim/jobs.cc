@@ -1,5 +1,6 @@
 // The ranks of a job without engines, in init() and at the end: who comes, who does not, and what the others are told. Each rank has
-// its real Job; the time is the test's own, and deaths, stops and cut links come at every moment.
+// its real Job; the time is the test's own, and deaths, stops and cut links come at every moment. (Over 400 lines, because all
+// cases step the same Meeting.)
 #include <algorithm>
 #include <random>
 #include <set>
