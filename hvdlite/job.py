@@ -6,6 +6,7 @@ csrc/job does the work. This module adds what needs Python: it pickles objects, 
 import logging
 import pickle
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, PeerLostError
@@ -32,6 +33,7 @@ class Job:
         MPI: the module ``mpi4py.MPI``.
         comm: the communicator of the job.
         takes_comm: does the job send on `comm` itself, not on a duplicate? Then only this job and its engine may send on it.
+        leave: is called when MPI ends, before the job closes: the program may finalise MPI while there is an engine.
 
     Attributes:
         lost: has a process failed while this one waited in a method of this class?
@@ -42,13 +44,26 @@ class Job:
         OperationTimeoutError: (from each method that waits) a process has not answered within the limits of `set_limits`.
     """
 
-    def __init__(self, native: Any, shim: str, MPI: Any, comm: Any, takes_comm: bool) -> None:  # noqa: N803 - its own name
+    def __init__(
+        self,
+        native: Any,
+        shim: str,
+        MPI: Any,  # noqa: N803 - its own name
+        comm: Any,
+        takes_comm: bool,
+        leave: Callable[[], None],
+    ) -> None:
         self.lost = self.met = False
         self._mpi, self._group = MPI, comm.group  # kept here because the program may free the communicator
         self._comm = comm
         self._native = native.Job(shim, MPI._addressof(comm), takes_comm)
+
+        def end(*_: Any) -> None:
+            leave()
+            self.close()
+
         # MPI deletes the attributes of this communicator before it ends.
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close()), self)
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=end), self)
 
     def meet(self) -> None:
         """Waits until all processes of the communicator have a job. If Ctrl-C ends the wait, another call goes on with it."""

@@ -121,7 +121,7 @@ class Runtime:
             raise SystemFailure("an earlier init() was interrupted when all ranks had called it: end this process")
         if self._job is None or not self._job.waits_for(chosen):
             self._other_jobs, self._job, self._joining = self._jobs(), None, True
-            self._job = Job(_native.load_native(), shim, mpi, chosen, takes)
+            self._job = Job(_native.load_native(), shim, mpi, chosen, takes, self.stop)
         self._job.meet()
         # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
         # it waits only for the last. All processes of a job must agree on this order, even if only some of them were in other

@@ -59,8 +59,11 @@ std::string write_new_file(std::string& path, const std::string& suffix, const s
   path += "XXXXXX" + suffix;
   // mkostemps makes the file with mode 0600.
   const File file(::mkostemps(path.data(), static_cast<int>(suffix.size()), O_CLOEXEC));
-  if (file.get() < 0 || !write_all(file.get(), text.data(), text.size())) return reason();
-  return "";
+  if (file.get() < 0) return reason();
+  if (write_all(file.get(), text.data(), text.size())) return "";
+  const std::string why = reason();
+  ::unlink(path.c_str());
+  return why;
 }
 
 }  // namespace hvdlite::base

@@ -29,7 +29,7 @@ std::string reason();
 std::string read_file(const std::string& path);
 std::string first_line_of(const std::string& path);
 // Makes a file that no other user may read. Its path consists of `path`, random letters, and the suffix; `path` is set to it.
-// Returns the reason if this fails, and otherwise "".
+// Returns "". If this fails, there is no file, and it returns the reason.
 std::string write_new_file(std::string& path, const std::string& suffix, const std::string& text);
 
 }  // namespace hvdlite::base

@@ -44,7 +44,6 @@ class Writer {
     buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
   }
   std::vector<std::byte> take() { return std::move(buffer_); }
-  std::size_t size() const { return buffer_.size(); }
 
  private:
   // Most messages are smaller, and so take one allocation.

@@ -2,11 +2,14 @@
 
 #include "c_api/c_api.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <system_error>
 
 #include "engine/negotiation/ledger.h"
 #include "hvdlite/hvdlite.h"
@@ -55,9 +58,8 @@ base::Config to_config(const hvdlite_config* from) {
   return config;
 }
 
-int adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
+void adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
   *out = new hvdlite_engine{.engine = std::move(engine)};
-  return 0;
 }
 
 char* copy_text(const std::string& text) {
@@ -67,17 +69,50 @@ char* copy_text(const std::string& text) {
   return copy;
 }
 
+int keep(ErrorCode code, const std::string& message) {
+  last_error() = message;
+  return static_cast<int>(code);
+}
+
+int keep_exception() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return keep(error.code(), error.what());
+  } catch (const std::system_error& error) {  // std::thread throws it
+    return keep(ErrorCode::kSystem, "no thread can be started: " + error.code().message() +
+                                        "; raise the limit to threads and memory (ulimit -u, "
+                                        "ulimit -v, the container's)");
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    return keep(ErrorCode::kInternal, std::string("unexpected: ") + error.what());
+  }
+}
+
 }  // namespace
 
-void set_last_error(const std::string& message) { last_error() = message; }
+int outcome_of_exception() noexcept {
+  try {
+    return keep_exception();
+  } catch (const std::bad_alloc&) {
+    last_error() = "out of memory";  // so short that it needs none
+    return HVDLITE_E_SYSTEM;
+  }
+}
 
 namespace {
 
 constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init().";
 
-// The engine of this process, for callers that have no pointer to it.
+// The engine of this process, for callers that have no pointer to it. A fork waits until no thread holds the lock: a child that
+// inherits a locked lock would wait for it for ever.
 class CurrentEngine {
  public:
+  static CurrentEngine& instance() {
+    static CurrentEngine engine;
+    return engine;
+  }
   void set(hvdlite_engine* engine) {
     if (engine != nullptr) ++engine->references;
     {
@@ -97,14 +132,14 @@ class CurrentEngine {
   }
 
  private:
+  CurrentEngine() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+  }
+
   std::mutex mutex_;
   hvdlite_engine* engine_ = nullptr;
 };
-
-CurrentEngine& current_engine() {
-  static CurrentEngine engine;
-  return engine;
-}
 
 }  // namespace
 
@@ -192,16 +227,16 @@ int hvdlite_engine_resume(hvdlite_engine* engine) {
 int hvdlite_engine_shutdown(hvdlite_engine* engine) {
   return guarded([&] {
     Engine& ending = alive(engine);
-    if (current_engine().is(engine)) hvdlite_set_current_engine(nullptr);
+    if (CurrentEngine::instance().is(engine)) hvdlite_set_current_engine(nullptr);
     ending.shutdown();
   });
 }
 
-void hvdlite_set_current_engine(hvdlite_engine* engine) { current_engine().set(engine); }
+void hvdlite_set_current_engine(hvdlite_engine* engine) { CurrentEngine::instance().set(engine); }
 
 hvdlite_engine* hvdlite_current_engine(void) {
-  hvdlite_engine* engine = current_engine().get();
-  if (engine == nullptr) set_last_error(kNotInitialized);
+  hvdlite_engine* engine = CurrentEngine::instance().get();
+  if (engine == nullptr) guarded([] { last_error() = kNotInitialized; });
   return engine;
 }
 

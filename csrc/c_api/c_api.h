@@ -4,9 +4,7 @@
 #pragma once
 
 #include <atomic>
-#include <exception>
 #include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,9 +32,6 @@ namespace hvdlite::engine {
 // Called before GPU memory that was lent to a caller is freed.
 void take_back(hvdlite_block& block) noexcept;
 
-// Sets the text that hvdlite_last_error() returns on this thread.
-void set_last_error(const std::string& text);
-
 // Throws Error(InvalidArgument) unless the condition holds.
 inline void require(bool condition, std::string_view text) {
   if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, std::string(text));
@@ -51,21 +46,17 @@ inline Engine& alive(hvdlite_engine* handle) {
 // The view borrows the name, texts and lists of `from`. Throws Error(InvalidArgument) for unknown codes.
 RequestView view_of(const hvdlite_request& from);
 
+// The code of the exception that is being handled. Keeps its text for the caller.
+int outcome_of_exception() noexcept;
+
 // Runs work() and returns HVDLITE_OK. If it throws, returns the error's code and keeps the text for the caller.
 template <typename Work>
 int guarded(Work&& work) noexcept {
   try {
     std::forward<Work>(work)();
     return HVDLITE_OK;
-  } catch (const base::Error& error) {
-    set_last_error(error.what());
-    return static_cast<int>(error.code());
-  } catch (const std::bad_alloc&) {
-    set_last_error("out of memory");
-    return HVDLITE_E_SYSTEM;
-  } catch (const std::exception& error) {
-    set_last_error(std::string("unexpected: ") + error.what());
-    return HVDLITE_E_INTERNAL;
+  } catch (...) {
+    return outcome_of_exception();
   }
 }
 

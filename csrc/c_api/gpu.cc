@@ -10,6 +10,7 @@ namespace hvdlite::engine {
 // The pool knows hvdlite's operations on the memory. It does not know the user's work on it, which is ordered with the legacy
 // default stream; so the memory is free after an event in that stream.
 void take_back(hvdlite_block& block) noexcept {
+  if (!block.gpu->in_own_process()) return block.gpu_memory.abandon();
   try {
     block.gpu_memory.free_after(block.gpu->record(nullptr));
   } catch (...) {

@@ -18,8 +18,8 @@
 // in double. The number of ranks is a power of two. As adasum(s a, s b) = s adasum(a, b), the result is postscale * adasum of
 // prescale * x.
 //
-// A null input (an absent or joined rank) contributes -0, which is the identity: adasum(a, -0) = a. If a.a is almost zero
-// (kLeastSquare), the coefficient of a is 1.
+// A null input (an absent or joined rank) contributes -0, which is the identity: adasum(a, -0) = a. The coefficient of a is 1 if
+// a.a is almost zero (kLeastSquare), or if b.b is zero: then a.b is zero, or not a number because a holds an infinity.
 //
 // Cost for p ranks and S bytes of accumulators: log2(p) (alpha + S beta + S gamma). Staging: two vectors of accumulators.
 //
@@ -80,18 +80,18 @@ Dots dots_of(const A* a, const A* b, std::size_t n) {
   return dots;
 }
 
-double coefficient(double ab, double own) {
+double coefficient(double ab, double own, double other) {
   // Horovod's bound.
   static const double kLeastSquare = std::sqrt(DBL_MIN);
-  return own >= kLeastSquare ? 1.0 - ab / own * 0.5 : 1.0;
+  return own >= kLeastSquare && other != 0 ? 1.0 - ab / own * 0.5 : 1.0;
 }
 
 // out = adasum(a, b); out may be a or b.
 template <typename A>
 void combine(A* out, const A* a, const A* b, std::size_t n) {
   const Dots dots = dots_of(a, b, n);
-  const double of_a = coefficient(dots.ab, dots.aa);
-  const double of_b = coefficient(dots.ab, dots.bb);
+  const double of_a = coefficient(dots.ab, dots.aa, dots.bb);
+  const double of_b = coefficient(dots.ab, dots.bb, dots.aa);
   for (std::size_t i = 0; i < n; ++i) {
     out[i] = static_cast<A>(of_a * static_cast<double>(a[i]) + of_b * static_cast<double>(b[i]));
   }

@@ -63,7 +63,24 @@ std::uint64_t PieceLists::table(std::span<const Piece> pieces, const FusionPlan&
 }
 
 void PieceLists::used(cuda::Stream stream) {
-  lists_.front().memory.free_after(gpu_->record(stream));
+  Buffer& memory = lists_.front().memory;
+  try {
+    memory.free_after(gpu_->record(stream));
+  } catch (...) {
+    bytes_ -= memory.capacity();
+    if (!has_ended(stream)) memory.abandon();
+    lists_.pop_front();
+    throw;
+  }
+}
+
+// Waits for the stream after an error. False: its work may still use memory.
+bool PieceLists::has_ended(cuda::Stream stream) const {
+  bool ended = false;
+  gpu_->clean_up([&](const cuda::Functions& call) {
+    ended = call.StreamSynchronize(stream) == cuda::kSuccess;
+  });
+  return ended;
 }
 
 PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionPlan& plan,
@@ -78,11 +95,7 @@ PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionP
     pinned.free_after(copied);
     memory.free_after(copied);
   } catch (...) {
-    bool idle = false;  // or is the copy under way?
-    gpu_->clean_up([&](const cuda::Functions& call) {
-      idle = call.StreamSynchronize(stream) == cuda::kSuccess;
-    });
-    if (!idle) {
+    if (!has_ended(stream)) {
       pinned.abandon();
       memory.abandon();
     }

@@ -28,6 +28,7 @@ class PieceLists {
 
  private:
   struct List;
+  bool has_ended(cuda::Stream stream) const;
   List upload(std::span<const Piece> pieces, const FusionPlan& plan,
               const hvdlite_kernels::Arguments& arguments, cuda::Stream stream);
 

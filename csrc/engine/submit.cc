@@ -19,6 +19,13 @@ bool is_unnamed(const Ask& ask) {
   return ask.request.name.empty() && ask.request.kind != base::OpKind::kJoin;
 }
 
+void refuse_label(const RequestView& unnamed) {
+  if (unnamed.group.empty()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "an operation of group '" + std::string(unnamed.group) +
+                  "' has no name; name all operations of a group that has a label");
+}
+
 // Allocates all completions in one block. The block for a single one, the usual case, is as small as possible.
 CompletionPtr new_completions(std::size_t size) {
   if (size == 1) return std::make_shared<Completion>();
@@ -150,18 +157,17 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
     lock = {};
   };
   if (size == 1) {
+    refuse_label(first.request);
     const Numbering::Name name = shared_.numbering.name(set, kind, 0);
     used[static_cast<std::size_t>(kind)] = 1;
     if (messages) use_up();
     Ask named = first;
     named.request.name = name;
-    named.request.group = {};
     named.request.unnamed = true;
     submit_named({&named, 1}, info, std::move(launching));
     return use_up();
   }
-  const bool grouped =
-      first.request.group.empty() && first.request.group_size == static_cast<std::int32_t>(size);
+  const bool grouped = first.request.group_size == static_cast<std::int32_t>(size);
   const std::string label(grouped ? shared_.numbering.name(set, kind, 0) : Numbering::Name());
   std::vector<Ask> named(asks.begin(), asks.end());
   std::vector<std::string> names(size);
@@ -169,6 +175,7 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   for (std::size_t i = 0; i < size; ++i) {
     RequestView& view = named[i].request;
     if (!is_unnamed(named[i])) continue;
+    refuse_label(view);
     const bool of_two = messages && base::is_point_to_point(view.kind);
     if ((view.kind != kind && !of_two) || view.set != set.id) {
       throw Error(ErrorCode::kInvalidArgument,

@@ -56,14 +56,19 @@ Bytes encode(const Card& card) {
   return writer.take();
 }
 
-Card decode_card(const Bytes& bytes) {
-  base::Reader reader(bytes);
-  Card card;
-  card.host = reader.get_string();
-  card.pid = reader.get<std::int32_t>();
-  card.system = reader.get_string();
-  card.sends_heartbeats = reader.get<std::uint8_t>() != 0;
-  return card;
+Card card_of(std::size_t rank, const Bytes& bytes) {
+  try {
+    base::Reader reader(bytes);
+    Card card;
+    card.host = reader.get_string();
+    card.pid = reader.get<std::int32_t>();
+    card.system = reader.get_string();
+    card.sends_heartbeats = reader.get<std::uint8_t>() != 0;
+    return card;
+  } catch (const base::Error& error) {
+    throw base::Error(error.code(), "cannot read what rank " + std::to_string(rank) +
+                                        " says of itself: " + error.what());
+  }
 }
 
 // A roster for the time in which only the ranks' numbers are known.
@@ -121,9 +126,9 @@ bool Job::pass() {
   look();
   if (!under_way_) return true;
   if (exchange_.ended() && told()) {
-    under_way_ = false;
-    if (neighbours_ == nullptr) introduce();
-    return true;
+    if (neighbours_ == nullptr) guard([&] { introduce(); });
+    under_way_ = neighbours_ == nullptr;
+    if (!under_way_) return true;
   }
   const Time now = time_.now();
   if (!lost()) mind_patience(now);
@@ -133,7 +138,7 @@ bool Job::pass() {
 
 void Job::introduce() {
   std::vector<Card> cards;
-  for (const Bytes& value : exchange_.values()) cards.push_back(decode_card(value));
+  for (const Bytes& value : exchange_.values()) cards.push_back(card_of(cards.size(), value));
   const int me = transport_->rank();
   std::vector<int> pids;
   all_send_heartbeats_ = true;
@@ -172,13 +177,15 @@ void Job::guard(Step step) {
   if (lost()) return;  // MPI may abort if a failed request is touched again
   try {
     step();
-  } catch (const base::Error& error) {
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const base::Error*>(&error);
+    const ErrorCode code = known != nullptr ? known->code() : ErrorCode::kInternal;
     Actions actions;
     // MPI reports that a rank is lost, but not which one.
     Facts facts(*this);
     failures_.find_lost(facts, actions);
     // The detector may have found a failure in this step, which the error has kept from being carried out.
-    if (actions.empty() && !lost()) failures_.fail(error.code(), error.what(), actions);
+    if (actions.empty() && !lost()) failures_.fail(code, error.what(), actions);
     apply(actions);
   }
 }

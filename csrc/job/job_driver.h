@@ -1,7 +1,8 @@
 // Drives a Job while there is no engine. A waiting thread looks again and again. Between waits, a thread of the driver looks at
 // intervals, if ranks of other hosts rely on heartbeats.
 // Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); tell(), for a moment; close(), until a
-// running look has ended. Throws: what MpiEntrance and Job::pass throw.
+// running look has ended. Throws: what MpiEntrance and Job::pass throw; set_limits: std::system_error if no thread can be
+// started.
 #pragma once
 
 #include <condition_variable>

@@ -18,13 +18,9 @@ HostMail::HostMail(const HostWindow& window, std::function<void(int)> ring)
 
 void HostMail::send(int to, std::vector<std::byte> message) {
   Box& box = boxes_[index_of(to)];
-  std::size_t done = 0;
-  if (!box.unsent.empty() || !box.out.put(message, &done)) {
-    if (box.unsent.empty()) box.done = done;
-    box.unsent.push_back(std::move(message));
-    ++unsent_;
-  }
-  ring_(to);
+  box.unsent.push_back(std::move(message));
+  ++unsent_;
+  push_unsent(box, to);
 }
 
 void HostMail::push_unsent() {

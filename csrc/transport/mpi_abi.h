@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define HVDLITE_MPI_ABI_VERSION 4
+#define HVDLITE_MPI_ABI_VERSION 5
 
 typedef struct hvdlite_mpi_comm {
   uint64_t bits;
@@ -25,15 +25,12 @@ typedef struct hvdlite_mpi_request {
 } hvdlite_mpi_request;
 
 typedef struct hvdlite_mpi {
-  int abi_version;       /* HVDLITE_MPI_ABI_VERSION */
-  const char* family;    /* "openmpi" or "mpich": which mpi4py module this shim fits */
-  const char* built_for; /* MPI_LIBRARY_VERSION-like text of the headers, e.g. "Open MPI 5.0.11" */
-  int any_source;        /* MPI_ANY_SOURCE */
+  int abi_version; /* HVDLITE_MPI_ABI_VERSION */
+  int any_source;  /* MPI_ANY_SOURCE */
 
   int (*initialized)(int* flag);
   int (*finalized)(int* flag);
   int (*query_thread)(int* level); /* 0 single 1 funneled 2 serialized 3 multiple */
-  int (*library_version)(char* text, int capacity); /* what is loaded now, first line */
 
   /* From the address of an MPI_Comm (mpi4py: MPI._addressof(comm)). */
   int (*comm_from_address)(const void* address, hvdlite_mpi_comm* out);
@@ -62,10 +59,9 @@ typedef struct hvdlite_mpi {
   /* Asks MPI to withdraw the request; test() then tells when it is complete or withdrawn. */
   int (*cancel)(hvdlite_mpi_request* request);
 
-  /* Blocking, at init and shutdown only. */
+  /* Blocking, in init() only. */
   int (*allgather)(const void* mine, int bytes, void* all, hvdlite_mpi_comm comm);
   int (*bcast)(void* data, int bytes, int root, hvdlite_mpi_comm comm);
-  int (*barrier)(hvdlite_mpi_comm comm);
 
   /* Fault tolerance (ULFM); null where this MPI has none. */
   int (*revoke)(hvdlite_mpi_comm comm);

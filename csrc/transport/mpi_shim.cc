@@ -64,22 +64,6 @@ int query_thread(int* level) {
   return error;
 }
 
-void copy_text(const char* from, char* to, int capacity) {
-  if (capacity <= 0) return;
-  const std::size_t length = std::min(std::strlen(from), static_cast<std::size_t>(capacity) - 1);
-  std::memcpy(to, from, length);
-  to[length] = '\0';
-}
-
-int library_version(char* text, int capacity) {
-  char buffer[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-  int length = 0;
-  const int error = MPI_Get_library_version(buffer, &length);
-  buffer[std::strcspn(buffer, "\r\n")] = '\0';
-  copy_text(buffer, text, capacity);
-  return error;
-}
-
 // --- communicators -------------------------------------------------------------------------------------------------------
 
 int comm_from_address(const void* address, hvdlite_mpi_comm* out) {
@@ -200,6 +184,13 @@ int error_class(int error) {
   return 0;
 }
 
+void copy_text(const char* from, char* to, int capacity) {
+  if (capacity <= 0) return;
+  const std::size_t length = std::min(std::strlen(from), static_cast<std::size_t>(capacity) - 1);
+  std::memcpy(to, from, length);
+  to[length] = '\0';
+}
+
 void error_text(int error, char* text, int capacity) {
   char buffer[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
@@ -254,7 +245,7 @@ int cancel(hvdlite_mpi_request* request) {
   return handle == MPI_REQUEST_NULL ? MPI_SUCCESS : MPI_Cancel(&handle);
 }
 
-// --- blocking, at init and shutdown --------------------------------------------------------------------------------------
+// --- blocking, in init() -------------------------------------------------------------------------------------------------
 
 int allgather(const void* mine, int bytes, void* all, hvdlite_mpi_comm comm) {
   return MPI_Allgather(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, comm_of(comm));
@@ -264,33 +255,19 @@ int bcast(void* data, int bytes, int root, hvdlite_mpi_comm comm) {
   return MPI_Bcast(data, bytes, MPI_BYTE, root, comm_of(comm));
 }
 
-int barrier(hvdlite_mpi_comm comm) { return MPI_Barrier(comm_of(comm)); }
-
 // --- the table -----------------------------------------------------------------------------------------------------------
 
-#define HVDLITE_TEXT_OF(x) #x
-#define HVDLITE_TEXT(x) HVDLITE_TEXT_OF(x)
-#if defined(OPEN_MPI) && OPEN_MPI
-constexpr const char* kFamily = "openmpi";
-constexpr const char* kBuiltFor = "Open MPI " HVDLITE_TEXT(OMPI_MAJOR_VERSION) "." HVDLITE_TEXT(
-    OMPI_MINOR_VERSION) "." HVDLITE_TEXT(OMPI_RELEASE_VERSION);
-#elif defined(MPICH_VERSION)
-constexpr const char* kFamily = "mpich";
-constexpr const char* kBuiltFor = "MPICH " MPICH_VERSION;
-#else
+#if !(defined(OPEN_MPI) && OPEN_MPI) && !defined(MPICH_VERSION)
 #error "mpi.h is neither Open MPI's nor one of MPICH's family"
 #endif
 
 hvdlite_mpi make_table() {
   hvdlite_mpi table{};
   table.abi_version = HVDLITE_MPI_ABI_VERSION;
-  table.family = kFamily;
-  table.built_for = kBuiltFor;
   table.any_source = MPI_ANY_SOURCE;
   table.initialized = initialized;
   table.finalized = finalized;
   table.query_thread = query_thread;
-  table.library_version = library_version;
   table.comm_from_address = comm_from_address;
   table.comm_dup = comm_dup;
   table.comm_idup = comm_idup;
@@ -307,7 +284,6 @@ hvdlite_mpi make_table() {
   table.cancel = cancel;
   table.allgather = allgather;
   table.bcast = bcast;
-  table.barrier = barrier;
 #if HVDLITE_SHIM_ULFM
   table.revoke = MPIX_Comm_revoke != nullptr ? revoke : nullptr;
   table.failed_rank = MPIX_Comm_get_failed != nullptr ? failed_rank : nullptr;

@@ -109,8 +109,8 @@ void MpiTransport::check(int error, int peer, const char* what) const {
 
 Ticket MpiTransport::take_slot(int peer, bool is_recv, std::size_t bytes) {
   if (free_slots_.empty()) {
-    free_slots_.push_back(static_cast<std::uint32_t>(posted_.size()));
     posted_.emplace_back();
+    free_slots_.push_back(static_cast<std::uint32_t>(posted_.size() - 1));
   }
   const std::uint32_t slot = free_slots_.back();
   free_slots_.pop_back();
@@ -191,14 +191,18 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   if (has_mail_with(peer)) return mail_->send(local_rank_of(peer), std::move(message));
   const std::vector<std::byte> stream = in_frames(message);
   const std::size_t most = host_of(peer) == host_of(rank_) ? kFrameBytesInHost : kFrameBytes;
+  // All frames are made before the first is sent. After a part of a message, the next one would be taken for the rest.
+  std::list<Outgoing> frames;
   for (std::size_t offset = 0; offset < stream.size(); offset += most) {
-    const std::size_t count = std::min(most, stream.size() - offset);
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
-    outgoing_.push_back(
-        {std::vector<std::byte>(start, start + static_cast<std::ptrdiff_t>(count)), {}, peer});
+    const auto count = static_cast<std::ptrdiff_t>(std::min(most, stream.size() - offset));
+    frames.push_back({std::vector<std::byte>(start, start + count), {}, peer});
+  }
+  while (!frames.empty()) {
+    outgoing_.splice(outgoing_.end(), frames, frames.begin());
     Outgoing& outgoing = outgoing_.back();
-    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(count), peer, control_tag_, comm_,
-                      &outgoing.request),
+    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(outgoing.frame.size()), peer,
+                      control_tag_, comm_, &outgoing.request),
           peer, "sending a control message");
   }
   ring(peer);

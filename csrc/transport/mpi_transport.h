@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -128,7 +129,7 @@ class MpiTransport : public Transport {
   int tag_bits_ = 0;
   std::vector<Posted> posted_;
   std::vector<std::uint32_t> free_slots_;
-  std::deque<Outgoing> outgoing_;
+  std::list<Outgoing> outgoing_;
   std::deque<Incoming> incoming_;  // in the order of posting, which is the order of arrival
   std::vector<std::byte> spare_;   // memory for the next receive; empty: there is none to post
   std::vector<FrameAssembler> assemblers_;  // by peer

@@ -250,3 +250,22 @@ def test_another_init_after_an_interrupted_one_goes_on_or_tells_the_others(momen
     else:
         assert result.stdout[0].endswith("[2.]\n"), result.report()
         assert result.stdout[1] == "[2.]\n", result.report()
+
+
+def test_a_program_may_finalise_mpi_before_it_shuts_hvdlite_down():
+    result = run_job(
+        """
+        import numpy as np
+        from mpi4py import MPI
+        import hvdlite as hvd
+
+        hvd.init()
+        hvd.allreduce(np.ones(1), name="x")
+        MPI.Finalize()
+        assert not hvd.is_initialized()
+        """,
+        2,
+        fresh=True,
+    )
+    assert result.returncode == 0, result.report()
+    assert all(text == "" for text in result.stderr.values()), result.report()

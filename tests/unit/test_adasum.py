@@ -102,6 +102,15 @@ def test_an_absent_rank_changes_nothing(dtype):
         assert_same_bits([alone, only], "the only one")
 
 
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_an_absent_rank_changes_nothing_that_is_not_finite(bad):
+    only = random_contribution(0, 33, DType.FLOAT32, 5)
+    only[4] = bad
+    for rank in range(4):
+        given = [[only if each == rank else None] for each in range(4)]
+        assert_same_bits([simulated(given, [33], DType.FLOAT32)[0][0], only], f"of rank {rank} alone")
+
+
 def test_factors():
     inputs = values(4, 100, DType.FLOAT32, 1)
     scaled = simulated([[array] for array in inputs], [100], DType.FLOAT32, prescale=0.25, postscale=-8.0)[0][0]

@@ -1,6 +1,11 @@
-"""The C ABI as the kernels of frameworks use it: no Python around, a callback at the end."""
+"""The C ABI as the kernels of frameworks use it: no Python around, a callback at the end.
+
+(Over 400 lines, because all tests share the structs of the ABI.)
+"""
 
 import ctypes
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -8,6 +13,7 @@ import numpy as np
 import pytest
 from support.fake_gpu import DeviceArray, fake_gpus  # noqa: F401
 from support.gpu_ranks import GpuRank, run_gpu_ranks
+from support.limits import DEADLINE
 from support.rest import outlasts
 from support.thread_ranks import ALLGATHER, ALLREDUCE, SUM, Rank, engines, in_threads
 
@@ -386,3 +392,37 @@ def test_results_are_aligned_for_frameworks():
     with engines(1) as (rank,):
         for size in (1, 63, 64, 1000, 1 << 20, (1 << 20) + 1):
             assert np.frombuffer(rank.engine.new_output(size), np.uint8).ctypes.data % 64 == 0
+
+
+_FORKS = """
+import ctypes, os, signal, sys, threading
+
+core = ctypes.CDLL(sys.argv[1])
+ended = False
+
+
+def ask():
+    while not ended:
+        core.hvdlite_current_engine()
+
+
+threads = [threading.Thread(target=ask) for _ in range(2)]
+for thread in threads:
+    thread.start()
+statuses = set()
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # only turns a hang into a failure
+        core.hvdlite_current_engine()
+        os._exit(0)
+    statuses.add(os.waitpid(child, 0)[1])
+    if statuses != {0}:
+        break
+ended = True
+sys.exit(statuses != {0})
+"""
+
+
+def test_a_forked_child_may_ask_for_the_engine_while_other_threads_of_its_parent_ask():
+    subprocess.run([sys.executable, "-c", _FORKS, CORE._name], timeout=2 * DEADLINE, check=True)

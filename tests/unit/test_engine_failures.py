@@ -3,13 +3,15 @@
 import contextlib
 import mmap
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from support.agreement import ways  # noqa: F401
-from support.limits import DEADLINE
+from support.limits import DEADLINE, SANITIZED
 from support.rest import outlasts
 from support.thread_ranks import ALLGATHER, ALLREDUCE, BARRIER, Rank, engines, in_threads, run_ranks
 
@@ -215,3 +217,44 @@ def test_shutting_down_right_after_a_rank_was_killed_harms_nobody():
         with engines(3) as ranks:
             in_threads(ranks, lambda rank: rank.allreduce("w", np.ones(10)))
             ranks[0].fabric.kill(1)
+
+
+# The address space has no room for the stack of a thread, but for all else.
+_THREADLESS = """
+import contextlib, resource, sys
+from hvdlite import _native
+from hvdlite.errors import SystemFailure
+
+engines = _native.load_native()
+
+
+@contextlib.contextmanager
+def no_thread():
+    pages = int(open("/proc/self/statm").read().split()[0])
+    unlimited = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (4 << 20), unlimited[1]))
+    try:
+        yield
+    except SystemFailure as error:
+        assert "no thread can be started" in str(error), error
+    else:
+        sys.exit("there was room for a thread")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, unlimited)
+
+
+fabric = engines.Fabric(1)
+with no_thread():
+    engines.Engine.create_inproc(fabric, 0, {})
+engine = engines.Engine.create_inproc(fabric, 0, {})
+with no_thread():
+    engine.start_timeline(sys.argv[1], 1 << 20, False)
+engine.stop_timeline()
+engine.start_timeline(sys.argv[1], 1 << 20, False)
+engine.shutdown()
+"""
+
+
+@pytest.mark.skipif(SANITIZED, reason="the address sanitizer needs all of the address space")
+def test_an_engine_and_a_timeline_that_get_no_thread_say_so_and_can_be_made_later(tmp_path):
+    subprocess.run([sys.executable, "-c", _THREADLESS, str(tmp_path / "trace.json")], timeout=DEADLINE, check=True)

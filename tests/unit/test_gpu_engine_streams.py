@@ -1,5 +1,6 @@
 """The order of streams: inputs are read when they are ready, results when they are there, and nobody waits on the host."""
 
+import os
 import random
 import weakref
 from types import SimpleNamespace
@@ -147,6 +148,19 @@ def test_nobody_waits_while_memory_is_freed(fake_gpus):  # noqa: F811
 
     run_gpu_ranks(fake_gpus, 2, body, {"gpu_route": "nccl", "gpu_cache_bytes": 0})
     assert fake_gpus.calls("cuMemFree") >= 5
+
+
+def test_a_forked_child_that_drops_lent_memory_leaves_cuda_alone(fake_gpus):  # noqa: F811
+    def body(rank):
+        memory = rank.engine.new_gpu_output(rank.device, rank.stream.handle, 100)
+        child = os.fork()
+        if child == 0:
+            before = fake_gpus.called()
+            del memory
+            os._exit(fake_gpus.called() != before)
+        assert os.waitpid(child, 0)[1] == 0
+
+    run_gpu_ranks(fake_gpus, 1, body)
 
 
 @pytest.mark.parametrize("use", ["output", "input", "both"])

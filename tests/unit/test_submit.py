@@ -157,6 +157,14 @@ def test_numbers_of_works_are_used_once():
         assert len(seen) == 250
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_unnamed_operation_has_no_label(number):
+    with engines(1) as (rank,):
+        request = allreduce(None, np.ones(1, np.float32), group="g", group_size=number)
+        with pytest.raises(InvalidArgumentError, match="of group 'g' has no name"):
+            rank.engine.submit([request] * number)
+
+
 def test_a_message_and_a_join_in_one_submission():
     """The pass that a submitted message makes may end a join, after which the unnamed operations are numbered anew."""
     sent, received = np.ones(1), np.zeros(1)

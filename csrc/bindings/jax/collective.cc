@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cfenv>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 
 #include "ffi_abi.h"
@@ -120,7 +120,7 @@ ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<CollectiveCa
   };
   try {
     std::thread(finish).detach();
-  } catch (const std::system_error&) {  // no more threads
+  } catch (const std::exception&) {  // no more threads
     finish();
   }
   return nullptr;

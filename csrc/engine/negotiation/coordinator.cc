@@ -115,9 +115,10 @@ Coordinator::RequestTally& Coordinator::add(int member, RequestPtr request) {
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
   HVD_CHECK(place == nullptr);
   // A request that equals the first one is replaced by it, so that the common case compares pointers only.
-  const auto other = std::find_if(tally.requests.begin(), tally.requests.end(),
-                                  [](const auto& r) { return r != nullptr; });
-  if (other != tally.requests.end() && *other != request && **other == *request) request = *other;
+  if (tally.count > 0) {
+    const RequestPtr& first = first_given(tally.requests);
+    if (first != request && *first == *request) request = first;
+  }
   place = std::move(request);
   ++tally.count;
   return tally;

@@ -122,7 +122,7 @@ Agreement::Step ReplicatedLedger::try_keep(Upkeep& upkeep) {
     reopening_ = true;
     message.steps.push_back({.kind = LedgerSteps::Kind::kReopen, .keys = upkeep.counted});
   }
-  if (message.steps.empty()) return Step::kRefused;  // the reopening is on its way
+  if (message.steps.empty()) return Step::kRefused;  // it has been sent before
   send(std::move(message));
   return Step::kDone;
 }

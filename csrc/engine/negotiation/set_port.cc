@@ -154,7 +154,7 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
   while (port_->has_news() && seen_ >= port_->first_sequence()) {
     const Agreement::LogEntry entry = port_->front();
     const bool alone = entry.kind == Agreement::Kind::kList || entry.prepared != 0;
-    if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list is on its way
+    if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list has not arrived
     HVD_CHECK(agreed.empty() || !alone);
     port_->pop();
     moved = true;

@@ -33,7 +33,12 @@ void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles
     dropped_ = 0;
   }
   cycles_.store(cycles, std::memory_order_relaxed);
-  thread_ = std::thread([this] { write_until_stopped(); });
+  try {
+    thread_ = std::thread([this] { write_until_stopped(); });
+  } catch (...) {
+    writer_.reset();
+    throw;
+  }
   on_.store(true, std::memory_order_release);
 }
 

@@ -58,8 +58,9 @@ PointToPoint::InSet* PointToPoint::find_for_message(SetId id) {
 // --- what this rank asks ----------------------------------------------------------------------------------------------
 
 void PointToPoint::admit(Entry& entry) {
-  if (owed_) {
-    const Status owed = *std::exchange(owed_, std::nullopt);
+  if (!owed_.empty()) {
+    const Status owed = std::move(owed_.front());
+    owed_.pop_front();
     effects_.finish({&entry, 1}, owed);
   } else if (ended_) {
     fail(entry, *ended_);
@@ -69,7 +70,7 @@ void PointToPoint::admit(Entry& entry) {
     send(entry);
   } else {
     effects_.posted(entry);
-    receive(entry, sets_.at(entry.request->set).posted.end());
+    receive(entry, ++last_place_);
   }
 }
 
@@ -85,7 +86,8 @@ void PointToPoint::send(Entry& entry) {
               request.layout, request.count,  display_name(request)};
   effects_.posted(entry);
   if (send_whole(entry, to, offer)) return;
-  offered_.emplace(offer.number, Sending{std::move(entry), to});
+  Sending& sending = offered_[offer.number];
+  sending = {std::move(entry), to};
   deliver(to, std::move(offer));
 }
 
@@ -113,7 +115,7 @@ void PointToPoint::count_received(int source, const Offer& offer) {
   deliver(source, Receipt{std::exchange(untold, 0)});
 }
 
-void PointToPoint::receive(Entry& entry, std::deque<Entry>::iterator place) {
+void PointToPoint::receive(Entry& entry, std::uint64_t place) {
   InSet& set = sets_.at(entry.request->set);
   const auto found = std::ranges::find_if(set.arrivals, [&](const Arrival& each) {
     return fits(*entry.request, each.source, each.offer);
@@ -121,7 +123,7 @@ void PointToPoint::receive(Entry& entry, std::deque<Entry>::iterator place) {
   if (found != set.arrivals.end()) {
     Arrival arrival = std::move(*found);
     set.arrivals.erase(found);
-    return meet(entry, arrival.source, arrival.offer);
+    return meet(entry, place, arrival.source, arrival.offer);
   }
   if (nobody_sends(set, *entry.request)) {
     return fail(entry,
@@ -129,7 +131,7 @@ void PointToPoint::receive(Entry& entry, std::deque<Entry>::iterator place) {
                  "every rank that could send this message has left: their programs ended or called "
                  "shutdown(), and they take part in no later operation"});
   }
-  set.posted.insert(place, std::move(entry));
+  set.posted.try_emplace(place, std::move(entry));
   ++posted_;
 }
 
@@ -163,56 +165,51 @@ void PointToPoint::hear(int source, Offer offer) {
   std::uint64_t& heard = heard_[static_cast<std::size_t>(source)];
   HVD_CHECK(offer.number > std::exchange(heard, offer.number));
   const auto found = std::ranges::find_if(
-      set->posted, [&](const Entry& each) { return fits(*each.request, source, offer); });
+      set->posted, [&](const auto& each) { return fits(*each.second.request, source, offer); });
   if (found == set->posted.end()) {
     Arrival& kept = set->arrivals.emplace_back(Arrival{source, std::move(offer), {}});
     kept.payload.assign(kept.offer.payload.begin(), kept.offer.payload.end());
     kept.offer.payload = kept.payload;
     return;
   }
-  Entry receive = std::move(*found);
-  set->posted.erase(found);
+  auto taken = set->posted.extract(found);
   --posted_;
-  match_or_post(std::move(receive), [&](Entry& entry) { meet(entry, source, offer); });
+  match_or_post(std::move(taken.mapped()), taken.key(),
+                [&](Entry& entry) { meet(entry, taken.key(), source, offer); });
 }
 
 template <typename Match>
-void PointToPoint::match_or_post(Entry entry, Match match) {
+void PointToPoint::match_or_post(Entry entry, std::uint64_t place, Match match) {
   try {
     match(entry);
   } catch (...) {
     if (entry.request) {
-      sets_.at(entry.request->set).posted.push_front(std::move(entry));
+      sets_.at(entry.request->set).posted.try_emplace(place, std::move(entry));
       ++posted_;
     }
     throw;
   }
 }
 
-void PointToPoint::meet(Entry& receive, int source, const Offer& offer) {
+void PointToPoint::meet(Entry& receive, std::uint64_t place, int source, const Offer& offer) {
   count_received(source, offer);
   std::string why = why_unequal(receive, source, offer);
-  if (!why.empty()) {
+  const bool refused = !why.empty();
+  if (refused) {
     deliver(source, Rejection{offer.number, offer.whole, why});
     if (offer.whole || source == settings_.rank) {
-      effects_.finish({&receive, 1}, {ErrorCode::kMismatch, why});
-    } else {
-      answered_.emplace(std::pair(source, offer.number),
-                        Answered{std::move(receive), std::move(why)});
+      return effects_.finish({&receive, 1}, {ErrorCode::kMismatch, why});
     }
-    return;
-  }
-  receive.completion->value = source;
-  receive.completion->contributors = offer.tag;
-  effects_.reached({&receive, 1}, Stage::kAgreed);
-  if (offer.whole) {
-    effects_.take(std::move(receive), offer.payload.data());
-  } else if (source == settings_.rank) {
-    take_own(std::move(receive), offer.number);
   } else {
-    answered_.emplace(std::pair(source, offer.number), Answered{std::move(receive), ""});
-    effects_.send(source, Clearance{offer.number});
+    receive.completion->value = source;
+    receive.completion->contributors = offer.tag;
+    effects_.reached({&receive, 1}, Stage::kAgreed);
+    if (offer.whole) return effects_.take(std::move(receive), offer.payload.data());
+    if (source == settings_.rank) return take_own(std::move(receive), offer.number);
   }
+  Answered& answered = answered_[{source, offer.number}];
+  answered = {std::move(receive), place, std::move(why)};
+  if (!refused) effects_.send(source, Clearance{offer.number});
 }
 
 void PointToPoint::take_own(Entry receive, std::uint64_t number) {
@@ -252,7 +249,7 @@ void PointToPoint::hear(int source, Clearance message) {
 void PointToPoint::hear(int source, Coming message) {
   auto found = answered_.extract(std::pair(source, message.number));
   HVD_CHECK(!found.empty());
-  auto& [receive, refusal] = found.mapped();
+  auto& [receive, place, refusal] = found.mapped();
   if (!refusal.empty()) return effects_.finish({&receive, 1}, {ErrorCode::kMismatch, refusal});
   effects_.start_receive(std::move(receive), source);
 }
@@ -260,9 +257,9 @@ void PointToPoint::hear(int source, Coming message) {
 void PointToPoint::hear(int source, Withdrawal message) {
   auto found = answered_.extract(std::pair(source, message.number));
   if (!found.empty()) {  // the receive waits again, as if the message had never been sent
-    return match_or_post(std::move(found.mapped().receive), [&](Entry& entry) {
-      receive(entry, sets_.at(entry.request->set).posted.begin());
-    });
+    const std::uint64_t place = found.mapped().place;
+    return match_or_post(std::move(found.mapped().receive), place,
+                         [&](Entry& entry) { receive(entry, place); });
   }
   for (auto& [id, set] : sets_) {
     std::erase_if(set.arrivals, [&](const Arrival& each) {
@@ -273,7 +270,7 @@ void PointToPoint::hear(int source, Withdrawal message) {
 
 void PointToPoint::hear(int source, const Rejection& message) {
   if (message.whole) {
-    owed_ = {ErrorCode::kMismatch, "an earlier send was refused: " + message.why};
+    owed_.push_back({ErrorCode::kMismatch, "an earlier send was refused: " + message.why});
     return;
   }
   const auto found = offered_.find(message.number);
@@ -312,25 +309,21 @@ void PointToPoint::fail(const Entry& entry, const Status& why) {
 }
 
 void PointToPoint::withdraw(Sendings::iterator sending, const Status& why) {
-  auto taken = offered_.extract(sending);
-  const auto& [entry, to] = taken.mapped();
-  fail(entry, why);
-  if (has_left(to)) return;
-  deliver(to, Withdrawal{taken.key()});
+  fail(sending->second.entry, why);
+  const auto taken = offered_.extract(sending);
+  const int to = taken.mapped().to;
+  if (!has_left(to)) deliver(to, Withdrawal{taken.key()});
 }
 
 template <typename Condition>
 void PointToPoint::fail_receives(InSet& set, const Status& why, Condition condition) {
-  std::deque<Entry> kept;
-  for (Entry& entry : std::exchange(set.posted, {})) {
-    if (!condition(entry)) {
-      kept.push_back(std::move(entry));
-      continue;
-    }
+  for (auto at = set.posted.begin(); at != set.posted.end();) {
+    const auto each = at++;
+    if (!condition(each->second)) continue;
+    fail(each->second, why);
+    set.posted.erase(each);
     --posted_;
-    fail(entry, why);
   }
-  set.posted = std::move(kept);
 }
 
 void PointToPoint::left(int rank, const Status& why) {
@@ -361,7 +354,9 @@ void PointToPoint::end_all(const Status& why) {
     effects_.finish({&answered.receive, 1}, why);
   }
   for (auto& [id, set] : sets_) {
-    for (const Entry& entry : std::exchange(set.posted, {})) effects_.finish({&entry, 1}, why);
+    for (const auto& [place, entry] : std::exchange(set.posted, {})) {
+      effects_.finish({&entry, 1}, why);
+    }
   }
   posted_ = 0;
 }
@@ -380,9 +375,11 @@ bool PointToPoint::waits(SetId id) const {
 
 std::uint64_t PointToPoint::digest() const {
   base::Hasher hasher;
-  hasher.add_pair(owed_ ? 1 : 0, ended_ ? 1 : 0);
+  hasher.add_pair(static_cast<std::int32_t>(owed_.size()), ended_ ? 1 : 0);
   hasher.add(newest_epoch_);
   hasher.add(last_number_);
+  hasher.add(last_place_);
+  for (const std::uint64_t number : heard_) hasher.add(number);
   for (const bool gone : left_) hasher.add(gone ? 1 : 0);
   for (const std::size_t bytes : unreceived_) hasher.add(bytes);
   for (const std::size_t bytes : untold_) hasher.add(bytes);
@@ -394,12 +391,16 @@ std::uint64_t PointToPoint::digest() const {
   for (const auto& [key, answered] : answered_) {
     hasher.add_pair(key.first, static_cast<std::int32_t>(key.second));
     hasher.add(answered.refusal.empty() ? 0 : 1);
+    hasher.add(answered.place);
     add(answered.receive);
   }
   for (const auto& [id, set] : sets_) {
     hasher.add_pair(id.id, static_cast<std::int32_t>(id.epoch));
     hasher.add(set.posted.size());
-    std::ranges::for_each(set.posted, add);
+    for (const auto& [place, entry] : set.posted) {
+      hasher.add(place);
+      add(entry);
+    }
     hasher.add(set.arrivals.size());
     for (const Arrival& arrival : set.arrivals) {
       hasher.add_signed(arrival.source);

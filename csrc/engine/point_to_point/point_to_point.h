@@ -94,8 +94,8 @@ class PointToPoint {
   void remove_set(SetId set);
 
   // --- what this rank asks ---
-  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does the next entry after the
-  // receiver has refused a send that had ended. If it throws, and the entry still has its request, the caller keeps the entry.
+  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does, for each send that was
+  // refused after it had ended, one later entry. If it throws, and the entry still has its request, the caller keeps the entry.
   void admit(Entry& entry);
 
   // --- what others say ---
@@ -126,7 +126,9 @@ class PointToPoint {
   template <typename Visit>
   void for_each_unmatched(Visit visit) const {
     for (const auto& [number, sending] : offered_) visit(sending.entry);
-    for (const auto& [id, set] : sets_) std::ranges::for_each(set.posted, visit);
+    for (const auto& [id, set] : sets_) {
+      for (const auto& [place, entry] : set.posted) visit(entry);
+    }
   }
   // Calls visit(const Entry&) for each receive that has answered an Offer, and waits for its sender's Coming or Withdrawal.
   template <typename Visit>
@@ -144,7 +146,7 @@ class PointToPoint {
   };
   struct InSet {
     std::shared_ptr<const std::vector<int>> members;  // null: this rank has not added the set yet
-    std::deque<Entry> posted;                         // receives
+    std::map<std::uint64_t, Entry> posted;  // receives by their place in the order of posting
     std::deque<Arrival> arrivals;
   };
   // A send that this rank has offered to the other rank.
@@ -155,6 +157,7 @@ class PointToPoint {
   // A receive that has answered an Offer and waits for the sender's Coming or Withdrawal.
   struct Answered {
     Entry receive;
+    std::uint64_t place = 0;  // as in InSet::posted
     // "": the answer was a Clearance. Otherwise it was a Rejection for this reason.
     std::string refusal;
   };
@@ -162,9 +165,9 @@ class PointToPoint {
 
   // Of send, receive, send_whole and meet: if they throw, the caller keeps an entry that still has its request.
   void send(Entry& entry);
-  // Gives the receive a message that has arrived already, or posts the receive before the one at `place`. Fails it if no rank
-  // can send a message for it.
-  void receive(Entry& entry, std::deque<Entry>::iterator place);
+  // Gives the receive a message that has arrived already, or posts the receive at its place. Fails it if no rank can send a
+  // message for it.
+  void receive(Entry& entry, std::uint64_t place);
   // Sends the message, or handles it at once if it is for this rank.
   void deliver(int rank, Message message);
   // Sends the message whole and ends the entry, if its size, its memory and the limit allow it. Otherwise returns false.
@@ -172,10 +175,10 @@ class PointToPoint {
   // Counts a whole message that no longer waits for a receive, and sends a Receipt when half of the limit is counted.
   void count_received(int source, const Offer& offer);
   // Matches a receive with the message for it, or refuses the message if dtypes or sizes differ.
-  void meet(Entry& receive, int source, const Offer& offer);
+  void meet(Entry& receive, std::uint64_t place, int source, const Offer& offer);
   // Calls match(receive). If that throws, and the receive still has its request, posts it, so that end_all() ends it.
   template <typename Match>
-  void match_or_post(Entry receive, Match match);
+  void match_or_post(Entry receive, std::uint64_t place, Match match);
   void take_own(Entry receive, std::uint64_t number);
   // "": dtype and size are equal.
   std::string why_unequal(const Entry& receive, int source, const Offer& offer) const;
@@ -194,6 +197,7 @@ class PointToPoint {
   std::map<SetId, InSet> sets_;
   std::uint32_t newest_epoch_ = 0;  // of the sets that this rank has added
   std::uint64_t last_number_ = 0;   // of this rank's newest Offer
+  std::uint64_t last_place_ = 0;    // of this rank's newest receive
   std::size_t posted_ = 0;          // receives in all sets
   Sendings offered_;
   std::map<std::pair<int, std::uint64_t>, Answered> answered_;  // by sender and number
@@ -203,8 +207,8 @@ class PointToPoint {
   std::vector<std::size_t> unreceived_, untold_;
   std::vector<bool> left_;             // by rank
   std::optional<base::Status> ended_;  // this rank has left, for this reason
-  // The receiver refused a send after the send had ended on this rank. The next send or receive of this rank gets this error.
-  std::optional<base::Status> owed_;
+  // The receivers refused sends that had ended on this rank. Each of the next sends and receives of this rank gets one error.
+  std::deque<base::Status> owed_;
 };
 
 }  // namespace hvdlite::engine

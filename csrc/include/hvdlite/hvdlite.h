@@ -124,8 +124,8 @@ typedef struct hvdlite_request {
   int32_t layout; /* 0: row-major; other values have no meaning, but must be equal on all ranks */
   int32_t flags;
   /* null or "": the engine names the request by its number among the unnamed requests of its kind on its set. All unnamed
-   * requests of one call have the same kind and set; they form one group if group_size is their number and group is null or "".
-   * Requests of prepared groups need a name. */
+   * requests of one call have the same kind and set, and their group is null or "". They form one group if group_size is their
+   * number. Requests of prepared groups need a name. */
   const char* name;
   int32_t ndim;
   const int64_t* shape;

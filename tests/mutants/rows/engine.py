@@ -88,8 +88,8 @@ ROWS = (
         "messages-overtake",
         "of two receives that fit a message, the one that was posted last gets it",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "set.posted.insert(place, std::move(entry));",
-        "set.posted.push_front(std::move(entry));",
+        "set.posted.try_emplace(place, std::move(entry));",
+        "set.posted.try_emplace(~place, std::move(entry));",
         guards.MESSAGES,
     ),
     Mutant(
@@ -152,8 +152,8 @@ ROWS = (
         "messages-withdrawn",
         "a receive whose message was withdrawn comes behind those that were posted after it",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "receive(entry, sets_.at(entry.request->set).posted.begin());",
-        "receive(entry, sets_.at(entry.request->set).posted.end());",
+        "[&](Entry& entry) { receive(entry, place); });",
+        "[&](Entry& entry) { receive(entry, ++last_place_); });",
         guards.MESSAGES,
     ),
     Mutant(

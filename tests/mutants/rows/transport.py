@@ -48,8 +48,8 @@ ROWS = (
         "mail-overtakes",
         "a control message overtakes those that wait for room in the ring",
         "csrc/transport/host_mail.cc",
-        "if (!box.unsent.empty() || !box.out.put(message, &done)) {",
-        "if (!box.out.put(message, &done)) {",
+        "box.unsent.push_back(std::move(message));",
+        "box.unsent.push_front(std::move(message));",
         guards.MESSAGES,
     ),
     Mutant(

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "device_test.h"
+#include "no_memory.h"
 
 using namespace device_test;
 using device::Current;
@@ -166,6 +167,16 @@ TEST(a_communicator_that_is_dropped_is_aborted) {
   {
     Member half_made(nccl, nccl->unique_id(), 2, 0);
   }
+  EXPECT(nccl->wait_for_endings(kLong));
+  EXPECT(calls("ncclCommAbort") == 1);
+}
+
+TEST(a_communicator_is_aborted_although_memory_is_short) {
+  const NcclPtr nccl = open_nccl();
+  Member half_made(nccl, nccl->unique_id(), 2, 0);
+  native_test::refuse_allocation(1);
+  half_made.comm.reset();
+  native_test::refuse_allocation(0);
   EXPECT(nccl->wait_for_endings(kLong));
   EXPECT(calls("ncclCommAbort") == 1);
 }

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "harness.h"
+#include "no_memory.h"
 
 namespace hvdlite::engine::point_to_point_test {
 namespace {
@@ -71,6 +72,7 @@ class Rank final : public PointToPoint::Effects {
   std::deque<Asked> asked;
   bool ended = false, left = false;
   bool cannot_send = false;
+  std::size_t refused = 0;  // the allocation of the machine's next step that has no memory
   // Does the caller still have the operation that it asked for last?
   bool has_last() const { return last_.request != nullptr; }
 
@@ -230,7 +232,9 @@ void Rank::ask(const Step& step) {
            nullptr,
            nullptr,
            {}};
+  native_test::refuse_allocation(refused);
   machine_.admit(last_);
+  native_test::refuse_allocation(0);
 }
 
 void Rank::send(int rank, const Message& message) {
@@ -447,6 +451,19 @@ TEST(states_differ_by_the_tags_of_receives) {
   EXPECT(one.digest() != other.digest());
 }
 
+TEST(states_differ_by_the_messages_that_were_heard) {
+  const Plan plan{{{}, {}}};
+  Job one(plan), other(plan);
+  const std::vector<std::byte> payload(4);
+  std::uint64_t number = 0;
+  for (Job* job : {&one, &other}) {
+    job->rank(0).ask(recv(1));
+    job->rank(0).machine().hear(
+        1, Offer{kWorld, ++number, 0, base::DType::kFloat32, 0, 1, "x", true, payload});
+  }
+  EXPECT(one.digest() != other.digest());
+}
+
 TEST(a_mismatch_names_both_tensors_at_both_ends) {
   const Plan plan{{{send_large(1)}, {recv(0, 0, 6)}}};
   Job job(plan);
@@ -490,6 +507,20 @@ TEST(who_has_sent_what_did_not_fit_is_told_at_its_next_call) {
   EXPECT_HAS(status_of(job, 0, 1).message, "rank 0 sent '1', 1 element of float32");
   job.rank(0).ask(send(1));
   EXPECT(status_of(job, 0, 2).ok());
+}
+
+TEST(each_send_that_was_refused_is_told) {
+  const Plan plan{{{send(1), send(1, 1)}, {recv(0, 0, 2), recv(0, 1, 2)}}};
+  Job job(plan);
+  run(job);
+  for (const std::size_t place : {0, 1}) {
+    EXPECT(status_of(job, 0, place).ok());
+    job.rank(0).ask(send(1, 2));
+    EXPECT_HAS(status_of(job, 0, 2 + place).message,
+               "rank 0 sent '" + std::to_string(place + 1) + "', 1 element of float32");
+  }
+  job.rank(0).ask(send(1, 2));
+  EXPECT(status_of(job, 0, 4).ok());
 }
 
 // Two of them may wait; the word that there is room comes when half of that has been received.
@@ -545,6 +576,25 @@ TEST(no_entry_is_lost_when_a_message_cannot_be_sent) {
   EXPECT(status_of(waiting, 1, 0).code == base::ErrorCode::kPeerLost);
 }
 
+TEST(no_entry_is_lost_when_memory_is_short) {
+  const Plan plan{{{}, {}}, -1, PointToPoint::counted_bytes(4)};
+  for (const Step& step : {send_large(1), recv(1), recv_large(1)}) {
+    native_test::refuse_each_allocation([&](std::size_t number) {
+      native_test::refuse_allocation(0);
+      Job job(plan);
+      job.rank(1).ask(send_large(0));
+      run(job);
+      job.rank(0).refused = number + 1;
+      try {
+        job.rank(0).ask(step);
+      } catch (const std::bad_alloc&) {
+        EXPECT(job.rank(0).has_last() != job.rank(0).machine().waits());
+        throw;
+      }
+    });
+  }
+}
+
 TEST(what_was_sent_to_a_set_that_is_gone_counts_as_received) {
   const Plan plan{{{}, {}}, -1, PointToPoint::counted_bytes(4)};
   Job job(plan);
@@ -571,6 +621,21 @@ TEST(a_receive_whose_message_was_withdrawn_is_the_first_again) {
   EXPECT(status_of(job, 2, 0).ok());
   EXPECT(job.rank(2).asked[0].completion->value == 1);
   EXPECT(!job.rank(2).asked[1].completion->is_done());
+}
+
+TEST(a_receive_whose_message_was_withdrawn_does_not_pass_earlier_ones) {
+  const Plan plan{{{send_large(2, 1), kLeaves},
+                   {send_large(2, 2), send_large(2, 1)},
+                   {recv_large(kAny, 2), recv_large(kAny, kAny)}}};
+  Job job(plan);
+  for (const Job::Choice& choice : {Job::Choice{2}, {2}, {0}, {0, 2}, {0}, {0, 2}}) {
+    job.take(choice);  // rank 0 leaves before it knows that rank 2 is ready
+  }
+  run(job);
+  for (const std::size_t place : {0, 1}) {
+    EXPECT(status_of(job, 2, place).ok());
+    EXPECT(job.rank(2).asked[place].completion->contributors == (place == 0 ? 2 : 1));
+  }
 }
 
 TEST(who_left_is_named_to_those_who_need_it) {

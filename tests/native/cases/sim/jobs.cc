@@ -1,11 +1,14 @@
 // The ranks of a job without engines, in init() and at the end: who comes, who does not, and what the others are told. Each rank has
-// its real Job; the time is the test's own, and deaths, stops and cut links come at every moment.
+// its real Job; the time is the test's own, and deaths, stops and cut links come at every moment. (Over 400 lines, because all
+// cases step the same Meeting.)
 #include <algorithm>
 #include <random>
 #include <set>
 
+#include "base/wire.h"
 #include "harness.h"
 #include "job/job.h"
+#include "no_memory.h"
 #include "sim/network.h"
 
 namespace hvdlite::sim::jobs_test {
@@ -248,14 +251,10 @@ TEST(last_words_reach_those_that_meet) {
   Meeting meeting({0, 0, 0});
   meeting[2].job->tell("has left during init(): its program ended");
   meeting.die(2);
-  meeting.look(0);
-  EXPECT_HAS(meeting[0].failure.message, "rank 2 has left during init()");
-  // Rank 1 has all values, and hears of it in what it waits for next.
-  meeting.look(1);
-  EXPECT(!meeting[1].under_way && meeting[1].values.size() == 3);
-  meeting.begin(1, value_of(1));
-  meeting.look(1);
-  EXPECT_HAS(meeting[1].failure.message, "rank 2 has left during init()");
+  for (const int number : {0, 1}) {
+    meeting.look(number);
+    EXPECT_HAS(meeting[number].failure.message, "rank 2 has left during init()");
+  }
 }
 
 TEST(patience_for_the_stopped_ends) {
@@ -336,6 +335,58 @@ TEST(a_silent_host_is_lost_although_the_heartbeat_is_refused) {
     for (int step = 0; step < 300; ++step) meeting.look_all();
     EXPECT(meeting[0].job->lost());
   }
+}
+
+// Rank 1 introduces itself by bytes that are no card, and then listens.
+TEST(a_damaged_card_ends_the_meeting_on_all_ranks) {
+  const auto fabric = transport::make_fabric({2, {0, 0}, 0, 0});
+  const auto other = transport::connect(fabric, 1, false);
+  base::ManualTime time;
+  job::Job job(transport::connect(fabric, 0, false), base::TimeSource(time), {"h", 100, "h", true},
+               [](const std::vector<int>&) { return std::unique_ptr<job::Neighbours>(); });
+  base::Writer card;
+  card.put(std::uint8_t{0});  // a part of an exchange
+  card.put(std::uint32_t{1});
+  card.put(std::uint32_t{0});
+  card.put(std::uint32_t{1});
+  card.put_vector(Bytes(3));
+  other->send_message(0, card.take());
+  for (int look = 0; look < 2; ++look) {
+    std::string text;
+    try {
+      EXPECT(!job.pass());
+    } catch (const base::Error& error) {
+      EXPECT(error.code() == ErrorCode::kInternal);
+      text = error.what();
+    }
+    EXPECT_HAS(text, "cannot read what rank 1 says of itself");
+  }
+  int source = -1;
+  Bytes message, last;
+  while (other->receive_message(&source, &message)) last = message;
+  EXPECT(last.size() > 1 && last[0] == std::byte{1});
+  const engine::Message told = engine::decode(std::span(last).subspan(1));
+  EXPECT(std::holds_alternative<engine::Failure>(told));
+  EXPECT_HAS(std::get<engine::Failure>(told).cause, "cannot read what rank 1 says of itself");
+}
+
+// A thread of its own looks between the waits, and nothing would catch what it throws.
+TEST(a_rank_without_memory_fails_and_tells_the_others) {
+  int lost = 0;
+  for (std::size_t number = 1; number <= 20; ++number) {
+    Meeting meeting({0, 1});
+    meeting.run(10);
+    meeting.begin(1, value_of(1), false);
+    native_test::refuse_allocation(number);
+    meeting[0].job->look();
+    native_test::refuse_allocation(0);
+    if (!meeting[0].job->lost()) continue;
+    ++lost;
+    meeting.run(60);
+    EXPECT(meeting[1].failure.code == ErrorCode::kPeerLost);
+    EXPECT_HAS(meeting[1].failure.message, "rank 0 (host h0, pid 100) failed: std::bad_alloc");
+  }
+  EXPECT(lost > 0);
 }
 
 // With a timeout that is switched off the stall limit still holds for a silent host, which is named.

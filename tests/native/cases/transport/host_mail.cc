@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "harness.h"
+#include "no_memory.h"
 
 namespace hvdlite::transport::host_mail_test {
 namespace {
@@ -132,6 +133,33 @@ TEST(what_finds_no_room_waits_and_nobody_waits_for_who_reads_no_more) {
   EXPECT(host.mail(0).flushed());
   host.mail(0).send(1, make(3, 1000));
   EXPECT(host.mail(0).flushed());
+}
+
+// A message that finds no memory has not begun, so the next one is not taken for its end.
+TEST(a_message_without_memory_leaves_no_part) {
+  Host host(2);
+  std::deque<Bytes> on_the_way;
+  int from = -1, refused = 0;
+  Bytes message;
+  for (int number = 0; number < 100; ++number) {
+    const Bytes made = make(number, 100);
+    Bytes sent = made;
+    native_test::refuse_allocation(1);
+    try {
+      host.mail(0).send(1, std::move(sent));
+      on_the_way.push_back(made);
+    } catch (const std::bad_alloc&) {
+      ++refused;
+    }
+    native_test::refuse_allocation(0);
+    while (!on_the_way.empty()) {
+      static_cast<void>(host.mail(0).flushed());
+      if (!host.mail(1).receive(&from, &message)) continue;
+      EXPECT(message == on_the_way.front());
+      on_the_way.pop_front();
+    }
+  }
+  EXPECT(refused > 0);
 }
 
 // What a rank had put there before it died is read: nothing of it is half.

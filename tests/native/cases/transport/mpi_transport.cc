@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "harness.h"
+#include "no_memory.h"
 
 namespace hvdlite::transport::mpi_transport_test {
 namespace {
@@ -31,6 +32,7 @@ struct FakeMpi {
   std::map<std::uint64_t, Receive> receives;
   std::uint64_t last = 0;
   int granted = 100;  // so many more receives are not refused
+  int sent = 0;       // frames
 
   std::size_t open() const {
     return static_cast<std::size_t>(
@@ -78,6 +80,10 @@ const hvdlite_mpi* table() {
   functions.tag_upper_bound = [](hvdlite_mpi_comm, int* bound) {
     *bound = 32767;
     return 0;
+  };
+  functions.isend = [](const void*, int, int, int, hvdlite_mpi_comm, hvdlite_mpi_request* out) {
+    ++mpi.sent;
+    return static_cast<int>(out->bits = 0);
   };
   functions.irecv = receive;
   functions.test = test;
@@ -145,6 +151,39 @@ TEST(damaged_frames_leave_the_receives_posted) {
   EXPECT(mpi.open() == posted);
   mpi.deliver(2, in_frames(message(5)));
   EXPECT(receives() && source == 2 && got == message(5));
+}
+
+TEST(a_receive_without_memory_is_not_posted) {
+  std::byte memory[8];
+  native_test::refuse_each_allocation([&](std::size_t refused) {
+    native_test::refuse_allocation(0);
+    const auto transport = make();
+    try {
+      native_test::refuse_allocation(refused + 1);
+      Ticket ticket = transport->post_recv(1, 0, memory, sizeof(memory));
+      native_test::refuse_allocation(0);
+      EXPECT(!transport->test(ticket));
+    } catch (const std::bad_alloc&) {
+      Ticket ticket = transport->post_recv(1, 0, memory, sizeof(memory));
+      EXPECT(!transport->test(ticket));
+      EXPECT(!transport->close());
+      throw;
+    }
+  });
+}
+
+TEST(a_message_without_memory_is_not_sent_in_part) {
+  const auto transport = make();
+  native_test::refuse_each_allocation([&](std::size_t) {
+    mpi.sent = 0;
+    try {
+      transport->send_message(1, message(50'000));
+    } catch (const std::bad_alloc&) {
+      EXPECT(mpi.sent == 0);
+      throw;
+    }
+  });
+  EXPECT(mpi.sent == 4);
 }
 
 // MPI would write to the memory of the receives that are posted already.
