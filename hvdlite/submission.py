@@ -455,8 +455,7 @@ def output_of(backend: TensorBackend, source: Exported, engine: "Engine", result
     """
     shape = result.shape
     if source.device == CPU:
-        data = memoryview(b"") if 0 in shape else result.data
-        return backend.wrap(data, shape, source.owner)
+        return backend.wrap(result.data, shape, source.owner)
     stream = backend.stream_now(source)
     new_memory = partial(engine.new_gpu_output, source.device, stream)
     output, pointer = backend.empty_on_gpu(shape, source.owner, new_memory)

@@ -7,7 +7,16 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewGpuMemory, NewMemory, Plain
+from hvdlite.backends.base import (
+    CPU,
+    RECYCLED_FROM,
+    ROW_MAJOR,
+    Exported,
+    NewGpuMemory,
+    NewMemory,
+    Plain,
+    require_own_elements,
+)
 from hvdlite.dtypes import DType, code_of_name, elements_of, numpy_dtype
 from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
 
@@ -55,8 +64,8 @@ class NumpyBackend:
             raise
 
     def adopt_writable(self, value: Any) -> Array:
-        """The array itself. It refuses other objects and read-only arrays, because it cannot write to them."""
-        if type(value) is np.ndarray and value.flags.writeable:
+        """The array itself. It refuses other objects, read-only arrays, and arrays whose elements share memory."""
+        if type(value) is np.ndarray and value.flags.carray:  # C-contiguous, aligned and writable
             return value
         if not isinstance(value, np.ndarray):
             _refuse_device_memory(value)
@@ -70,6 +79,7 @@ class NumpyBackend:
                 "an in-place operation cannot write to a read-only array; pass a copy or use the function without the "
                 "trailing underscore"
             )
+        require_own_elements("a broadcast array", value.shape, value.strides, "copy")
         return self.adopt(value)
 
     def plain(self, kind: type) -> Plain | None:
