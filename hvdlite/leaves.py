@@ -47,7 +47,7 @@ class Leaf:
         flat = np.ascontiguousarray(array).reshape(-1)
         kind = flat.dtype.kind
         real = flat.view(flat.real.dtype) if kind == "c" else flat
-        if kind in "fc":
+        if kind in "fc" and flat.dtype.itemsize > 1:  # ml_dtypes gives the kind f to float8_e5m2, which np.finfo does not know
             epsilon = float(np.finfo(real.dtype).eps)
         else:
             epsilon = 2.0**-7 if kind == "V" and flat.dtype.itemsize == 2 else 0.0  # bfloat16: ml_dtypes gives it the kind V
