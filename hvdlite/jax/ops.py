@@ -13,7 +13,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.jax.ffi import ffi_call, require_cpu
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind, resolve_op
-from hvdlite.submission import check_weight, check_weighted, enter
+from hvdlite.submission import check_weight, check_weighted, checked_root, enter
 from hvdlite.xla import TensorGroup, describe, failure_in
 
 __all__ = ["as_weight", "call", "grouped_allreduce", "grouped_broadcast"]
@@ -99,8 +99,9 @@ def grouped_broadcast(
 
     """
     _, process_set_id = enter(Kind.BROADCAST, process_set)
+    root = checked_root(root_rank, name, process_set)
     made = [jnp.asarray(array) for array in arrays]
-    return call([TensorGroup(Kind.BROADCAST, name, _kinds_of(made), root=root_rank, process_set=process_set_id)], made)
+    return call([TensorGroup(Kind.BROADCAST, name, _kinds_of(made), root=root, process_set=process_set_id)], made)
 
 
 def call(

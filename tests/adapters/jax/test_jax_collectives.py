@@ -92,7 +92,7 @@ def test_broadcast(hvd):
     for root in range(SIZE):
         everyone = [[distinct(rank, shape, dtype) for shape in SHAPES] for rank in range(SIZE) for dtype in ("bool",)]
         step = jax.jit(lambda arrays, root=root: grouped_broadcast(arrays, root, name="start"))
-        for outputs in (step(everyone[RANK]), grouped_broadcast(everyone[RANK], root, name="start")):
+        for outputs in (step(everyone[RANK]), grouped_broadcast(everyone[RANK], np.int64(root), name="start")):
             assert all(np.array_equal(out, sent) for out, sent in zip(outputs, everyone[root], strict=True))
 
 
@@ -225,6 +225,9 @@ def test_what_is_refused(hvd, monkeypatch):
         call([half], [jnp.ones(2, jnp.float32)])
     with pytest.raises(hvd.InvalidArgumentError, match="have 1 tensors, but there are 2 arrays"):
         call([half], [jnp.ones(2, jnp.float16)] * 2)
+    for root in (SIZE, None):
+        with pytest.raises(hvd.InvalidArgumentError, match=f"broadcast of 'b' in .* invalid root rank {root} for provided"):
+            jax.jit(lambda x, root=root: grouped_broadcast([x], root, name="b"))(jnp.ones(2))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(hvd.UnsupportedError, match="JAX_PLATFORMS=cpu"):
         grouped_allreduce([jnp.ones(2)], name="t")
