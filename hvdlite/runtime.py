@@ -341,13 +341,16 @@ class Runtime:
         engine = self.require()
         until = time.monotonic() + seconds
         self._exemptions.append(until)
-        engine.exempt_from_stalls(max(self._exemptions) - time.monotonic())
         try:
+            self._exempt(engine)
             yield
         finally:
             self._exemptions.remove(until)
             if self.engine is engine:
-                engine.exempt_from_stalls(max(0.0, max(self._exemptions, default=0.0) - time.monotonic()))
+                self._exempt(engine)
+
+    def _exempt(self, engine: "Engine") -> None:
+        engine.exempt_from_stalls(max(0.0, max(self._exemptions, default=0.0) - time.monotonic()))
 
     # --- for operations ---------------------------------------------------------------------------------------------
 
