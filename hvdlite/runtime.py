@@ -1,4 +1,7 @@
-"""The state of hvdlite in this process: the `Runtime`, which owns the engine between `init` and `shutdown`."""
+"""The state of hvdlite in this process: the `Runtime`, which owns the engine between `init` and `shutdown`.
+
+Over 400 lines, because all state of a process is in one object.
+"""
 
 import atexit
 import logging
@@ -89,7 +92,8 @@ class Runtime:
         In a spare of an elastic job it makes no engine, and returns when the spare is called.
         """
         _native.load_native()
-        config, problem = self._prepare(dynamic)
+        config, problem = startup.own_knobs()
+        config = config.replace(dynamic_process_sets=dynamic or config.dynamic_process_sets)
         join_job(startup.patience_of(config))
         startup.claim_rank()
         mpi = startup.load_mpi(self._may_finalize)
@@ -111,6 +115,7 @@ class Runtime:
         except HvdliteError as error:
             self._joining = False  # all processes have met, or some never will
             self._failed = self._failed or isinstance(error, LOST)
+            self.stop()
             raise
         self._joining = False
 
@@ -147,21 +152,25 @@ class Runtime:
             config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
         self.engine = _native.load_native().Engine.create_mpi(shim, mpi._addressof(chosen), knobs.to_native(resolved), takes)
-        self.engine.make_current()
         self.topology = Topology(*self.engine.topology)
-        if chosen.size > 1 and not self.exiting:
-            self._watchdog = watchdog.start(self.engine)
-        self.steps = Steps()
         self.config = config
         self.communicator = chosen
-        if config.timeline:
-            shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
-            self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
+        self.steps = Steps()
+        self.engine.make_current()
+        if chosen.size > 1 and not self.exiting:
+            self._watchdog = watchdog.start(self.engine)
+        paths = [values["timeline"] for values in everyone]
+        if any(paths):
+            startup.agree(chosen, config, self._refusal_of_timeline(shared=paths.count(config.timeline) > 1))
 
-    def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
-        """The knobs; and this rank's error if they are wrong, or None."""
-        config, wrong = startup.own_knobs()
-        return config.replace(dynamic_process_sets=True) if dynamic and wrong is None else config, wrong
+    def _refusal_of_timeline(self, shared: bool) -> HvdliteError | None:
+        """Starts the timeline of the knob, if it is set. Returns the error if the file cannot be made."""
+        try:
+            if self.config.timeline:
+                self.start_timeline(self.config.timeline, self.config.timeline_mark_cycles, shared)
+        except HvdliteError as error:
+            return error
+        return None
 
     def _guard_exit(self, alone: bool) -> None:
         """Installs the handlers for uncaught exceptions, forks and the end of the process."""
