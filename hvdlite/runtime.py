@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,8 @@ class Runtime:
         # job continued without that rank?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
-        self.at_stop: list[Callable[[], None]] = []  # called by stop() while there still is an engine
+        self.before_stop: list[Callable[[], None]] = []  # each stop() of an engine calls them first, to wait for operations
+        self.at_stop: list[Callable[[], None]] = []  # the next stop() calls them while there still is an engine
         self.after_join: list[Callable[[Any, int], None]] = []  # called with the set and the last rank when all have joined
 
     # --- beginning and end ------------------------------------------------------------------------------------------
@@ -212,26 +213,29 @@ class Runtime:
 
     def stop(self) -> None:
         """Leaves the job. Operations of peers that still need this rank fail. Does nothing if there is no engine."""
-        with self._lock:
-            for end in tuple(self.at_stop):
-                end()
-            self.at_stop.clear()
-            engine, self.engine = self.engine, None
-            if engine is None:
-                return
-            if self.communicator.size > 1:
-                _native.load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
-            self.topology, self.communicator, self._ended = None, None, True
-            if engine.failure_cause:
-                # Other ranks may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
-                self._kept.append(engine)
-                self._failed = True
-            else:
-                self._armed = False
-            engine.shutdown()
-            if self._watchdog is not None:
-                self._watchdog.join(_WATCHDOG_ENDS)
-                self._watchdog = None
+        with self._lock, ExitStack() as steps:  # calls all steps, the last one first, even if one raises, such as Ctrl-C
+            steps.callback(self._stop_engine)
+            for end in (*reversed(self.at_stop), *(() if self.engine is None else self.before_stop)):
+                steps.callback(end)
+
+    def _stop_engine(self) -> None:
+        self.at_stop.clear()
+        engine, self.engine = self.engine, None
+        if engine is None:
+            return
+        if self.communicator.size > 1:
+            _native.load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
+        self.topology, self.communicator, self._ended = None, None, True
+        if engine.failure_cause:
+            # Other ranks may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
+            self._kept.append(engine)
+            self._failed = True
+        else:
+            self._armed = False
+        engine.shutdown()
+        if self._watchdog is not None:
+            self._watchdog.join(_WATCHDOG_ENDS)
+            self._watchdog = None
 
     def _may_finalize(self, ours: bool) -> bool:
         """May MPI be finalised at exit? Waits for the other processes, as MPI would, but notices if one of them fails.
