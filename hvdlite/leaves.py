@@ -158,7 +158,7 @@ def digest_of(digests: Iterable[int]) -> int:
 
 def digest_of_text(text: str) -> int:
     """The digest of a text."""
-    return Leaf.of_array("", np.frombuffer(text.encode(), np.uint8)).digest()
+    return Leaf.of_array("", np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)).digest()
 
 
 def signed(value: int) -> int:

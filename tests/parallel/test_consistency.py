@@ -30,6 +30,7 @@ def test_equal_values_whatever_they_are(hvd):
     for dtype in ("bool", "int8", "uint64", "float16", "complex64", "datetime64[s]", "U5"):
         hvd.check_consistency(np.arange(6).astype(dtype), np.zeros((0, 3), dtype), np.arange(6).astype(dtype).reshape(2, 3).T)
     assert hvd.check_consistency(values(), 3.0, None) is None
+    hvd.check_consistency({"M\udcfcller": 1})
 
 
 @pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "int4"])

@@ -21,8 +21,8 @@ constexpr double kLongest = 3e9;
 // Thread: any. Owns: its thread. Blocks: no. Throws: std::system_error if there is no thread left.
 class Deadline {
  public:
-  Deadline(double seconds, int rank, int size, std::string text)
-      : thread_([=, this, text = std::move(text)] {
+  Deadline(double seconds, int rank, int size, const Utf8& text)
+      : thread_([=, this] {
           pthread_setname_np(pthread_self(), "hvdlite-exit");
           std::unique_lock lock(mutex_);
           const auto limit = std::chrono::duration<double>(std::min(seconds, kLongest));
@@ -55,7 +55,7 @@ class Deadline {
 void register_deadline(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<Deadline>(module, "Deadline", nb::is_final())
-      .def(nb::init<double, int, int, const char*>(), "seconds"_a, "rank"_a, "size"_a, "text"_a)
+      .def(nb::init<double, int, int, const Utf8&>(), "seconds"_a, "rank"_a, "size"_a, "text"_a)
       .def("cancel", &Deadline::cancel);
 }
 

@@ -58,11 +58,8 @@ bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
 // Makes a name from `kind` and the argument. None gives none.
 bool read_name(nb::handle from, const char* kind, std::string& to) {
   if (from.is_none()) return true;
-  const char* text = PyUnicode_CheckExact(from.ptr()) ? PyUnicode_AsUTF8(from.ptr()) : nullptr;
-  if (text == nullptr) {
-    PyErr_Clear();
-    return false;
-  }
+  const char* text = PyUnicode_CheckExact(from.ptr()) ? name_in(from.ptr()) : nullptr;
+  if (text == nullptr) return false;
   to = std::string(kind) + text;
   return true;
 }
