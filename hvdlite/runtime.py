@@ -69,7 +69,9 @@ class Runtime:
         # job continued without that rank?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
-        self.before_stop: list[Callable[[], None]] = []  # each stop() of an engine calls them first, to wait for operations
+        # Functions of doors. Each waits until what the door has started in this process has ended. They are called before this
+        # process leaves the job or joins, and before a process set is removed.
+        self.before_leaving: list[Callable[[], None]] = []
         self.at_stop: list[Callable[[], None]] = []  # the next stop() calls them while there still is an engine
         self.after_join: list[Callable[[Any, int], None]] = []  # called with the set and the last rank when all have joined
 
@@ -215,7 +217,7 @@ class Runtime:
         """Leaves the job. Operations of peers that still need this rank fail. Does nothing if there is no engine."""
         with self._lock, ExitStack() as steps:  # calls all steps, the last one first, even if one raises, such as Ctrl-C
             steps.callback(self._stop_engine)
-            for end in (*reversed(self.at_stop), *(() if self.engine is None else self.before_stop)):
+            for end in (*reversed(self.at_stop), *(() if self.engine is None else self.before_leaving)):
                 steps.callback(end)
 
     def _stop_engine(self) -> None:

@@ -44,7 +44,7 @@ def _register() -> None:
     ffi = _ffi()
     for handler in (_SEVERAL, _ALONE):
         ffi.register_ffi_target(handler, ffi.pycapsule(getattr(library, handler)), platform="cpu")
-    RUNTIME.before_stop.append(_finish_programs)
+    RUNTIME.before_leaving.append(_finish_programs)
 
 
 def _finish_programs() -> None:

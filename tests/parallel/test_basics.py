@@ -205,11 +205,11 @@ def test_an_interrupt_during_shutdown_leaves_nothing_half_ended(ended):
 
     ended.init()
     subset = ended.add_process_set([0])
-    for functions in (RUNTIME.at_stop, RUNTIME.before_stop):
+    for functions in (RUNTIME.at_stop, RUNTIME.before_leaving):
         functions.append(interrupt)
     with pytest.raises(KeyboardInterrupt):
         ended.shutdown()
-    RUNTIME.before_stop.remove(interrupt)
+    RUNTIME.before_leaving.remove(interrupt)
     assert not ended.is_initialized()
     assert not RUNTIME.at_stop
     assert subset.process_set_id is None

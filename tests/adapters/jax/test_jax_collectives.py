@@ -182,6 +182,28 @@ def test_process_sets(hvd):
     hvd.remove_process_set(subset)
 
 
+def test_a_rank_leaves_after_the_steps_that_it_has_started(hvd):
+    def start(steps, **options):
+        @jax.jit
+        def step(x):
+            (x,) = grouped_allreduce([jnp.sin(x @ x)], name="step", op=hvd.Sum, **options)
+            (x,) = grouped_allreduce([jnp.sin(x)], name="again", op=hvd.Sum, **options)
+            return x
+
+        x = jnp.ones((200, 200))
+        for _ in range(steps):
+            x = step(x)
+        return x
+
+    mine = start(5 + 5 * ODD)
+    assert hvd.join() == SIZE - 1
+    assert mine.shape == np.asarray(mine).shape
+    subset = hvd.add_process_set([SIZE - 1])
+    mine = start(5, process_set=subset) if ODD else jnp.ones(1)
+    hvd.remove_process_set(subset)
+    assert mine.shape == np.asarray(mine).shape
+
+
 def test_a_waiting_call_leaves_python_to_others(hvd):
     """Rank 0 takes part only when a thread of the last rank, which waits for it, has run Python code."""
     step = jax.jit(lambda x: grouped_allreduce([x], name="wait", op=hvd.Sum)[0])
