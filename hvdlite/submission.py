@@ -171,6 +171,12 @@ def reduce_group(
     codec: Codec | None = None,
 ) -> Any:
     """Submits a group of allreduces. weight: this rank's weight in weighted means, or None."""
+    tensors = list(tensors)
+    if in_place and len(set(map(id, tensors))) < len(tensors):
+        raise InvalidArgumentError(
+            f"grouped_allreduce_ of {name!r}: a tensor is in the group twice, and could be reduced twice; list it once, or use "
+            "the function without the trailing underscore"
+        )
     known = RUNTIME.engine
     if known is not None and weight is None and codec is None:
         started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)

@@ -80,6 +80,17 @@ def test_in_place_async_and_compression(hvd):
     np.testing.assert_array_equal(outputs[1], np.arange(3) * SIZE)
 
 
+def test_a_tensor_that_is_in_a_group_in_place_twice_is_refused(hvd):
+    tensor = np.full(3, RANK + 1.0)
+    for function in (hvd.grouped_allreduce_, hvd.grouped_allreduce_async_):
+        with pytest.raises(ValueError, match="grouped_allreduce_ of 'twice': a tensor is in the group twice"):
+            function([tensor, np.ones(1), tensor], name="twice")
+    assert tensor.tolist() == [RANK + 1.0] * 3
+    hvd.grouped_allreduce_(rows := np.ones((4, 2)), op=hvd.Sum)  # the rows are tensors
+    assert rows.tolist() == [[SIZE, SIZE]] * 4
+    assert [out[0] for out in hvd.grouped_allreduce([np.ones(1)] * 2, op=hvd.Sum)] == [SIZE] * 2
+
+
 def test_an_empty_group(hvd):
     assert hvd.grouped_allreduce([]) == []
     assert hvd.grouped_allgather([]) == []
