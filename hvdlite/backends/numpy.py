@@ -29,6 +29,7 @@ _DLPACK_CUDA_DEVICES = (2, 13)  # CUDA, and its managed memory
 
 # Kinds of dtypes that may be moved as bytes if the engine does not know them: floats, complex numbers, dates, durations.
 _MOVABLE = "fcMm"
+_WITHOUT_BYTES = ("string", "resource", "variant")  # dtypes of TensorFlow, for which its DLPack ends the process
 _OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a dtype that is not NumPy's own, such as those of ml_dtypes
 
 
@@ -148,17 +149,24 @@ class NumpyBackend:
 
 
 def _converted(value: Any) -> Array:
+    dtype = getattr(getattr(value, "dtype", None), "name", None)
+    if dtype in _WITHOUT_BYTES:
+        code_of_name(dtype)
     _refuse_device_memory(value)
-    if hasattr(value, "__dlpack__"):
-        try:
-            return np.from_dlpack(value)
-        except RuntimeError:  # for a dtype that NumPy does not have, such as bfloat16 of JAX
-            if not hasattr(value, "__array__"):
-                raise
     try:
+        if hasattr(value, "__dlpack__"):
+            try:
+                return np.from_dlpack(value)
+            except RuntimeError:  # for a dtype that NumPy does not have, such as bfloat16 of JAX
+                if not hasattr(value, "__array__"):
+                    raise
         return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"hvdlite cannot convert a {type(value).__name__} to a tensor: {error}") from error
+    except (TypeError, ValueError, BufferError) as error:
+        raise _not_converted(value, error) from error
+
+
+def _not_converted(value: Any, error: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(f"hvdlite cannot convert a {type(value).__name__} to a tensor: {error}")
 
 
 def _refusal_of_traced(value: Any) -> UnsupportedError | None:
@@ -181,7 +189,10 @@ def _refusal_of_traced(value: Any) -> UnsupportedError | None:
 def _refuse_device_memory(value: Any) -> None:
     if not hasattr(value, "__dlpack_device__"):
         return
-    device = int(value.__dlpack_device__()[0])
+    try:
+        device = int(value.__dlpack_device__()[0])
+    except Exception as error:  # of the framework, such as JAX's for an array on several devices
+        raise _not_converted(value, error) from error
     if device not in _DLPACK_HOST_DEVICES:
         kind = type(value)
         advice = "copy it to host memory first, because hvdlite does not do so silently"

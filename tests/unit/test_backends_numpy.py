@@ -194,6 +194,25 @@ def test_other_dtypes_are_refused(value):
         BACKEND.export(BACKEND.adopt(value), any_layout=True)
 
 
+def test_memory_that_another_library_does_not_give_is_refused():
+    """As JAX does for an array on several devices."""
+
+    class Sharded:
+        def __dlpack__(self, **options):
+            raise BufferError("only supported for unsharded arrays")
+
+        def __dlpack_device__(self):
+            raise BufferError("only supported for unsharded arrays")
+
+    class Reluctant(Sharded):
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    for value in (Sharded(), Reluctant()):
+        with pytest.raises(InvalidArgumentError, match=r"cannot convert a .* to a tensor: only supported for unsharded arrays"):
+            BACKEND.adopt(value)
+
+
 def test_ragged_lists_are_refused():
     with pytest.raises(InvalidArgumentError, match="hvdlite cannot convert a list to a tensor"):
         BACKEND.adopt([[1], [1, 2]])

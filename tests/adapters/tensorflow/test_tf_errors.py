@@ -132,3 +132,10 @@ def test_a_tensor_of_a_graph_is_refused_outside_of_this_door(hvd):
             NotImplementedError, match=r"TensorFlow is building a graph: use the functions of hvdlite\.tensorflow"
         ):
             tf.function(function, autograph=False)(tf.ones(3))
+
+
+def test_tensors_without_bytes_are_refused_outside_of_this_door(hvd):
+    """TensorFlow ends the process if it is asked for them by DLPack."""
+    for tensor in (tf.constant(["a"]), tf.Variable(1.0).handle):
+        with pytest.raises(ValueError, match=f"a tensor of dtype {tensor.dtype.name} cannot be sent"):
+            hvdlite.broadcast(tensor, 0)
