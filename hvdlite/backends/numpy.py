@@ -157,7 +157,7 @@ def _converted(value: Any) -> Array:
         if hasattr(value, "__dlpack__"):
             try:
                 return np.from_dlpack(value)
-            except RuntimeError:  # for a dtype that NumPy does not have, such as bfloat16 of JAX
+            except Exception:  # for a dtype that DLPack or NumPy does not have, such as TensorFlow's float8 or JAX's bfloat16
                 if not hasattr(value, "__array__"):
                     raise
         return np.asarray(value)

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
@@ -132,6 +133,11 @@ def test_a_tensor_of_a_graph_is_refused_outside_of_this_door(hvd):
             NotImplementedError, match=r"TensorFlow is building a graph: use the functions of hvdlite\.tensorflow"
         ):
             tf.function(function, autograph=False)(tf.ones(3))
+
+
+def test_dtypes_that_dlpack_lacks_travel_outside_of_this_door(hvd):
+    tensor = tf.cast(tf.fill([2], RANK + 1.0), tf.dtypes.experimental.float8_e5m2)
+    assert hvdlite.broadcast(tensor, SIZE - 1).astype(np.float32).tolist() == [SIZE] * 2
 
 
 def test_tensors_without_bytes_are_refused_outside_of_this_door(hvd):
