@@ -29,8 +29,9 @@ _DLPACK_CUDA_DEVICES = (2, 13)  # CUDA, and its managed memory
 
 # Kinds of dtypes that may be moved as bytes if the engine does not know them: floats, complex numbers, dates, durations.
 _MOVABLE = "fcMm"
-_WITHOUT_BYTES = ("string", "resource", "variant")  # dtypes of TensorFlow, for which its DLPack ends the process
 _OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a dtype that is not NumPy's own, such as those of ml_dtypes
+# Dtypes of TensorFlow that are refused: DLPack ends the process for the first three; NumPy takes the others for integers.
+_REFUSED = ("string", "resource", "variant", "qint8", "quint8", "qint16", "quint16", "qint32")
 
 
 class NumpyBackend:
@@ -150,7 +151,7 @@ class NumpyBackend:
 
 def _converted(value: Any) -> Array:
     dtype = getattr(getattr(value, "dtype", None), "name", None)
-    if dtype in _WITHOUT_BYTES:
+    if dtype in _REFUSED:
         code_of_name(dtype)
     _refuse_device_memory(value)
     try:

@@ -140,8 +140,9 @@ def test_dtypes_that_dlpack_lacks_travel_outside_of_this_door(hvd):
     assert hvdlite.broadcast(tensor, SIZE - 1).astype(np.float32).tolist() == [SIZE] * 2
 
 
-def test_tensors_without_bytes_are_refused_outside_of_this_door(hvd):
-    """TensorFlow ends the process if it is asked for them by DLPack."""
-    for tensor in (tf.constant(["a"]), tf.Variable(1.0).handle):
+def test_tensors_whose_bytes_are_not_their_values_are_refused_outside_of_this_door(hvd):
+    """TensorFlow ends the process if it is asked for the first two by DLPack."""
+    quantized = tf.quantization.quantize(tf.ones(2), 0, 1, tf.quint8).output
+    for tensor in (tf.constant(["a"]), tf.Variable(1.0).handle, quantized):
         with pytest.raises(ValueError, match=f"a tensor of dtype {tensor.dtype.name} cannot be sent"):
             hvdlite.broadcast(tensor, 0)
