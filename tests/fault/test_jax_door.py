@@ -74,6 +74,28 @@ def test_a_rank_that_reads_no_result_takes_part_in_the_last_steps(alone):
     assert "Traceback" not in job.stderr[1], job.report()
 
 
+SEVERAL_DEVICES = """
+    import jax
+    import hvdlite
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from hvdlite.jax import grouped_allreduce
+
+    hvdlite.init()
+    array = jax.device_put(np.arange(4.0), NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x")))
+    try:
+        grouped_allreduce([array], name="x")
+    except hvdlite.UnsupportedError as error:
+        print(error)
+"""
+
+
+def test_an_array_on_several_devices_is_refused():
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    job = run_job(SEVERAL_DEVICES, 1, env=environment)
+    assert job.stdout[0].startswith("an array of shape (4,) is on 2 devices"), job.report()
+
+
 ELASTIC = """
     import numpy as np
     import keras
