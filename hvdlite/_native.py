@@ -4,6 +4,7 @@ Handles and constants differ between Open MPI and MPICH, so hvdlite carries one 
 for (``hvdlite_mpi_<family>.so``), and only the one for the loaded MPI may be opened.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ __all__ = [
     "load_native",
     "loaded_libraries",
     "loaded_mpi",
+    "mapped_files",
     "shim_path",
     "short_version",
 ]
@@ -62,13 +64,15 @@ def loaded_mpi() -> LoadedMpi:
     from mpi4py import MPI
 
     description = MPI.Get_library_version().strip("\0 \n")
-    maps = Path("/proc/self/maps")
     return LoadedMpi(
-        family_of(MPI.__file__, description),
-        short_version(description),
-        MPI.__file__,
-        loaded_libraries(maps.read_text() if maps.exists() else ""),
+        family_of(MPI.__file__, description), short_version(description), MPI.__file__, loaded_libraries(mapped_files())
     )
+
+
+def mapped_files() -> str:
+    """The text of /proc/self/maps; empty on systems without it. The paths in it need not be UTF-8."""
+    maps = Path("/proc/self/maps")
+    return os.fsdecode(maps.read_bytes()) if maps.exists() else ""
 
 
 def family_of(module: str, description: str) -> str:

@@ -120,8 +120,10 @@ def shutdown() -> None:
     Every rank should call it; hvdlite also calls it when the program ends. It does nothing if hvdlite is not initialised.
     """
     if not RUNTIME.forked:
-        RUNTIME.stop()
-        sets.forget_all()
+        try:
+            RUNTIME.stop()
+        finally:
+            sets.forget_all()
 
 
 def is_initialized() -> bool:

@@ -113,7 +113,6 @@ class RankComparison:
         self._named = named
         self._label = f"{_NAME} in process set {process_set.process_set_id}"
         self.takes_part = bool(process_set.included())
-        self._alone = process_set.size() == 1
 
     def begin(self, objects: Sequence[Any], every: int) -> None:
         """Checks that all ranks make the same checker, of objects that can be read. Collective over the process set.
@@ -146,7 +145,7 @@ class RankComparison:
             return
         listed, problem = self._listed(objects)
         digests: list[int] = []
-        if problem is None and not self._alone:
+        if problem is None and self._process_set.size() != 1:  # now: an elastic job may have other ranks than before
             try:
                 digests = [signed(leaf.digest()) for _, leaf in listed]
             except Exception as error:  # of the framework, such as a lack of memory; the other ranks wait for this one

@@ -47,7 +47,7 @@ class Leaf:
         flat = np.ascontiguousarray(array).reshape(-1)
         kind = flat.dtype.kind
         real = flat.view(flat.real.dtype) if kind == "c" else flat
-        if kind in "fc":
+        if kind in "fc" and flat.dtype.itemsize > 1:  # ml_dtypes gives the kind f to float8_e5m2, which np.finfo does not know
             epsilon = float(np.finfo(real.dtype).eps)
         else:
             epsilon = 2.0**-7 if kind == "V" and flat.dtype.itemsize == 2 else 0.0  # bfloat16: ml_dtypes gives it the kind V
@@ -158,7 +158,7 @@ def digest_of(digests: Iterable[int]) -> int:
 
 def digest_of_text(text: str) -> int:
     """The digest of a text."""
-    return Leaf.of_array("", np.frombuffer(text.encode(), np.uint8)).digest()
+    return Leaf.of_array("", np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)).digest()
 
 
 def signed(value: int) -> int:

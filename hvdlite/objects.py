@@ -181,7 +181,7 @@ def _dumps(obj: Any) -> tuple[int, Bytes]:
         text = f"could not pickle its {type(obj).__name__}: {type(error).__name__}: {error}"
         if _cloudpickle() is None:
             text += " (with cloudpickle installed, functions and classes made inside functions can be sent)"
-        return _FAILED, np.frombuffer(text.encode(), np.uint8).copy()
+        return _FAILED, np.frombuffer(text.encode(errors="replace"), np.uint8).copy()
 
 
 def _pickled(obj: Any) -> bytes:

@@ -24,7 +24,6 @@ __all__ = [
     "Product",
     "Request",
     "Sum",
-    "check_name",
     "integers_of",
     "member_names",
     "resolve_op",
@@ -158,20 +157,8 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def tensor_name(kind: int, name: str) -> str:
-    """The key of negotiation: ``allreduce.<name>``. For a call without a name, ``<name>`` is ``noname.<number>``.
-
-    Raises:
-        InvalidArgumentError: as for `check_name`.
-    """
-    key = f"{KIND_NAMES[kind]}.{name}"
-    check_name(key)
-    return key
-
-
-def check_name(name: str) -> None:
-    """Raises InvalidArgumentError if the name has a NUL character, at which the engine's names end."""
-    if "\0" in name:
-        raise InvalidArgumentError(f"name={name!r} has a NUL character: leave it out")
+    """The key of negotiation: ``allreduce.<name>``. For a call without a name, ``<name>`` is ``noname.<number>``."""
+    return f"{KIND_NAMES[kind]}.{name}"
 
 
 def member_names(group: str, count: int) -> list[str]:

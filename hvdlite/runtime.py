@@ -1,4 +1,7 @@
-"""The state of hvdlite in this process: the `Runtime`, which owns the engine between `init` and `shutdown`."""
+"""The state of hvdlite in this process: the `Runtime`, which owns the engine between `init` and `shutdown`.
+
+Over 400 lines, because all state of a process is in one object.
+"""
 
 import atexit
 import logging
@@ -7,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +69,10 @@ class Runtime:
         # job continued without that rank?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
-        self.at_stop: list[Callable[[], None]] = []  # called by stop() while there still is an engine
+        # Functions of doors. Each waits until what the door has started in this process has ended. They are called before this
+        # process leaves the job or joins, and before a process set is removed.
+        self.before_leaving: list[Callable[[], None]] = []
+        self.at_stop: list[Callable[[], None]] = []  # the next stop() calls them while there still is an engine
         self.after_join: list[Callable[[Any, int], None]] = []  # called with the set and the last rank when all have joined
 
     # --- beginning and end ------------------------------------------------------------------------------------------
@@ -89,7 +95,8 @@ class Runtime:
         In a spare of an elastic job it makes no engine, and returns when the spare is called.
         """
         _native.load_native()
-        config, problem = self._prepare(dynamic)
+        config, problem = startup.own_knobs()
+        config = config.replace(dynamic_process_sets=dynamic or config.dynamic_process_sets)
         join_job(startup.patience_of(config))
         startup.claim_rank()
         mpi = startup.load_mpi(self._may_finalize, config)
@@ -111,6 +118,7 @@ class Runtime:
         except HvdliteError as error:
             self._joining = False  # all processes have met, or some never will
             self._failed = self._failed or isinstance(error, LOST)
+            self.stop()
             raise
         self._joining = False
 
@@ -162,11 +170,6 @@ class Runtime:
             shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
 
-    def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
-        """The knobs; and this rank's error if they are wrong, or None."""
-        config, wrong = startup.own_knobs()
-        return config.replace(dynamic_process_sets=True) if dynamic and wrong is None else config, wrong
-
     def _guard_exit(self, alone: bool) -> None:
         """Installs the handlers for uncaught exceptions, forks and the end of the process."""
         if not self._pid:
@@ -211,26 +214,29 @@ class Runtime:
 
     def stop(self) -> None:
         """Leaves the job. Operations of peers that still need this rank fail. Does nothing if there is no engine."""
-        with self._lock:
-            for end in tuple(self.at_stop):
-                end()
-            self.at_stop.clear()
-            engine, self.engine = self.engine, None
-            if engine is None:
-                return
-            if self.communicator.size > 1:
-                _native.load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
-            self.topology, self.communicator, self._ended = None, None, True
-            if engine.failure_cause:
-                # Other ranks may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
-                self._kept.append(engine)
-                self._failed = True
-            else:
-                self._armed = False
-            engine.shutdown()
-            if self._watchdog is not None:
-                self._watchdog.join(_WATCHDOG_ENDS)
-                self._watchdog = None
+        with self._lock, ExitStack() as steps:  # calls all steps, the last one first, even if one raises, such as Ctrl-C
+            steps.callback(self._stop_engine)
+            for end in (*reversed(self.at_stop), *(() if self.engine is None else self.before_leaving)):
+                steps.callback(end)
+
+    def _stop_engine(self) -> None:
+        self.at_stop.clear()
+        engine, self.engine = self.engine, None
+        if engine is None:
+            return
+        if self.communicator.size > 1:
+            _native.load_native().speak_at_sigterm(self.communicator.rank, self.communicator.size, has_shut_down=True)
+        self.topology, self.communicator, self._ended = None, None, True
+        if engine.failure_cause:
+            # Other ranks may still use the engine's memory, and MPI_Finalize may wait for dead ranks.
+            self._kept.append(engine)
+            self._failed = True
+        else:
+            self._armed = False
+        engine.shutdown()
+        if self._watchdog is not None:
+            self._watchdog.join(_WATCHDOG_ENDS)
+            self._watchdog = None
 
     def _may_finalize(self, ours: bool) -> bool:
         """May MPI be finalised at exit? Waits for the other processes, as MPI would, but notices if one of them fails.
@@ -349,13 +355,16 @@ class Runtime:
         engine = self.require()
         until = time.monotonic() + seconds
         self._exemptions.append(until)
-        engine.exempt_from_stalls(max(self._exemptions) - time.monotonic())
         try:
+            self._exempt(engine)
             yield
         finally:
             self._exemptions.remove(until)
             if self.engine is engine:
-                engine.exempt_from_stalls(max(0.0, max(self._exemptions, default=0.0) - time.monotonic()))
+                self._exempt(engine)
+
+    def _exempt(self, engine: "Engine") -> None:
+        engine.exempt_from_stalls(max(0.0, max(self._exemptions, default=0.0) - time.monotonic()))
 
     # --- for operations ---------------------------------------------------------------------------------------------
 

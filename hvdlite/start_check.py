@@ -217,9 +217,10 @@ class StartCheck:
             allreduce(numbers, op=op, name=f"{self._name}.{name}", process_set=self._process_set)
             for op, name in ((Min, "low"), (Max, "high"))
         )
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             spread = np.where(low == high, 0.0, high - low)
-            scale = np.fmax(np.abs(low), np.abs(high)).max(initial=0.0)
+        sizes = np.fmax(np.abs(low), np.abs(high))
+        scale = sizes.max(initial=0.0, where=np.isfinite(sizes))
         if spread.max(initial=0.0) <= _ROUNDING * leaf.epsilon * scale:
             return ""
         place = int(np.nan_to_num(spread, nan=np.inf).argmax())

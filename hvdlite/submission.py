@@ -42,6 +42,7 @@ __all__ = [
     "broadcast",
     "check_weight",
     "check_weighted",
+    "checked_root",
     "compress",
     "enter",
     "gather",
@@ -170,6 +171,12 @@ def reduce_group(
     codec: Codec | None = None,
 ) -> Any:
     """Submits a group of allreduces. weight: this rank's weight in weighted means, or None."""
+    tensors = list(tensors)
+    if in_place and len(set(map(id, tensors))) < len(tensors):
+        raise InvalidArgumentError(
+            f"grouped_allreduce_ of {name!r}: a tensor is in the group twice, and could be reduced twice; list it once, or use "
+            "the function without the trailing underscore"
+        )
     known = RUNTIME.engine
     if known is not None and weight is None and codec is None:
         started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
@@ -238,14 +245,20 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
         if done is not None:
             return done
     engine, set_id = enter(Kind.BROADCAST, process_set)
-    if root_rank not in (process_set.ranks or ()):
-        call = (Kind.BROADCAST, name, set_id)
-        raise InvalidArgumentError(
-            f"{_describe(call)}: broadcast received invalid root rank {root_rank!r} for provided process set (ranks "
-            f"{process_set.ranks}); root_rank counts in the whole job, and the root is a member of the set"
-        )
+    root = checked_root(root_rank, name, process_set)
     part = _same_shape(engine, (Kind.BROADCAST, name, set_id), tensor, in_place)
-    return _submit(engine, Kind.BROADCAST, name, part, (Sum, int(root_rank), set_id, 1.0, 1.0), blocking)
+    return _submit(engine, Kind.BROADCAST, name, part, (Sum, root, set_id, 1.0, 1.0), blocking)
+
+
+def checked_root(root_rank: Any, name: str | None, process_set: ProcessSet) -> int:
+    """The root of a broadcast as an int. Raises InvalidArgumentError unless it is a member of the set."""
+    if root_rank not in (process_set.ranks or ()):
+        raise InvalidArgumentError(
+            f"{_describe((Kind.BROADCAST, name, process_set.process_set_id or 0))}: broadcast received invalid root rank "
+            f"{root_rank!r} for provided process set (ranks {process_set.ranks}); root_rank counts in the whole job, and the "
+            "root is a member of the set"
+        )
+    return int(root_rank)
 
 
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool, without_joined: bool = False) -> Any:
@@ -455,8 +468,7 @@ def output_of(backend: TensorBackend, source: Exported, engine: "Engine", result
     """
     shape = result.shape
     if source.device == CPU:
-        data = memoryview(b"") if 0 in shape else result.data
-        return backend.wrap(data, shape, source.owner)
+        return backend.wrap(result.data, shape, source.owner)
     stream = backend.stream_now(source)
     new_memory = partial(engine.new_gpu_output, source.device, stream)
     output, pointer = backend.empty_on_gpu(shape, source.owner, new_memory)

@@ -79,7 +79,7 @@ def _lines(group: TensorGroup) -> list[str]:
 
 
 def _line(numbers: Sequence[float], kind: int, name: str) -> str:
-    if not name or "\n" in name:
+    if not name or "\n" in name or "\0" in name:
         raise InvalidArgumentError(f"name={name!r}: a collective in a compiled program needs a name, on one line")
     return f"{' '.join(map(repr, numbers))} {tensor_name(kind, name)}\n"
 

@@ -7,7 +7,16 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.backends.base import CPU, RECYCLED_FROM, ROW_MAJOR, Exported, NewGpuMemory, NewMemory, Plain
+from hvdlite.backends.base import (
+    CPU,
+    RECYCLED_FROM,
+    ROW_MAJOR,
+    Exported,
+    NewGpuMemory,
+    NewMemory,
+    Plain,
+    require_own_elements,
+)
 from hvdlite.dtypes import DType, code_of_name, elements_of, numpy_dtype
 from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
 
@@ -21,6 +30,8 @@ _DLPACK_CUDA_DEVICES = (2, 13)  # CUDA, and its managed memory
 # Kinds of dtypes that may be moved as bytes if the engine does not know them: floats, complex numbers, dates, durations.
 _MOVABLE = "fcMm"
 _OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a dtype that is not NumPy's own, such as those of ml_dtypes
+# Dtypes of TensorFlow that are refused: DLPack ends the process for the first three; NumPy takes the others for integers.
+_REFUSED = ("string", "resource", "variant", "qint8", "quint8", "qint16", "quint16", "qint32")
 
 
 class NumpyBackend:
@@ -55,8 +66,8 @@ class NumpyBackend:
             raise
 
     def adopt_writable(self, value: Any) -> Array:
-        """The array itself. It refuses other objects and read-only arrays, because it cannot write to them."""
-        if type(value) is np.ndarray and value.flags.writeable:
+        """The array itself. It refuses other objects, read-only arrays, and arrays whose elements share memory."""
+        if type(value) is np.ndarray and value.flags.carray:  # C-contiguous, aligned and writable
             return value
         if not isinstance(value, np.ndarray):
             _refuse_device_memory(value)
@@ -70,6 +81,7 @@ class NumpyBackend:
                 "an in-place operation cannot write to a read-only array; pass a copy or use the function without the "
                 "trailing underscore"
             )
+        require_own_elements("a broadcast array", value.shape, value.strides, "copy")
         return self.adopt(value)
 
     def plain(self, kind: type) -> Plain | None:
@@ -138,17 +150,24 @@ class NumpyBackend:
 
 
 def _converted(value: Any) -> Array:
+    dtype = getattr(getattr(value, "dtype", None), "name", None)
+    if dtype in _REFUSED:
+        code_of_name(dtype)
     _refuse_device_memory(value)
-    if hasattr(value, "__dlpack__"):
-        try:
-            return np.from_dlpack(value)
-        except RuntimeError:  # for a dtype that NumPy does not have, such as bfloat16 of JAX
-            if not hasattr(value, "__array__"):
-                raise
     try:
+        if hasattr(value, "__dlpack__"):
+            try:
+                return np.from_dlpack(value)
+            except Exception:  # for a dtype that DLPack or NumPy does not have, such as TensorFlow's float8 or JAX's bfloat16
+                if not hasattr(value, "__array__"):
+                    raise
         return np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"hvdlite cannot convert a {type(value).__name__} to a tensor: {error}") from error
+    except (TypeError, ValueError, BufferError) as error:
+        raise _not_converted(value, error) from error
+
+
+def _not_converted(value: Any, error: Exception) -> InvalidArgumentError:
+    return InvalidArgumentError(f"hvdlite cannot convert a {type(value).__name__} to a tensor: {error}")
 
 
 def _refusal_of_traced(value: Any) -> UnsupportedError | None:
@@ -171,7 +190,10 @@ def _refusal_of_traced(value: Any) -> UnsupportedError | None:
 def _refuse_device_memory(value: Any) -> None:
     if not hasattr(value, "__dlpack_device__"):
         return
-    device = int(value.__dlpack_device__()[0])
+    try:
+        device = int(value.__dlpack_device__()[0])
+    except Exception as error:  # of the framework, such as JAX's for an array on several devices
+        raise _not_converted(value, error) from error
     if device not in _DLPACK_HOST_DEVICES:
         kind = type(value)
         advice = "copy it to host memory first, because hvdlite does not do so silently"

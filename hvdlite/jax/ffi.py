@@ -1,5 +1,6 @@
 """Registers the handlers of csrc/bindings/jax with XLA, and calls them. Works with JAX 0.4.31 and newer."""
 
+import contextlib
 import ctypes
 import inspect
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 
 from hvdlite.errors import UnsupportedError
+from hvdlite.runtime import RUNTIME
 
 __all__ = ["ffi_call", "has_futures", "parameters", "require_cpu"]
 
@@ -42,6 +44,15 @@ def _register() -> None:
     ffi = _ffi()
     for handler in (_SEVERAL, _ALONE):
         ffi.register_ffi_target(handler, ffi.pycapsule(getattr(library, handler)), platform="cpu")
+    RUNTIME.before_leaving.append(_finish_programs)
+
+
+def _finish_programs() -> None:
+    """Waits until the programs that this process has started have ended: other ranks may wait for their collectives."""
+    arrays = jax.live_arrays()  # type: ignore[no-untyped-call]
+    for wait in (jax.effects_barrier, *(array.block_until_ready for array in arrays)):
+        with contextlib.suppress(Exception):  # raised where results are used; effects raise at the end of the process, too
+            wait()
 
 
 def has_futures() -> bool:

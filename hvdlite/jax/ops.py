@@ -9,11 +9,11 @@ import numpy as np
 
 from hvdlite.auto_compression import settle
 from hvdlite.compression import Compression, split
-from hvdlite.errors import InvalidArgumentError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.jax.ffi import ffi_call, require_cpu
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind, resolve_op
-from hvdlite.submission import check_weight, check_weighted, enter
+from hvdlite.submission import check_weight, check_weighted, checked_root, enter
 from hvdlite.xla import TensorGroup, describe, failure_in
 
 __all__ = ["as_weight", "call", "grouped_allreduce", "grouped_broadcast"]
@@ -99,8 +99,9 @@ def grouped_broadcast(
 
     """
     _, process_set_id = enter(Kind.BROADCAST, process_set)
+    root = checked_root(root_rank, name, process_set)
     made = [jnp.asarray(array) for array in arrays]
-    return call([TensorGroup(Kind.BROADCAST, name, _kinds_of(made), root=root_rank, process_set=process_set_id)], made)
+    return call([TensorGroup(Kind.BROADCAST, name, _kinds_of(made), root=root, process_set=process_set_id)], made)
 
 
 def call(
@@ -135,11 +136,22 @@ def call(
             for result in results:
                 result.block_until_ready()
     except (RuntimeError, ValueError) as error:  # XLA's own, and from before JAX 0.4.32
-        failure = failure_in(error)
+        failure = failure_in(error) or _refusal_of_devices(arrays)
         if failure is None:
             raise
         raise failure from error
     return results
+
+
+def _refusal_of_devices(arrays: Sequence[jax.Array]) -> UnsupportedError | None:
+    """The error for arrays that are on several devices, for which XLA's text says nothing of that; None for others."""
+    several = [array for array in arrays if not isinstance(array, jax.core.Tracer) and len(array.devices()) > 1]
+    if not several:
+        return None
+    return UnsupportedError(
+        f"an array of shape {several[0].shape} is on {len(several[0].devices())} devices, and hvdlite's collectives for JAX "
+        "take arrays on one device: pass jax.device_put(array, jax.devices()[0])"
+    )
 
 
 def as_weight(weight: Any, op: int) -> jax.Array:

@@ -29,7 +29,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from hvdlite.requests import check_name
+from hvdlite.errors import InvalidArgumentError
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import is_asynchronous, load
 
@@ -54,10 +54,11 @@ def make(kind: str, *inputs: Any, stateful: bool, **attributes: Any) -> Any:
         The result of TensorFlow's wrapper of the op: a tensor, or a list or tuple of tensors.
 
     Raises:
-        InvalidArgumentError: as for `hvdlite.requests.check_name`.
+        InvalidArgumentError: the name has a null character, at which the engine's names end.
 
     """
-    check_name(attributes.get("tensor_name", ""))
+    if "\0" in (name := attributes.get("tensor_name", "")):
+        raise InvalidArgumentError(f"the name {name!r} has a null character; give the tensor another name")
     if tf.executing_eagerly():
         return _wrapper(kind, True)(*inputs, blocking=True, **attributes)
     if xla.in_xla_context():

@@ -34,5 +34,6 @@ def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
 
 @functools.cache  # torch.finfo is slow
 def _name_and_epsilon(dtype: torch.dtype) -> tuple[str, float]:
-    epsilon = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+    is_wide = (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
+    epsilon = torch.finfo(dtype).eps if is_wide else 0.0
     return str(dtype).removeprefix("torch."), epsilon

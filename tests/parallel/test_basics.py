@@ -11,6 +11,8 @@ from mpi4py import MPI
 from support.limits import when_waiting
 from support.world import WORLD, on_all_ranks
 
+from hvdlite.runtime import RUNTIME
+
 FRESH = True
 RANK, SIZE = WORLD.rank, WORLD.size
 
@@ -210,3 +212,21 @@ def test_a_subprocess_is_not_disturbed(hvd):
     result = subprocess.run([sys.executable, "-c", "import hvdlite; print(hvdlite.is_initialized())"], capture_output=True)
     assert result.stdout.strip() == b"False", result.stderr
     works(hvd)
+
+
+def test_an_interrupt_during_shutdown_leaves_nothing_half_ended(ended):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    ended.init()
+    subset = ended.add_process_set([0])
+    for functions in (RUNTIME.at_stop, RUNTIME.before_leaving):
+        functions.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ended.shutdown()
+    RUNTIME.before_leaving.remove(interrupt)
+    assert not ended.is_initialized()
+    assert not RUNTIME.at_stop
+    assert subset.process_set_id is None
+    ended.init()
+    works(ended)

@@ -30,6 +30,18 @@ def test_equal_values_whatever_they_are(hvd):
     for dtype in ("bool", "int8", "uint64", "float16", "complex64", "datetime64[s]", "U5"):
         hvd.check_consistency(np.arange(6).astype(dtype), np.zeros((0, 3), dtype), np.arange(6).astype(dtype).reshape(2, 3).T)
     assert hvd.check_consistency(values(), 3.0, None) is None
+    hvd.check_consistency({"M\udcfcller": 1})
+
+
+@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "int4"])
+def test_dtypes_of_few_bits(hvd, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.ones(3, getattr(ml_dtypes, name))
+    hvd.check_consistency(array)
+    array[1] += ODD
+    assert f"{name} [3]: its first element that differs, [1], is 1 on {OTHERS}, but 2" in refused(
+        lambda: hvd.check_consistency(array)
+    )
 
 
 def test_the_error_names_ranks_counts_value_and_element(hvd):
@@ -131,6 +143,15 @@ def test_a_checker_compares_after_each_so_many_steps(hvd):
     checker.close()
     for _ in range(3):
         checker.step()
+
+
+def test_a_checker_outlives_a_job_of_one_rank(ended):
+    ended.init(comm=[RANK])
+    checker = ended.check_consistency(np.array([RANK]), every=1)
+    checker.step()
+    ended.shutdown()
+    ended.init()
+    assert "0 on rank 0, but 1 on rank 1" in refused(checker.step)
 
 
 def test_steps_may_have_values_of_their_own(hvd):

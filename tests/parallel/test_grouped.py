@@ -50,12 +50,12 @@ def test_a_name_with_a_nul_is_refused(hvd):
     """The engine's names end at it, so several names would be one."""
     array = np.ones(SIZE, np.float32)
     for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.allreduce_async):
-        with pytest.raises(ValueError, match="has a NUL character"):
+        with pytest.raises(ValueError, match="has a null character"):
             call(array, name="a\0b")
     for tensors in ([array, array], [array.tolist()]):
-        with pytest.raises(ValueError, match="has a NUL character"):
+        with pytest.raises(ValueError, match="has a null character"):
             hvd.grouped_allreduce(tensors, name="a\0b")
-    with pytest.raises(ValueError, match="has a NUL character"):
+    with pytest.raises(ValueError, match="has a null character"):
         hvd.broadcast(array, 0, name="a\0b")
 
 
@@ -91,6 +91,17 @@ def test_in_place_async_and_compression(hvd):
     assert [out.dtype for out in outputs] == [np.float64, np.int64]
     np.testing.assert_array_equal(outputs[0], [SIZE] * 3)
     np.testing.assert_array_equal(outputs[1], np.arange(3) * SIZE)
+
+
+def test_a_tensor_that_is_in_a_group_in_place_twice_is_refused(hvd):
+    tensor = np.full(3, RANK + 1.0)
+    for function in (hvd.grouped_allreduce_, hvd.grouped_allreduce_async_):
+        with pytest.raises(ValueError, match="grouped_allreduce_ of 'twice': a tensor is in the group twice"):
+            function([tensor, np.ones(1), tensor], name="twice")
+    assert tensor.tolist() == [RANK + 1.0] * 3
+    hvd.grouped_allreduce_(rows := np.ones((4, 2)), op=hvd.Sum)  # the rows are tensors
+    assert rows.tolist() == [[SIZE, SIZE]] * 4
+    assert [out[0] for out in hvd.grouped_allreduce([np.ones(1)] * 2, op=hvd.Sum)] == [SIZE] * 2
 
 
 def test_an_empty_group(hvd):

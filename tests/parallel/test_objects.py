@@ -13,8 +13,11 @@ RANK, SIZE = WORLD.rank, WORLD.size
 class Unpicklable:
     """Says why."""
 
+    def __init__(self, why="this one cannot travel"):
+        self.why = why
+
     def __reduce__(self):
-        raise TypeError("this one cannot travel")
+        raise TypeError(self.why)
 
 
 class Picky:
@@ -75,6 +78,11 @@ def test_an_object_that_cannot_be_pickled_fails_everywhere_and_says_on_which_ran
     assert "rank 0 could not pickle its Unpicklable" in str(caught.value)
     on_all_ranks(str(caught.value))
     assert hvd.allgather_object(RANK) == list(range(SIZE))
+
+
+def test_the_reason_why_an_object_cannot_be_pickled_may_be_any_text(hvd):
+    with pytest.raises(hvd.InvalidArgumentError, match=r"rank 0 could not pickle its Unpicklable: TypeError: M\?ller"):
+        hvd.allgather_object(Unpicklable("M\udcfcller") if RANK == 0 else 1)
 
 
 def test_an_object_that_cannot_be_unpickled_fails_on_that_rank_alone(hvd):

@@ -62,6 +62,17 @@ def test_named_in_any_order_and_other_layouts(hvd):
             check(handles[name].synchronize(), everyone[name], FLOAT_SUM)
 
 
+def test_results_without_rows_can_be_written_to(hvd):
+    for out in (
+        hvd.reducescatter(np.ones((1, 2)), op=hvd.Sum),
+        *hvd.grouped_reducescatter([np.ones((1, 2))], op=hvd.Sum),
+        *hvd.grouped_allgather([np.ones((0, 2))]),
+        hvd.alltoall(np.ones((0, 2))),
+    ):
+        out *= 2
+        assert out.flags.writeable
+
+
 def test_factors_and_compression(hvd):
     everyone = inputs(FLOAT_SUM, (9, 2))
     out = hvd.reducescatter(everyone[RANK], op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)

@@ -106,6 +106,19 @@ def test_a_folder_that_is_not_there(hvd, tmp_path):
     hvd.stop_timeline()  # harmless
 
 
+def test_without_the_timeline_of_the_knob_no_rank_is_initialised(ended, tmp_path, monkeypatch):
+    last = WORLD.size - 1
+    place = tmp_path / "nowhere" if WORLD.rank == last else tmp_path
+    monkeypatch.setenv("HVDLITE_TIMELINE", str(place / "t.json"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"initialized: on rank {last}: the timeline cannot be written to '.*/nowhere/t"):
+            ended.init()
+        assert not ended.is_initialized()
+    monkeypatch.delenv("HVDLITE_TIMELINE")
+    ended.init()
+    assert ended.broadcast(np.array([WORLD.rank]), last).tolist() == [last]
+
+
 def test_the_trace_adds_no_messages(hvd, folder):
     def sent():
         before = hvd.basics.RUNTIME.engine.counters()["control_messages_sent"]

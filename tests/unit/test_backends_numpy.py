@@ -174,6 +174,14 @@ def test_read_only_arrays_are_refused_in_place():
         BACKEND.adopt_writable(array)
 
 
+def test_arrays_whose_elements_share_memory_are_refused_in_place():
+    array = np.lib.stride_tricks.as_strided(np.zeros(2), (3, 2), (0, 8))
+    with pytest.raises(InvalidArgumentError, match=r"write to a broadcast array \(shape \[3, 2\], .*pass its \.copy\(\)"):
+        BACKEND.adopt_writable(array)
+    assert BACKEND.adopt_writable(array[:1]).shape == (1, 2)
+    assert BACKEND.adopt_writable(array[:, :0]).shape == (3, 0)
+
+
 @pytest.mark.parametrize("value", [3.0, [1.0], np.float32(1), Dlpack(np.zeros(1))])
 def test_only_arrays_are_written_in_place(value):
     with pytest.raises(InvalidArgumentError, match="in-place operation needs a NumPy array"):
@@ -184,6 +192,25 @@ def test_only_arrays_are_written_in_place(value):
 def test_other_dtypes_are_refused(value):
     with pytest.raises(InvalidArgumentError, match="hvdlite knows uint8"):
         BACKEND.export(BACKEND.adopt(value), any_layout=True)
+
+
+def test_memory_that_another_library_does_not_give_is_refused():
+    """As JAX does for an array on several devices."""
+
+    class Sharded:
+        def __dlpack__(self, **options):
+            raise BufferError("only supported for unsharded arrays")
+
+        def __dlpack_device__(self):
+            raise BufferError("only supported for unsharded arrays")
+
+    class Reluctant(Sharded):
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    for value in (Sharded(), Reluctant()):
+        with pytest.raises(InvalidArgumentError, match=r"cannot convert a .* to a tensor: only supported for unsharded arrays"):
+            BACKEND.adopt(value)
 
 
 def test_ragged_lists_are_refused():

@@ -1,6 +1,8 @@
 """The native module's own rules: who owns memory, how waits are interrupted, how arguments and errors cross."""
 
 import gc
+import os
+import re
 import threading
 
 import numpy as np
@@ -168,6 +170,24 @@ def test_many_requests_are_submitted_together_or_not_at_all(alone):
 def test_malformed_requests_are_type_errors(alone, request_, text):
     with pytest.raises(TypeError, match=text):
         alone.submit([request_])
+
+
+@pytest.mark.parametrize("name", ["allreduce.a\0b", "allreduce.\udcfc"])
+def test_names_that_the_engine_cannot_have_are_refused(alone, name):
+    with pytest.raises(errors.InvalidArgumentError, match=re.escape(f"the name {name!r} has a null character or a surrogate")):
+        alone.submit([(ALLREDUCE, name, 10, (), 0, 0)])
+
+
+def test_texts_need_not_be_utf_8(tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/M\xfcller")
+    os.mkdir(folder)
+    engine = _engine.Engine.create_inproc(_engine.Fabric(1), 0, {"flight_recorder_folder": folder, "log_level": 5})
+    engine.start_timeline(f"{folder}/t.json", 1 << 20)
+    engine.stop_timeline()
+    assert os.path.exists(f"{folder}/t.json")
+    for text in (f"in {folder}", "\ud800"):
+        engine.answer_question(text)
+    engine.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import doctest
 import importlib.util
+import mmap
+import os
 import shutil
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -37,6 +39,15 @@ def test_family_of(module, description, family):
 def test_short_version():
     assert _native.short_version("MPICH Version:      5.0.2\nMPICH Release date: x") == "MPICH 5.0.2"
     assert _native.short_version("") == "an MPI without a name"
+
+
+def test_a_process_may_map_a_file_of_any_name(tmp_path):
+    path = os.fsencode(tmp_path) + b"/M\xfcller"
+    with open(path, "wb+") as file:
+        file.write(b"1")
+        file.flush()
+        with mmap.mmap(file.fileno(), 1):
+            assert f"{os.fsdecode(path)}\n" in _native.mapped_files()
 
 
 def test_loaded_libraries():

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,6 +74,18 @@ def test_excuses_may_be_nested_and_the_latest_end_counts(monkeypatch):
             clock[0] += 5.0
         assert said[-1] == 80.0
     assert said[-1] == 0.0
+
+
+def test_an_excuse_that_is_over_at_once_counts_as_none(monkeypatch):
+    clock = count(1000.0)
+    monkeypatch.setattr(runtime, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    said = []
+    state = Runtime()
+    monkeypatch.setattr(state, "require", lambda: state.engine)
+    state.engine = SimpleNamespace(exempt_from_stalls=said.append)
+    with state.stall_limit(0.5):
+        assert said == [0.0]
+    assert said == [0.0, 0.0]
 
 
 def test_where_the_main_thread_is():

@@ -37,6 +37,13 @@ inline nb::object checked(PyObject* made) {
   return nb::steal(made);
 }
 
+// A str of Python as the engine's text. Bytes that are no UTF-8, which Python keeps in a str as surrogates (PEP 383; in paths and
+// in messages about them), are these bytes again. If there is any other surrogate, all become question marks.
+struct Utf8 {
+  std::string bytes;
+  const char* c_str() const { return bytes.c_str(); }
+};
+
 // Text of the engine as a str. Bytes that are no UTF-8 (in a host name, a path) are replaced, so that they do not hide the
 // error.
 nb::str text(const char* utf8);
@@ -144,3 +151,22 @@ PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Obj
                            {0, nullptr}};
 
 }  // namespace hvdlite::python
+
+template <>
+struct nanobind::detail::type_caster<hvdlite::python::Utf8> {
+  NB_TYPE_CASTER(hvdlite::python::Utf8, const_name("str"))
+
+  bool from_python(handle from, std::uint8_t /*flags*/, cleanup_list* /*cleanup*/) noexcept {
+    if (PyUnicode_Check(from.ptr()) == 0) return false;
+    for (const char* errors : {"surrogateescape", "replace"}) {
+      const object made = steal(PyUnicode_AsEncodedString(from.ptr(), "utf-8", errors));
+      if (made.is_valid()) {
+        value.bytes.assign(PyBytes_AS_STRING(made.ptr()),
+                           static_cast<std::size_t>(PyBytes_GET_SIZE(made.ptr())));
+        return true;
+      }
+      PyErr_Clear();
+    }
+    return false;
+  }
+};

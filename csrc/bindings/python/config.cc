@@ -59,7 +59,7 @@ void Config::set(const std::string& key, nb::handle value) {
     std::visit(
         [&](auto member) {
           using Value = std::remove_reference_t<decltype(config_.*member)>;
-          using Cast = std::conditional_t<std::is_pointer_v<Value>, std::string, Value>;
+          using Cast = std::conditional_t<std::is_pointer_v<Value>, Utf8, Value>;
           Cast converted{};
           if (!nb::try_cast(value, converted)) {
             const std::string shown = nb::repr(value).c_str();
@@ -67,7 +67,7 @@ void Config::set(const std::string& key, nb::handle value) {
                 (key + " must be " + kTypeName<Value> + ", not " + shown).c_str());
           }
           if constexpr (std::is_pointer_v<Value>) {
-            config_.*member = strings_.emplace_back(std::move(converted)).c_str();
+            config_.*member = strings_.emplace_back(std::move(converted.bytes)).c_str();
           } else {
             config_.*member = converted;
           }

@@ -22,8 +22,8 @@ constexpr int kAsWarning = 3, kAsError = 4;  // as in hvdlite_config
 // Thread: any. Owns: its thread. Blocks: no. Throws: std::system_error if there is no thread left.
 class Deadline {
  public:
-  Deadline(double seconds, int rank, int size, std::string text, bool ends)
-      : thread_([=, this, text = std::move(text)] {
+  Deadline(double seconds, int rank, int size, const Utf8& text, bool ends)
+      : thread_([=, this] {
           pthread_setname_np(pthread_self(), "hvdlite-late");
           std::unique_lock lock(mutex_);
           const auto limit = std::chrono::duration<double>(std::min(seconds, kLongest));
@@ -56,7 +56,7 @@ class Deadline {
 void register_deadline(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<Deadline>(module, "Deadline", nb::is_final())
-      .def(nb::init<double, int, int, const char*, bool>(), "seconds"_a, "rank"_a, "size"_a,
+      .def(nb::init<double, int, int, const Utf8&, bool>(), "seconds"_a, "rank"_a, "size"_a,
            "text"_a, "ends"_a = true)
       .def("cancel", &Deadline::cancel);
 }

@@ -1,6 +1,4 @@
 // Reports the GPU support that this process has.
-#include <nanobind/stl/string.h>
-
 #include "binding.h"
 
 namespace hvdlite::python {
@@ -9,7 +7,7 @@ using namespace nb::literals;
 
 namespace {
 
-nb::tuple cuda_version(const std::string& libraries) {
+nb::tuple cuda_version(const Utf8& libraries) {
   std::int32_t version = 0;
   std::int32_t gpus = 0;
   int code = 0;
@@ -21,7 +19,7 @@ nb::tuple cuda_version(const std::string& libraries) {
   return nb::make_tuple(version, gpus);
 }
 
-int nccl_version(const std::string& libraries) {
+int nccl_version(const Utf8& libraries) {
   std::int32_t version = 0;
   int code = 0;
   {

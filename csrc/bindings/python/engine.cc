@@ -57,13 +57,14 @@ Engine* Engine::create_inproc(Fabric& fabric, int rank, nb::handle config) {
   return new Engine(engine);
 }
 
-Engine* Engine::create_mpi(const char* shim_path, std::uintptr_t comm_address, nb::handle config,
+Engine* Engine::create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, nb::handle config,
                            bool takes_comm) {
   const Config native(config);
   const auto* comm = reinterpret_cast<const void*>(comm_address);
   hvdlite_engine* engine = nullptr;
   check_outcome(without_gil([&] {
-    return hvdlite_engine_create_mpi(shim_path, comm, takes_comm ? 1 : 0, native.get(), &engine);
+    return hvdlite_engine_create_mpi(shim_path.c_str(), comm, takes_comm ? 1 : 0, native.get(),
+                                     &engine);
   }));
   return new Engine(engine);
 }

@@ -43,7 +43,7 @@ inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 class Engine {
  public:
   static Engine* create_inproc(Fabric& fabric, int rank, nb::handle config);
-  static Engine* create_mpi(const char* shim_path, std::uintptr_t comm_address, nb::handle config,
+  static Engine* create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, nb::handle config,
                             bool takes_comm);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -102,12 +102,12 @@ class Engine {
   std::vector<std::int32_t> process_set_ids();
   std::vector<std::int32_t> process_set_ranks(std::int32_t id);
   Arena* create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind);
-  void start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles);
+  void start_timeline(const Utf8& path, std::int64_t max_bytes, bool mark_cycles);
   void stop_timeline();
   bool await_question();
-  void answer_question(const char* text);
+  void answer_question(const Utf8& text);
   void exempt_from_stalls(double seconds);
-  void publish_failure(const char* cause);
+  void publish_failure(const Utf8& cause);
   nb::str failure_cause();
   nb::str flight_record(std::int64_t ended);
   nb::dict counters();

@@ -134,9 +134,10 @@ Arena* Engine::create_arena(std::int32_t process_set, std::int64_t nbytes, const
   return new Arena(arena);
 }
 
-void Engine::start_timeline(const char* path, std::int64_t max_bytes, bool mark_cycles) {
-  check_outcome(without_gil(
-      [&] { return hvdlite_timeline_start(engine_, path, max_bytes, mark_cycles ? 1 : 0); }));
+void Engine::start_timeline(const Utf8& path, std::int64_t max_bytes, bool mark_cycles) {
+  check_outcome(without_gil([&] {
+    return hvdlite_timeline_start(engine_, path.c_str(), max_bytes, mark_cycles ? 1 : 0);
+  }));
 }
 
 void Engine::stop_timeline() {
@@ -149,12 +150,14 @@ bool Engine::await_question() {
   return asked != 0;
 }
 
-void Engine::answer_question(const char* text) { check(hvdlite_watchdog_tell(engine_, text)); }
+void Engine::answer_question(const Utf8& text) {
+  check(hvdlite_watchdog_tell(engine_, text.c_str()));
+}
 
 void Engine::exempt_from_stalls(double seconds) { check(hvdlite_stall_exempt(engine_, seconds)); }
 
-void Engine::publish_failure(const char* cause) {
-  check_outcome(without_gil([&] { return hvdlite_publish_failure(engine_, cause); }));
+void Engine::publish_failure(const Utf8& cause) {
+  check_outcome(without_gil([&] { return hvdlite_publish_failure(engine_, cause.c_str()); }));
 }
 
 nb::str Engine::failure_cause() { return text(hvdlite_failure_cause(engine_)); }

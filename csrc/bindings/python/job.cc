@@ -6,9 +6,9 @@ namespace hvdlite::python {
 
 using namespace nb::literals;
 
-Job::Job(const char* shim_path, std::uintptr_t comm_address, bool takes_comm) : creator_(getpid()) {
-  check(hvdlite_job_open(shim_path, reinterpret_cast<const void*>(comm_address), takes_comm ? 1 : 0,
-                         &job_));
+Job::Job(const Utf8& shim_path, std::uintptr_t comm_address, bool takes_comm) : creator_(getpid()) {
+  check(hvdlite_job_open(shim_path.c_str(), reinterpret_cast<const void*>(comm_address),
+                         takes_comm ? 1 : 0, &job_));
 }
 
 // In a forked child the job's thread does not exist, and MPI belongs to the parent.
@@ -44,8 +44,8 @@ nb::list Job::values(std::int32_t size) {
   return values;
 }
 
-void Job::tell(const char* cause) {
-  check_outcome(without_gil([&] { return hvdlite_job_tell(job_, cause); }));
+void Job::tell(const Utf8& cause) {
+  check_outcome(without_gil([&] { return hvdlite_job_tell(job_, cause.c_str()); }));
 }
 
 void Job::kill_stopped() { check(hvdlite_job_kill_stopped(job_)); }
@@ -57,7 +57,7 @@ void Job::close() {
 
 void register_job(nb::module_& module) {
   nb::class_<Job>(module, "Job", nb::is_final())
-      .def(nb::init<const char*, std::uintptr_t, bool>(), "shim_path"_a, "comm_address"_a,
+      .def(nb::init<const Utf8&, std::uintptr_t, bool>(), "shim_path"_a, "comm_address"_a,
            "takes_comm"_a = false)
       .def("wait", &Job::wait, "seconds"_a)
       .def("set_limits", &Job::set_limits, "patience"_a, "silence"_a)

@@ -11,7 +11,7 @@ namespace hvdlite::python {
 
 class Job {
  public:
-  Job(const char* shim_path, std::uintptr_t comm_address, bool takes_comm);
+  Job(const Utf8& shim_path, std::uintptr_t comm_address, bool takes_comm);
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -20,7 +20,7 @@ class Job {
   void set_limits(double patience, double silence);
   void gather(nb::bytes mine, bool bounded);
   nb::list values(std::int32_t size);
-  void tell(const char* cause);
+  void tell(const Utf8& cause);
   void kill_stopped();
   void close();
 

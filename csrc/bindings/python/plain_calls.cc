@@ -3,7 +3,6 @@
 // ones. For unusual arguments a call returns None, and submission.py handles it. Reason: in a tiny allreduce Python takes much of
 // the time, and if processes share a core, all of them wait for it.
 
-#include <cstring>
 #include <deque>
 #include <string>
 #include <utility>
@@ -59,13 +58,8 @@ bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
 // Makes a name from `kind` and the argument. None gives none. The engine's names end at the first NUL character.
 bool read_name(nb::handle from, const char* kind, std::string& to) {
   if (from.is_none()) return true;
-  Py_ssize_t size = 0;
-  const char* text =
-      PyUnicode_CheckExact(from.ptr()) ? PyUnicode_AsUTF8AndSize(from.ptr(), &size) : nullptr;
-  if (text == nullptr || std::strlen(text) != static_cast<std::size_t>(size)) {
-    PyErr_Clear();
-    return false;
-  }
+  const char* text = PyUnicode_CheckExact(from.ptr()) ? name_in(from.ptr()) : nullptr;
+  if (text == nullptr) return false;
   to = std::string(kind) + text;
   return true;
 }

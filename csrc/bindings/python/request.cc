@@ -1,5 +1,6 @@
 #include "request.h"
 
+#include <cstring>
 #include <string>
 
 namespace hvdlite::python {
@@ -19,7 +20,8 @@ nb::object items_of(nb::handle sequence, const char* expected) {
   return items;
 }
 
-// These conversions leave no Python error behind when they fail.
+// These conversions leave no Python error behind when they fail. That of a text throws InvalidArgumentError for a name that the
+// engine cannot have.
 bool convert(PyObject* from, std::int32_t& to) {
   if (!PyLong_CheckExact(from)) return nb::try_cast(nb::handle(from), to);
   int overflow = 0;
@@ -42,9 +44,14 @@ bool convert(PyObject* from, const char*& to) {
     to = nullptr;
     return true;
   }
-  to = PyUnicode_Check(from) ? PyUnicode_AsUTF8(from) : nullptr;
-  if (to == nullptr) PyErr_Clear();
-  return to != nullptr;
+  if (PyUnicode_Check(from) == 0) return false;
+  to = name_in(from);
+  if (to == nullptr) {
+    raise_error(HVDLITE_E_INVALID_ARGUMENT,
+                std::string("the name ") + nb::repr(nb::handle(from)).c_str() +
+                    " has a null character or a surrogate; give the tensor another name");
+  }
+  return true;
 }
 
 // Converts an address, or an object with the buffer protocol. The caller keeps the object alive, and does not resize it.
@@ -124,6 +131,13 @@ class RequestTuple {
 };
 
 }  // namespace
+
+const char* name_in(PyObject* text) {
+  Py_ssize_t size = 0;
+  const char* const name = PyUnicode_AsUTF8AndSize(text, &size);
+  if (name == nullptr) PyErr_Clear();
+  return name != nullptr && std::strlen(name) == static_cast<std::size_t>(size) ? name : nullptr;
+}
 
 Int64List::Int64List(nb::handle sequence) {
   const nb::object items = items_of(sequence, "expected a sequence of integers");

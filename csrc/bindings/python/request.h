@@ -1,6 +1,7 @@
 // Converts Python's requests to the C ABI's.
 // Thread: with the GIL held. Owns: the integers of shapes and splits; it borrows strings from the Python objects. Blocks: no.
-// Throws: TypeError, which names the argument; for the integers of shapes and splits, what Python raises.
+// Throws: TypeError, which names the argument; InvalidArgumentError for a name; for the integers of shapes and splits, what
+// Python raises.
 #pragma once
 
 #include <array>
@@ -10,6 +11,10 @@
 #include "binding.h"
 
 namespace hvdlite::python {
+
+// A str as the name of an operation; it belongs to the str. Null, without a Python error, if it has a null character or a
+// surrogate, and so is no text for the engine.
+const char* name_in(PyObject* text);
 
 // The integers of any Python sequence. Up to 8 of them need no heap allocation.
 class Int64List {

@@ -92,7 +92,7 @@ def test_broadcast(hvd):
     for root in range(SIZE):
         everyone = [[distinct(rank, shape, dtype) for shape in SHAPES] for rank in range(SIZE) for dtype in ("bool",)]
         step = jax.jit(lambda arrays, root=root: grouped_broadcast(arrays, root, name="start"))
-        for outputs in (step(everyone[RANK]), grouped_broadcast(everyone[RANK], root, name="start")):
+        for outputs in (step(everyone[RANK]), grouped_broadcast(everyone[RANK], np.int64(root), name="start")):
             assert all(np.array_equal(out, sent) for out, sent in zip(outputs, everyone[root], strict=True))
 
 
@@ -182,6 +182,28 @@ def test_process_sets(hvd):
     hvd.remove_process_set(subset)
 
 
+def test_a_rank_leaves_after_the_steps_that_it_has_started(hvd):
+    def start(steps, **options):
+        @jax.jit
+        def step(x):
+            (x,) = grouped_allreduce([jnp.sin(x @ x)], name="step", op=hvd.Sum, **options)
+            (x,) = grouped_allreduce([jnp.sin(x)], name="again", op=hvd.Sum, **options)
+            return x
+
+        x = jnp.ones((200, 200))
+        for _ in range(steps):
+            x = step(x)
+        return x
+
+    mine = start(5 + 5 * ODD)
+    assert hvd.join() == SIZE - 1
+    assert mine.shape == np.asarray(mine).shape
+    subset = hvd.add_process_set([SIZE - 1])
+    mine = start(5, process_set=subset) if ODD else jnp.ones(1)
+    hvd.remove_process_set(subset)
+    assert mine.shape == np.asarray(mine).shape
+
+
 def test_a_waiting_call_leaves_python_to_others(hvd):
     """Rank 0 takes part only when a thread of the last rank, which waits for it, has run Python code."""
     step = jax.jit(lambda x: grouped_allreduce([x], name="wait", op=hvd.Sum)[0])
@@ -225,6 +247,9 @@ def test_what_is_refused(hvd, monkeypatch):
         call([half], [jnp.ones(2, jnp.float32)])
     with pytest.raises(hvd.InvalidArgumentError, match="have 1 tensors, but there are 2 arrays"):
         call([half], [jnp.ones(2, jnp.float16)] * 2)
+    for root in (SIZE, None):
+        with pytest.raises(hvd.InvalidArgumentError, match=f"broadcast of 'b' in .* invalid root rank {root} for provided"):
+            jax.jit(lambda x, root=root: grouped_broadcast([x], root, name="b"))(jnp.ones(2))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(hvd.UnsupportedError, match="JAX_PLATFORMS=cpu"):
         grouped_allreduce([jnp.ones(2)], name="t")

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
@@ -128,7 +129,7 @@ def test_names_that_are_refused_say_what_to_use(hvd):
 
 def test_a_name_with_a_nul_is_refused(hvd):
     for call in (hvd.allreduce, hvd.allgather):  # in graphs other characters become underscores
-        with pytest.raises(errors.InvalidArgumentError, match=r"'a\\x00b' has a NUL character"):
+        with pytest.raises(errors.InvalidArgumentError, match=r"'a\\x00b' has a null character"):
             call(tf.ones(3), name="a\0b")
 
 
@@ -138,3 +139,16 @@ def test_a_tensor_of_a_graph_is_refused_outside_of_this_door(hvd):
             NotImplementedError, match=r"TensorFlow is building a graph: use the functions of hvdlite\.tensorflow"
         ):
             tf.function(function, autograph=False)(tf.ones(3))
+
+
+def test_dtypes_that_dlpack_lacks_travel_outside_of_this_door(hvd):
+    tensor = tf.cast(tf.fill([2], RANK + 1.0), tf.dtypes.experimental.float8_e5m2)
+    assert hvdlite.broadcast(tensor, SIZE - 1).astype(np.float32).tolist() == [SIZE] * 2
+
+
+def test_tensors_whose_bytes_are_not_their_values_are_refused_outside_of_this_door(hvd):
+    """TensorFlow ends the process if it is asked for the first two by DLPack."""
+    quantized = tf.quantization.quantize(tf.ones(2), 0, 1, tf.quint8).output
+    for tensor in (tf.constant(["a"]), tf.Variable(1.0).handle, quantized):
+        with pytest.raises(ValueError, match=f"a tensor of dtype {tensor.dtype.name} cannot be sent"):
+            hvdlite.broadcast(tensor, 0)

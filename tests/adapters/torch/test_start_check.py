@@ -1,6 +1,8 @@
 """The ranks compare their models once, soon after the first update, and look whether they read the same data."""
 
 import logging
+import math
+import re
 
 import pytest
 import torch
@@ -88,6 +90,23 @@ def test_rounding_is_a_warning(hvd, caplog):
     with caplog.at_level(logging.WARNING, "hvdlite"):
         train(hvd, model, wrapped(hvd, model))
     assert [line.count("differ within rounding") for line in lines(caplog)] == [1] * (hvd.rank() == 0)
+
+
+@pytest.mark.parametrize("values", [(1.0, math.inf), (math.inf, -math.inf), (1.0, math.nan), (1e308, -1e308)])
+@pytest.mark.parametrize("shared", [1.0, math.inf])
+def test_infinities_are_no_rounding(hvd, values, shared):
+    """Elements whose gradients are zero keep their values."""
+    weight = torch.nn.Parameter(torch.tensor([1.0, values[hvd.rank() % 2], shared], dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), [("weight", weight)])
+
+    def step():
+        optimizer.zero_grad()
+        (weight[0] * hvd.rank()).backward()
+        optimizer.step()
+
+    step()
+    with pytest.raises(MismatchError, match=re.escape(f"element [1] is {values[0]:.9g} on rank")):
+        step()
 
 
 def test_the_optimizers_state_is_compared_too(hvd):
