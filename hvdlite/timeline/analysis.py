@@ -147,13 +147,13 @@ def _boundaries(trace: Trace) -> list[float]:
 
     A step begins with the operation that is first in the trace, among the operations that occur most often.
     """
-    asked = sorted((operation.submitted, operation.kind, operation.name) for operation in trace.operations.values())
-    counts = Counter((kind, name) for _, kind, name in asked)
+    asked = sorted((each.submitted, (each.kind, each.name, each.process_set)) for each in trace.operations.values())
+    counts = Counter(tensor for _, tensor in asked)
     if not counts:
         return []
     most = max(counts.values())
-    anchor = next((kind, name) for _, kind, name in asked if counts[kind, name] == most)
-    return [time for time, kind, name in asked if (kind, name) == anchor]
+    anchor = next(tensor for _, tensor in asked if counts[tensor] == most)
+    return [time for time, tensor in asked if tensor == anchor]
 
 
 def _shares(trace: Trace, boundaries: Sequence[float], shift: float) -> list[Share]:
