@@ -85,7 +85,7 @@ class PrometheusWriter:
             raise InvalidArgumentError(f"PrometheusWriter: interval is a number of seconds above 0, got {interval!r}")
         if not os.fspath(path):
             raise InvalidArgumentError("PrometheusWriter: path is empty; name the file to write, such as hvdlite.prom")
-        self.path = _file_of(os.fspath(path), rank)
+        self.path = _file_of(os.fspath(path), rank).absolute()  # the program may change its folder
         self._interval = float(interval)
         self._host = socket.gethostname()
         self._stop = threading.Event()

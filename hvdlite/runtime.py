@@ -137,6 +137,11 @@ class Runtime:
     def _join(self, mpi: Any, chosen: Any, takes: bool, job: Job, shim: str, config: Config, problem: Any) -> None:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
+        timelines = [values["timeline"] for values in everyone]
+        shared = timelines.count(config.timeline) > 1
+        if any(timelines):  # now, because a rank that ends init() with an error later would leave the others waiting
+            file = self._file_of_timeline(config.timeline, chosen.rank, shared) if config.timeline else None
+            startup.agree(job, config, startup.refusal_of(file))
         self.places = job.allgather((socket.gethostname(), os.getpid()))
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
@@ -155,7 +160,6 @@ class Runtime:
         self.config = config
         self.communicator = chosen
         if config.timeline:
-            shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
 
     def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
@@ -324,16 +328,20 @@ class Runtime:
         shared: did other ranks get the same path? Then all ranks but 0 put their rank into the name.
         """
         engine, rank = self.require(), self.require_topology().rank
-        file = Path(path)
-        if self.recoveries:  # ranks have new numbers: do not overwrite the files of the old ones
-            file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
-        if rank and shared:  # at the end of the name, where `hvdlite.timeline.files.files_of_job` looks for it
-            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+        file = self._file_of_timeline(path, rank, shared)
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
             from hvdlite import sampling  # not above: few programs need it
 
             sampling.start(file, self.config.timeline_max_bytes, rank)
+
+    def _file_of_timeline(self, path: str, rank: int, shared: bool) -> Path:
+        file = Path(path).absolute()  # the program may change its folder, and files that have become large are renamed
+        if self.recoveries:  # ranks have new numbers: do not overwrite the files of the old ones
+            file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
+        if rank and shared:  # at the end of the name, where `hvdlite.timeline.files.files_of_job` looks for it
+            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+        return file
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:
