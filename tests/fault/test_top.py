@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.job import Job, job_environment
+from support.job import Job, job_environment, run_job
 from support.limits import DEADLINE, eventually
 
 from hvdlite import view_socket
@@ -248,3 +248,29 @@ def test_a_job_that_ends_while_it_is_looked_at(training):
     assert training.job.wait(DEADLINE)
     for text in training.job.result().stdout.values():
         assert text == "sockets 1 0\nended well\n"
+
+
+FULL = """
+import resource, socket, threading
+import hvdlite as hvd
+from hvdlite import live_view, view_socket
+
+hvd.init()
+(server,) = live_view._servers
+failed, wait = threading.Event(), server._closing.wait
+server._closing.wait = lambda seconds: failed.set() or wait(seconds)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+viewer = socket.socket(socket.AF_UNIX)
+resource.setrlimit(resource.RLIMIT_NOFILE, (viewer.fileno() + 1, hard))
+viewer.connect(server.listener.getsockname())
+assert failed.wait(60)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+assert len(viewer.recv(1)) == 1
+(address,) = [each for each in view_socket.addresses() if each.name == server.listener.getsockname()[1:].decode()]
+print(view_socket.ask(address, 60)["stats"]["size"])
+"""
+
+
+def test_a_rank_answers_again_after_it_had_too_many_open_files():
+    job = run_job(FULL, 1)
+    assert job.stdout[0] == "1\n", job.report()
