@@ -67,7 +67,7 @@ def loaded_mpi() -> LoadedMpi:
         family_of(MPI.__file__, description),
         short_version(description),
         MPI.__file__,
-        loaded_libraries(maps.read_text() if maps.exists() else ""),
+        loaded_libraries(maps.read_text(errors="replace") if maps.exists() else ""),
     )
 
 

@@ -232,7 +232,7 @@ def _from_file(job: TuningRanks, name: str, place: JobPlace, may_lack: bool, log
 
 def _read(name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
     path = files.default_path(place) if name == "auto" else Path(name)
-    if not path.exists() and (may_lack or name == "auto"):
+    if not os.path.exists(path) and (may_lack or name == "auto"):
         if not may_lack:
             logger.warning("there is no tuning for this machine and a job of this shape (%s): `hvdlite tune` makes one", path)
         return None

@@ -25,6 +25,7 @@ _SIZE_SUFFIXES = {
     "g": 1 << 30,
     "gib": 1 << 30,
 }
+_MOST = (1 << 63) - 1  # the engine's whole numbers have 64 bits
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "off")
 
@@ -89,6 +90,8 @@ class Knob:
         if self.kind == "choice" and value not in self.choices:
             raise ValueError(text)
         if self.low is not None and not self.low <= float(value) < math.inf:
+            raise ValueError(text)
+        if isinstance(value, int) and value > _MOST:
             raise ValueError(text)
         return value
 

@@ -137,7 +137,14 @@ def test_a_tuning_for_another_job_is_refused_with_one_line(ended, folder, place,
 
 @pytest.mark.parametrize("content", [None, "{", '{"format": 1, "key": {}, "settings": {"tile_bytes": -3}}'])
 def test_a_file_that_cannot_be_used_fails_everywhere(ended, folder, monkeypatch, content):
-    path = folder / "broken.json"
+    fails_with(ended, folder / "broken.json", monkeypatch, content)
+
+
+def test_a_path_that_no_file_can_have_fails_everywhere(ended, folder, monkeypatch):
+    fails_with(ended, folder / f"{'long' * 100}broken.json", monkeypatch, None)
+
+
+def fails_with(ended, path, monkeypatch, content):
     if WORLD.rank == 0 and content is not None:
         path.write_text(content)
     with pytest.raises(InvalidArgumentError, match=r"the tuning in .*broken\.json cannot be used") as caught:

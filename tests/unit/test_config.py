@@ -75,6 +75,8 @@ def test_our_own_variable_wins_over_horovods():
         ("HVDLITE_FUSION_THRESHOLD", "many", "whole number of bytes of at least 0, also with the suffix KiB"),
         ("HVDLITE_FUSION_THRESHOLD", "-1", "of at least 0"),
         ("HVDLITE_FUSION_THRESHOLD", "1 TiB", "MiB or GiB"),
+        ("HVDLITE_FUSION_THRESHOLD", "8589934592GiB", "whole number of bytes"),  # 2^63
+        ("HVDLITE_CACHE_CAPACITY", "9223372036854775808", "whole number"),
         ("HVDLITE_SEGMENT_BYTES", "0", "of at least 1"),
         ("HVDLITE_CYCLE_TIME", "nan", "number of milliseconds of at least 0"),
         ("HVDLITE_DEADLOCK_TIMEOUT", "inf", "number of seconds"),

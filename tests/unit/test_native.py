@@ -2,6 +2,8 @@
 
 import doctest
 import importlib.util
+import mmap
+import os
 import shutil
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -49,6 +51,14 @@ def test_loaded_libraries():
     )
     found = ("/env/lib/libmpi.so.40", "/usr/lib/libmpich.so.12", "/home/a user/my env/lib/libmpi.so.12")
     assert _native.loaded_libraries(maps) == found
+
+
+def test_a_mapped_file_may_have_a_name_that_is_no_text(tmp_path):
+    """For instance in the folder of a user whose files have names in Latin-1."""
+    path = tmp_path / os.fsdecode(b"\xff")
+    path.write_bytes(b"x")
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 1):
+        assert _native.loaded_mpi().libraries
 
 
 def test_built_shims(tmp_path):
