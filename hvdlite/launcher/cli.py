@@ -2,7 +2,7 @@
 
 import argparse
 import os
-import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="a variable to pass to all ranks, in addition to those that are always passed",
     )
     add("--tcp", action="store_true", help="forbids NCCL to use InfiniBand (NCCL_IB_DISABLE=1)")
-    add("--start-timeout", type=float, metavar="SECONDS", help="ends the job if a rank has not started after this time")
+    add("--start-timeout", type=plan.seconds, metavar="SECONDS", help="ends the job if a rank has not started after this time")
     add(
         "--grace",
         type=float,
@@ -158,7 +158,7 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         names=tuple(names),
         variables=variables,
         elastic=arguments.elastic or any((arguments.min_np, arguments.reset_limit, arguments.spares)),
-        mpi_args=(*shlex.split(arguments.mpi_args), *shlex.split(arguments.binding_args)),
+        mpi_args=plan.words_of(arguments.mpi_args) + plan.words_of(arguments.binding_args, "--binding-args"),
     ), warnings
 
 
@@ -247,11 +247,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit status."""
+    """Runs a command line; returns the exit status: 2 after an error that it prints, and as a shell counts after a signal."""
     arguments = make_parser().parse_args(words)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
         return status
-    except HvdliteError as error:
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader has ended, for example in `hvdlite doctor | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python writes the rest when it ends
+        return 128 + signal.SIGPIPE
+    except (HvdliteError, OSError) as error:
         print(f"hvdlite: {error}", file=sys.stderr)
         return 2

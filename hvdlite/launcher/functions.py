@@ -5,7 +5,6 @@ The function and the results travel in files of a private folder. The launcher p
 
 import os
 import pickle
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +109,7 @@ def run(
         interfaces=nics,
         environ=plan.environment(),
         variables=variables,
-        mpi_args=tuple(shlex.split(mpi_args or "")),
+        mpi_args=plan.words_of(mpi_args or "", "mpi_args"),
     )
     sent = _packed(fn, tuple(args), dict(kwargs or {}), tuple(preload))
     chosen = plan.make(wishes, np, hosts or "", hostfile or "")

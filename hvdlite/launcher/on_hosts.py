@@ -4,7 +4,6 @@
 
 import argparse
 import os
-import shlex
 import signal
 import threading
 from collections import deque
@@ -68,7 +67,7 @@ def run_on_hosts(
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,
         environ=plan.environment(),
-        mpi_args=tuple(shlex.split(arguments.mpi_args)),
+        mpi_args=plan.words_of(arguments.mpi_args),
     )
     chosen = plan.make(
         wishes, len(hosts), format_hosts(hosts), launcher=arguments.launcher, mpirun=arguments.mpirun, bind="none"

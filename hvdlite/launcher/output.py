@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher.rank import MARK
 
 __all__ = ["LauncherStream", "RankExit", "RankOutput", "first_failure", "last_output", "parse_marked"]
@@ -113,12 +114,18 @@ class RankOutput:
         self._tails: dict[tuple[int, str], deque[str]] = {}
         self._broken: set[str] = set()
         if folder is not None:
-            digits = len(str(size - 1))
-            for rank in range(size):
-                place = Path(folder, f"rank.{rank:0{digits}}")
-                place.mkdir(parents=True, exist_ok=True)
-                for kind, stream in _STREAMS.items():
-                    self._files[rank, kind] = (place / stream).open("w", buffering=1, newline="")
+            try:
+                self._open_files(size, folder)
+            except OSError as error:
+                raise InvalidArgumentError(f"the output cannot be written to files in '{folder}': {error}") from error
+
+    def _open_files(self, size: int, folder: str) -> None:
+        digits = len(str(size - 1))
+        for rank in range(size):
+            place = Path(folder, f"rank.{rank:0{digits}}")
+            place.mkdir(parents=True, exist_ok=True)
+            for kind, stream in _STREAMS.items():
+                self._files[rank, kind] = (place / stream).open("w", buffering=1, newline="")
 
     def line(self, kind: str, rank: int, text: str, ending: str) -> None:
         """Prints one line.

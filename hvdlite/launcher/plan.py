@@ -1,6 +1,8 @@
 """Turns a user's wishes into a command line: chooses the launcher, the number of ranks, and the hosts."""
 
 import argparse
+import math
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,8 @@ __all__ = [
     "make",
     "positive",
     "refuse_nested",
+    "seconds",
+    "words_of",
 ]
 
 LAUNCHERS = ("auto", "mpirun", "srun")
@@ -134,6 +138,33 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
+
+
+def seconds(text: str) -> float:
+    """The time above 0 that a flag has as its value.
+
+    Raises:
+        ArgumentTypeError: `text` is not such a number.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number
+
+
+def words_of(text: str, what: str = "--mpi-args") -> tuple[str, ...]:
+    """The words of a flag whose value is a part of a command line.
+
+    Raises:
+        InvalidArgumentError: a quotation in it has no end.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InvalidArgumentError(f"{what} {text!r}: {error}") from None
 
 
 def environment() -> dict[str, str]:

@@ -33,7 +33,7 @@ docs/slow_links.md explains the figures.
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``hvdlite tune``."""
-    parser.add_argument("--seconds", type=_positive, default=60.0, metavar="S", help="the approximate duration [60]")
+    parser.add_argument("--seconds", type=plan.seconds, default=60.0, metavar="S", help="the approximate duration [60]")
     parser.add_argument(
         "--output", metavar="FILE", help="the file for the result, on the host of rank 0 [a file in the cache folder]"
     )
@@ -48,13 +48,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("starting ranks", "these flags mean the same as for `hvdlite run`")
     plan.add_job_flags(group)
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return number
 
 
 def _count(text: str) -> int:

@@ -1,5 +1,6 @@
 """The launcher's flags and its command line; where, by what and how ranks end is in test_launcher_{hosts,lines,output}.py."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from support.job import job_environment
 
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import KNOBS
-from hvdlite.launcher import cli, flags, tune
+from hvdlite.launcher import cli, doctor, flags, tune
 
 # --- flags --------------------------------------------------------------------------------------------------------------
 
@@ -200,6 +201,11 @@ def test_mistakes_on_the_command_line(capsys):
         (["run", "python", "x.py"], "give the number of ranks"),
         (["run", "-n", "0", "python"], "'0' is not a whole number above 0"),
         (["run", "-n", "2", "--cycle-time", "x", "python"], "--cycle-time x: cycle_time is a number"),
+        (["run", "-n", "2", "--mpi-args", "'", "true"], '--mpi-args "\'": No closing quotation'),
+        (["run", "-n", "2", "--output-filename", "/proc/x", "true"], "the output cannot be written to files in '/proc/x': "),
+        (["run", "-n", "2", "--start-timeout", "nan", "true"], "'nan' is not a number of seconds above 0"),
+        (["tune", "-n", "2", "--seconds", "long"], "'long' is not a number of seconds above 0"),
+        (["top", "--interval", "short"], "'short' is not a number of seconds above 0"),
         ([], "required: subcommand"),
     ):
         try:
@@ -210,6 +216,26 @@ def test_mistakes_on_the_command_line(capsys):
         captured = capsys.readouterr()
         assert captured.out == ""
         assert said in captured.err
+
+
+def test_a_reader_that_has_ended():
+    """Python would write the rest of the output at its end, and print a second error."""
+    text = "from hvdlite.launcher import cli\nimport sys\nsys.exit(cli.main(['completion', 'bash']))"
+    source, sink = os.pipe()
+    os.close(source)
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=job_environment(), stdout=sink, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(sink)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_ctrl_c_ends_any_subcommand_without_a_traceback(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert cli.main(["doctor"]) == 130
 
 
 def test_help_loads_neither_mpi_nor_a_framework_nor_the_engine():
