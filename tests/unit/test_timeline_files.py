@@ -314,3 +314,30 @@ def test_a_killed_process_leaves_a_valid_file(tmp_path):
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert len(files.read(tmp_path / "t.json").operations) > 100
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_trace_behind(tmp_path):
+    """There is no room for its stack. Later the same engine traces again, and ends well."""
+    path = str(tmp_path / "t.json")
+    program = textwrap.dedent(
+        f"""
+        import resource, sys, numpy as np
+        sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
+        from support.thread_ranks import engines
+        with engines(1) as (rank,):
+            pages = int(open("/proc/self/statm").read().split()[0])
+            _, most = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 20), most))
+            try:
+                rank.engine.start_timeline({path!r}, 1 << 20)
+            except Exception:
+                print("refused")
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            rank.engine.stop_timeline()
+            rank.engine.start_timeline({path!r}, 1 << 20)
+            rank.allreduce("later", np.ones(3, np.float32))
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "refused\n"
+    assert [operation.name for operation in files.read(tmp_path / "t.json").operations.values()] == ["later"]

@@ -1,7 +1,8 @@
 // A trace of this rank's operations for the viewers of Chrome and Perfetto: what each operation waited for, and when its data
 // moved.
 // Thread: any. Owns: its queue, its thread, its file. Blocks: start, stop and the destructor, on the disk. Throws: start throws
-// Error(InvalidArgument) if the file cannot be made; then an earlier trace to another file continues.
+// Error(InvalidArgument) if the file cannot be made; then an earlier trace to another file continues. It throws
+// std::system_error if no thread can be started; then there is no trace.
 //
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
