@@ -260,6 +260,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         )
     if claim is not None and options.ranks not in (None, claim.size):
         parser.error(f"-n {options.ranks}, but {claim.launcher} has started {claim.size} ranks: leave -n out")
+    if options.command == "messages" and 1 in (options.ranks, claim and claim.size):
+        parser.error("a message goes from one rank to another: messages needs at least two ranks")
 
 
 def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

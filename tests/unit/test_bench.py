@@ -143,6 +143,7 @@ def test_ranks_are_started_by_the_mpirun_of_the_loaded_mpi(monkeypatch, tmp_path
         (["training", "--framework", "mxnet"], "invalid choice: 'mxnet'"),
         (["collectives", "-n", "0"], "'0' is not a whole number above 0"),
         (["submission", "--tensors", "-1"], "'-1' is not a whole number above 0"),
+        (["messages", "-n", "1"], "messages needs at least two ranks"),
         (["messages", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
     ],
 )
