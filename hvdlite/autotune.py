@@ -297,16 +297,29 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         knobs, wrong = startup.own_knobs()
         startup.agree(job.comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
-        report = tune(job, startup.place_of(mpi, job.comm, knobs), knobs, options.seconds, options.any_bits)
-        if job.comm.rank == 0:
-            print(to_text(report), flush=True)
-            problem = _write(options.output, report, knobs.autotune_log)
-        problem = job.comm.bcast(problem)
+        place = startup.place_of(mpi, job.comm, knobs)
+        # Now, and not after the measurements.
+        problem = job.comm.bcast(_refusal(options.output, place) if job.comm.rank == 0 else None)
+        if problem is None:
+            report = tune(job, place, knobs, options.seconds, options.any_bits)
+            if job.comm.rank == 0:
+                print(to_text(report), flush=True)
+                problem = _write(options.output, report, knobs.autotune_log)
+            problem = job.comm.bcast(problem)
     except HvdliteError as error:
         problem = str(error)
     if problem and job.comm.rank == 0:
         print(f"hvdlite tune: {problem}", file=sys.stderr)
     return int(bool(problem))
+
+
+def _refusal(path: Path | None, place: JobPlace) -> str | None:
+    """Why the file cannot be written, or None."""
+    try:
+        files.check_writable(path or files.default_path(place))
+    except (OSError, InvalidArgumentError) as error:
+        return f"the tuning cannot be written: {error}"
+    return None
 
 
 def _write(path: Path | None, report: Report, log: str) -> str | None:

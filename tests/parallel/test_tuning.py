@@ -176,6 +176,13 @@ def few(monkeypatch):
     monkeypatch.setattr(autotune, "_SINGLE", ((1 << 10, 2), (256 << 10, 1)))
 
 
+def test_a_file_that_cannot_be_written_is_an_error_before_the_program_measures(ended, folder, monkeypatch, capsys):
+    monkeypatch.setattr(autotune, "tune", lambda *_: pytest.fail("measured"))
+    assert autotune.main(["--output", str(folder)]) == 1
+    said = f"hvdlite tune: the tuning cannot be written: [Errno 21] Is a directory: '{folder}'\n"
+    assert capsys.readouterr().err == (said if WORLD.rank == 0 else "")
+
+
 def test_the_program_measures_writes_and_says_so(ended, folder, few, place, monkeypatch, capsys):
     path = folder / "made.json"
     log = folder / "log.csv"
