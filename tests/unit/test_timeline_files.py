@@ -177,6 +177,22 @@ def test_the_files_stay_within_their_bound(tmp_path):
     assert 0 < len(newer.operations) < len(numbers)
 
 
+def test_many_names_leave_room_for_events(tmp_path):
+    """Their names alone, of one step, are longer than a file."""
+    room, names = 64 << 10, 500
+
+    def body(rank):
+        for step in range(3 * names):
+            rank.allreduce(f"{'layer.' * 20}{step % names}", np.ones(10, np.float32))
+
+    (trace,) = traced(tmp_path, 1, body, room)
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 2, sizes
+    assert sum(sizes) <= room * 1.05, sizes
+    assert len(trace.operations) > 50
+    assert {operation.name for operation in trace.operations.values()} <= {f"{'layer.' * 20}{i}" for i in range(names)}
+
+
 def test_the_last_file_stays_if_the_next_one_cannot_be_written(tmp_path):
     (where,) = paths(tmp_path, 1)
     (tmp_path / "t.json.new").symlink_to("/dev/full")  # it can be opened, but each write fails
