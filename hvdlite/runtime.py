@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _native, failures, gpu, startup, watchdog
@@ -18,6 +17,7 @@ from hvdlite.errors import HvdliteError, NotInitializedError
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.steps import Steps
+from hvdlite.timeline.files import file_of_rank
 from hvdlite.topology import Topology
 from hvdlite.torchrun import join_job
 
@@ -140,8 +140,8 @@ class Runtime:
         timelines = [values["timeline"] for values in everyone]
         shared = timelines.count(config.timeline) > 1
         if any(timelines):  # now, because a rank that ends init() with an error later would leave the others waiting
-            file = self._file_of_timeline(config.timeline, chosen.rank, shared) if config.timeline else None
-            startup.agree(job, config, startup.refusal_of(file))
+            mine = (config.timeline, chosen.rank if shared else 0, self.recoveries)
+            startup.agree(job, config, startup.refusal_of(file_of_rank(*mine)) if config.timeline else None)
         self.places = job.allgather((socket.gethostname(), os.getpid()))
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
@@ -328,20 +328,12 @@ class Runtime:
         shared: did other ranks get the same path? Then all ranks but 0 put their rank into the name.
         """
         engine, rank = self.require(), self.require_topology().rank
-        file = self._file_of_timeline(path, rank, shared)
+        file = file_of_rank(path, rank if shared else 0, self.recoveries)
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
             from hvdlite import sampling  # not above: few programs need it
 
             sampling.start(file, self.config.timeline_max_bytes, rank)
-
-    def _file_of_timeline(self, path: str, rank: int, shared: bool) -> Path:
-        file = Path(path).absolute()  # the program may change its folder, and files that have become large are renamed
-        if self.recoveries:  # ranks have new numbers: do not overwrite the files of the old ones
-            file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
-        if rank and shared:  # at the end of the name, where `hvdlite.timeline.files.files_of_job` looks for it
-            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
-        return file
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:

@@ -299,11 +299,10 @@ def agree(comm: Any, config: Config, problem: HvdliteError | None) -> list[Mappi
     return [values for _, _, values in everyone]
 
 
-def refusal_of(timeline: Path | None) -> InvalidArgumentError | None:
-    """The error if this rank cannot write its timeline, for `agree`; None if it can, or writes none."""
+def refusal_of(timeline: Path) -> InvalidArgumentError | None:
+    """The error if this rank cannot write its timeline, for `agree`; None if it can."""
     try:
-        if timeline is not None:
-            timeline.open("ab").close()
+        timeline.open("ab").close()
     except OSError as error:
         return InvalidArgumentError(
             f"the timeline cannot be written to '{timeline}': {error.strerror}; name a file that this process may write, in a "

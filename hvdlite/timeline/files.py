@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["STACK", "Trace", "TracedOperation", "align", "files_of_job", "merge", "read", "stacks_file"]
+__all__ = ["STACK", "Trace", "TracedOperation", "align", "file_of_rank", "files_of_job", "merge", "read", "stacks_file"]
 
 Span = tuple[float, float]  # begin and end, microseconds
 Event = dict[str, Any]
@@ -100,6 +100,21 @@ class Trace:
     waits: list[Span] = field(default_factory=list)
     stacks: list[tuple[Span, str]] = field(default_factory=list)
     dropped: int = 0
+
+
+def file_of_rank(path: str, rank: int, recoveries: int) -> Path:
+    """The file that a rank writes, where `files_of_job` looks for it.
+
+    Args:
+        path: the path of rank 0's file. It may be relative; the result is not, because the program may change its folder, and
+            files that have become large are renamed.
+        rank: the number to put into the name; 0: none.
+        recoveries: how often the job has gone on with other ranks. These must not overwrite the files of the old ones.
+    """
+    file = Path(path).absolute()
+    if recoveries:
+        file = file.with_name(f"{file.stem}.job{recoveries + 1}{file.suffix}")
+    return file.with_name(f"{file.stem}.rank{rank}{file.suffix}") if rank else file
 
 
 def files_of_job(path: Path) -> list[Path]:
