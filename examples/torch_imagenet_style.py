@@ -48,7 +48,10 @@ def parse_arguments(argv=None):
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as 16-bit floats")
     parser.add_argument("--checkpoint-format", metavar="FILE", help="name of the checkpoints, such as checkpoint-{epoch}.pt")
     parser.add_argument("--seed", type=int, default=42, help="seed of the initial weights and of the order of the images")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.checkpoint_format and arguments.checkpoint_format.format(epoch=1) == arguments.checkpoint_format:
+        parser.error("--checkpoint-format needs {epoch}, by which a new run finds the last checkpoint")
+    return arguments
 
 
 class Stripes(Dataset):

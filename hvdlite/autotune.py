@@ -232,7 +232,7 @@ def _from_file(job: TuningRanks, name: str, place: JobPlace, may_lack: bool, log
 
 def _read(name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
     path = files.default_path(place) if name == "auto" else Path(name)
-    if not path.exists() and (may_lack or name == "auto"):
+    if not os.path.exists(path) and (may_lack or name == "auto"):
         if not may_lack:
             logger.warning("there is no tuning for this machine and a job of this shape (%s): `hvdlite tune` makes one", path)
         return None
@@ -297,16 +297,29 @@ def main(words: Sequence[str] | None = None) -> int:
     problem = None
     try:
         startup.agree(job.comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
-        report = tune(job, startup.place_of(mpi, job.comm, knobs), knobs, options.seconds, options.any_bits)
-        if job.comm.rank == 0:
-            print(to_text(report), flush=True)
-            problem = _write(options.output, report, knobs.autotune_log)
-        problem = job.comm.bcast(problem)
+        place = startup.place_of(mpi, job.comm, knobs)
+        # Now, and not after the measurements.
+        problem = job.comm.bcast(_refusal(options.output, place) if job.comm.rank == 0 else None)
+        if problem is None:
+            report = tune(job, place, knobs, options.seconds, options.any_bits)
+            if job.comm.rank == 0:
+                print(to_text(report), flush=True)
+                problem = _write(options.output, report, knobs.autotune_log)
+            problem = job.comm.bcast(problem)
     except HvdliteError as error:
         problem = str(error)
     if problem and job.comm.rank == 0:
         print(f"hvdlite tune: {problem}", file=sys.stderr)
     return int(bool(problem))
+
+
+def _refusal(path: Path | None, place: JobPlace) -> str | None:
+    """Why the file cannot be written, or None."""
+    try:
+        files.check_writable(path or files.default_path(place))
+    except (OSError, InvalidArgumentError) as error:
+        return f"the tuning cannot be written: {error}"
+    return None
 
 
 def _write(path: Path | None, report: Report, log: str) -> str | None:

@@ -53,7 +53,7 @@ def install_excepthook(announcer: Announcer) -> None:
         if ends:
             _flush()
             if record := announcer.record(error):
-                with contextlib.suppress(OSError, ValueError):  # as in `_flush`
+                with contextlib.suppress(Exception):  # as in `_flush`
                     print(f"hvdlite: last operations of this rank:\n{record}", file=sys.stderr)
         try:
             previous(kind, error, trace)
@@ -75,10 +75,18 @@ def _leave(announcer: Announcer, error: BaseException) -> None:
     """Announces the exception and ends the process at once: MPI_Finalize would wait for the peers."""
     try:
         _flush()  # now: when a peer ends because of the announcement, the launcher may kill this process
-        kind, text = type(error).__name__, str(error)
+        kind, text = type(error).__name__, _text_of(error)
         announcer.announce(f"{RAISED}{kind}: {text}" if text else f"{RAISED}{kind}")
     finally:
         end_process()
+
+
+def _text_of(error: BaseException) -> str:
+    """The text of an exception, as a traceback shows it."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()  # a file's name may have bytes that are no text
+    except Exception:
+        return "<exception str() failed>"
 
 
 def end_process(code: int = 1) -> None:
@@ -88,9 +96,10 @@ def end_process(code: int = 1) -> None:
 
 
 def _flush() -> None:
-    logging.shutdown()
+    # A full disk, a closed stream, or a program's own stream or log handler that cannot be flushed must not prevent that the
+    # peers learn why this process ends.
+    with contextlib.suppress(Exception):
+        logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            # A full disk, or a stream that was closed, must not prevent that the peers learn why this process ends.
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -26,6 +26,7 @@ _SIZE_SUFFIXES = {
     "g": 1 << 30,
     "gib": 1 << 30,
 }
+_MOST = (1 << 63) - 1  # the engine's whole numbers have 64 bits
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "off")
 
@@ -91,6 +92,8 @@ class Knob:
             raise ValueError(text)
         above = math.inf if self.kind == "float" else 1 << 63  # integers of the engine have 64 bits
         if self.low is not None and not self.low <= cast(float, value) < above:
+            raise ValueError(text)
+        if isinstance(value, int) and value > _MOST:
             raise ValueError(text)
         return value
 

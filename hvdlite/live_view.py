@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ViewServer", "oldest_operation", "start"]
 
-# The time limit in seconds for a viewer to read its answer.
+# The time limit in seconds for a viewer to read its answer, and the time from a failed `accept` to the next one.
 _PATIENCE = 1.0
 # Lines of the flight record: for an operation that has ended, and for any operation.
 _ENDED = re.compile(r", (?:done|failed) \([\d.]+ s ago\)$")
@@ -70,11 +70,13 @@ class ViewServer:
         self._job = view_socket.job_name(*RUNTIME.places[0])
         self._hosts = dict(Counter(host for host, _ in RUNTIME.places))
         self.listener = view_socket.listen(self._job, RUNTIME.require_topology().rank)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="hvdlite-view", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Ends the thread and closes the socket."""
+        self._closing.set()
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)  # which ends accept()
         self._thread.join(2 * _PATIENCE)
@@ -84,8 +86,10 @@ class ViewServer:
         while True:
             try:
                 connection = self.listener.accept()[0]
-            except OSError:
-                return
+            except OSError:  # or, for a while, the process has too many open files
+                if self._closing.wait(_PATIENCE):
+                    return
+                continue
             # OSError: the viewer is gone. NotInitializedError: shutdown has begun.
             with connection, contextlib.suppress(OSError, NotInitializedError):
                 if view_socket.is_trusted(connection, root=True):

@@ -86,7 +86,7 @@ class PrometheusWriter:
         if not Path(path).name:
             text = f"PrometheusWriter: path={os.fspath(path)!r} names no file; name the file to write, such as hvdlite.prom"
             raise InvalidArgumentError(text)
-        self.path = _file_of(os.fspath(path), rank)
+        self.path = _file_of(os.fspath(path), rank).absolute()  # the program may change its folder
         self._interval = float(interval)
         self._host = socket.gethostname()
         self._stop = threading.Event()

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _native, failures, gpu, startup, watchdog
@@ -21,6 +20,7 @@ from hvdlite.errors import HvdliteError, NotInitializedError, SystemFailure
 from hvdlite.job import LOST, Job
 from hvdlite.pool import ProcessPool, Role, Spare
 from hvdlite.steps import Steps
+from hvdlite.timeline.files import file_of_rank
 from hvdlite.topology import Topology
 from hvdlite.torchrun import join_job
 
@@ -150,6 +150,11 @@ class Runtime:
     def _join(self, mpi: Any, chosen: Any, takes: bool, job: Job, shim: str, config: Config, problem: Any) -> None:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
+        timelines = [values["timeline"] for values in everyone]
+        shared = timelines.count(config.timeline) > 1
+        if any(timelines):  # now, because a rank that ends init() with an error later would leave the others waiting
+            mine = (config.timeline, chosen.rank if shared else 0, self.recoveries)
+            startup.agree(job, config, startup.refusal_of(file_of_rank(*mine)) if config.timeline else None)
         self.places = job.allgather((socket.gethostname(), os.getpid()))
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
@@ -167,7 +172,6 @@ class Runtime:
         if chosen.size > 1 and not self.exiting:
             self._watchdog = watchdog.start(self.engine)
         if config.timeline:
-            shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
 
     def _guard_exit(self, alone: bool) -> None:
@@ -338,11 +342,7 @@ class Runtime:
         shared: did other ranks get the same path? Then all ranks but 0 put their rank into the name.
         """
         engine, rank = self.require(), self.require_topology().rank
-        file = Path(path)
-        if self.recoveries:  # ranks have new numbers: do not overwrite the files of the old ones
-            file = file.with_name(f"{file.stem}.job{self.recoveries + 1}{file.suffix}")
-        if rank and shared:  # at the end of the name, where `hvdlite.timeline.files.files_of_job` looks for it
-            file = file.with_name(f"{file.stem}.rank{rank}{file.suffix}")
+        file = file_of_rank(path, rank if shared else 0, self.recoveries)
         engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
             from hvdlite import sampling  # not above: few programs need it

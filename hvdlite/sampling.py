@@ -131,7 +131,7 @@ class StackSampler:
     def _append(self, text: str) -> None:
         """Replaces the bracket that ends the file by the text and a bracket, so that the file stays valid JSON."""
         data = text.encode()
-        with self.path.open("r+b", buffering=0) as file:
+        with self.path.open("r+b") as file:
             file.seek(self._written)
             file.write(data + _END)
         self._written += len(data)

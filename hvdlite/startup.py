@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _native, job
@@ -47,6 +48,7 @@ __all__ = [
     "own_knobs",
     "patience_of",
     "place_of",
+    "refusal_of",
 ]
 
 
@@ -313,6 +315,18 @@ def agree(comm: Any, config: Config, problem: HvdliteError | None) -> list[Mappi
     return [values for _, _, values in everyone]
 
 
+def refusal_of(timeline: Path) -> InvalidArgumentError | None:
+    """The error if this rank cannot write its timeline, for `agree`; None if it can."""
+    try:
+        timeline.open("ab").close()
+    except OSError as error:
+        return InvalidArgumentError(
+            f"the timeline cannot be written to '{timeline}': {error.strerror}; name a file that this process may write, in a "
+            "folder that exists (HVDLITE_TIMELINE)"
+        )
+    return None
+
+
 def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - the module's own name
     """The machine and the shape of the job, the same on all ranks. Collective.
 
@@ -349,7 +363,7 @@ def patience_of(config: Config) -> float:
 def folder_of_records(config: Config) -> str:
     """The folder for the engine's flight records; empty: none."""
     chosen = config.flight_recorder_folder
-    return "" if chosen == "off" else chosen or tempfile.gettempdir()
+    return "" if chosen == "off" else os.path.abspath(chosen or tempfile.gettempdir())
 
 
 _LEVELS = {

@@ -48,7 +48,7 @@ def where_is_main() -> str:
 
 @functools.lru_cache(1024)
 def _shortened(file: str) -> str:
-    return "/".join(PurePath(file).parts[-2:])
+    return "/".join(PurePath(file).parts[-2:]).encode(errors="backslashreplace").decode()  # a name may be no valid text
 
 
 def main_frame() -> FrameType | None:

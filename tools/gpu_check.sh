@@ -60,6 +60,7 @@ field() { # field NUMBER ROW
   cut -d '|' -f "$1" <<<"$2"
 }
 
+[[ $budget =~ ^[0-9]+$ ]] || { echo "gpu_check.sh: --budget takes a number of seconds, not $budget" >&2 && exit 2; }
 for name in ${only//,/ }; do
   printf '%s\n' "${STEPS[@]}" | cut -d '|' -f 1 | grep -qx -- "$name" ||
     { echo "gpu_check.sh: no step $name; --dry-run lists them" >&2 && exit 2; }

@@ -35,7 +35,8 @@ from hvdlite.bench.others import Others
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import WrongSum
 from hvdlite.bench.world import World
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
+from hvdlite.launcher import plan as launching
 
 __all__ = ["main"]
 
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(words)
     try:
+        if getattr(options, "output", None) and config.launcher_claim() is None:
+            options.output.open("a").close()  # now, and not after the measurements
         if options.command == "table":
             records = _read(options.lines)
             kinds = {record["record"] for record in records}
@@ -89,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
         parents = [_launching()] if seconds is not None else []
         job = commands.add_parser(name, help=text, parents=parents, formatter_class=_HelpFormatter)
         if seconds is not None:
-            job.add_argument("--seconds", type=float, default=seconds, help="the approximate time for all measurements")
+            job.add_argument(
+                "--seconds", type=launching.seconds, default=seconds, help="the approximate time for all measurements"
+            )
         return job
 
     plan = collectives.CollectivesPlan()
@@ -105,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BYTES,...",
         help="the sizes of the arrays, such as 4,64K,16M",
     )
-    job.add_argument("--tensors", type=int, default=plan.tensors, help="the number of tensors in the case small")
+    job.add_argument("--tensors", type=launching.positive, default=plan.tensors, help="the number of tensors in the case small")
     job.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="the memory of the tensors; cuda needs torch and a GPU"
     )
@@ -121,13 +126,16 @@ def _parser() -> argparse.ArgumentParser:
 
     ops = tensorflow_ops.OpsPlan()
     job = add("tensorflow-ops", "measures operations in a graph of TensorFlow, on one rank", ops.seconds)
-    job.add_argument("--tensors", type=int, default=ops.tensors, help="the number of tensors in the graph")
-    job.add_argument("--elements", type=int, default=ops.elements, help="the number of elements of each tensor")
+    job.add_argument("--tensors", type=launching.positive, default=ops.tensors, help="the number of tensors in the graph")
+    job.add_argument("--elements", type=launching.positive, default=ops.elements, help="the number of elements of each tensor")
 
     submitted = submission.SubmissionPlan()
     job = add("submission", "measures the time to submit one of many small tensors", submitted.seconds)
     job.add_argument(
-        "--tensors", type=int, default=submitted.tensors, help="the number of tensors that are submitted before the wait"
+        "--tensors",
+        type=launching.positive,
+        default=submitted.tensors,
+        help="the number of tensors that are submitted before the wait",
     )
 
     messaging = messages.MessagesPlan()
@@ -149,8 +157,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,...",
         help="the numbers of tensors",
     )
-    job.add_argument("--launches", type=int, default=kernel_plan.launches, help="the number of launches in a row")
-    job.add_argument("--repeats", type=int, default=kernel_plan.repeats, help="the number of rows; the median is reported")
+    job.add_argument(
+        "--launches", type=launching.positive, default=kernel_plan.launches, help="the number of launches in a row"
+    )
+    job.add_argument(
+        "--repeats", type=launching.positive, default=kernel_plan.repeats, help="the number of rows; the median is reported"
+    )
     job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="the number of the GPU")
     _add_output(job)
     job.add_argument("--targets", action="store_true", help="lists each missed target, and ends with status 3 if there is one")
@@ -159,7 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     job = add("guard", "checks that this build is not slower than another one")
     job.add_argument("--against", type=Path, required=True, metavar="DIR", help="a built checkout of the other hvdlite")
     job.add_argument("--pairs", type=int, default=guarding.pairs, help="how often the jobs of each build run, at least 10")
-    job.add_argument("--seconds", type=float, default=guarding.seconds, help="the approximate time for each figure in a job")
+    job.add_argument(
+        "--seconds", type=launching.seconds, default=guarding.seconds, help="the approximate time for each figure in a job"
+    )
     job.add_argument(
         "--tolerance", type=float, default=guarding.tolerance, help="the largest accepted ratio of this build to the other"
     )
@@ -185,7 +199,7 @@ def _launching() -> argparse.ArgumentParser:
     """The arguments that this process does not pass on to the ranks that it starts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(
-        "-n", dest="ranks", type=int, metavar="N", help="the number of ranks to start [2; for tensorflow-ops 1]"
+        "-n", dest="ranks", type=launching.positive, metavar="N", help="the number of ranks to start [2; for tensorflow-ops 1]"
     )
     parser.add_argument(
         "--bind", choices=[*launch.BINDINGS, "both"], help="core: bind each rank to a core; both: measure both ways [core]"
@@ -246,6 +260,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         )
     if claim is not None and options.ranks not in (None, claim.size):
         parser.error(f"-n {options.ranks}, but {claim.launcher} has started {claim.size} ranks: leave -n out")
+    if options.command == "messages" and 1 in (options.ranks, claim and claim.size):
+        parser.error("a message goes from one rank to another: messages needs at least two ranks")
 
 
 def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -273,8 +289,7 @@ def _kernels(options: argparse.Namespace) -> int:
     records: list[report.Record] = []
     plan = kernels.KernelPlan(options.cases, options.sizes, options.tensors, options.launches, options.repeats, options.gpu)
     kernels.run(config.from_environment(), plan, records.extend)
-    if options.output:
-        options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
+    _write(options, records)
     print(kernels.table(records), flush=True)
     missed = kernels.missed(records) if options.targets else []
     if missed:
@@ -291,8 +306,7 @@ def _guard(options: argparse.Namespace) -> int:
     plan = guard.GuardPlan(options.pairs, options.seconds, options.tolerance, options.any_load)
     builds = [guard.check_build(folder) for folder in (Path(__file__).parents[2], options.against)]
     records = guard.compare(builds, plan, guard.jobs(plan), lambda line: print(line, file=sys.stderr, flush=True))
-    if options.output:
-        options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
+    _write(options, records)
     print(guard.table(records), flush=True)
     return _SLOWER if guard.slower(records, plan.tolerance) else 0
 
@@ -311,8 +325,7 @@ def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Se
     for_ranks = _launching().parse_known_args(words)[1]
     with tempfile.TemporaryDirectory(prefix="hvdlite-bench-") as folder:
         records = [record for bind in bindings for record in _started(options, bind, for_ranks, Path(folder) / f"{bind}.jsonl")]
-    if options.output:
-        options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
+    _write(options, records)
     if options.plot:
         _draw(records, options.plot)
 
@@ -429,11 +442,24 @@ def _run_record(world: World, words: Sequence[str]) -> report.Record:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+def _write(options: argparse.Namespace, records: Sequence[report.Record]) -> None:
+    if options.output:
+        options.output.write_text("".join(report.to_line(record) + "\n" for record in records))
+
+
 def _read(path: Path) -> list[report.Record]:
-    return report.read_lines(path.read_text().splitlines())
+    try:
+        records = report.read_lines(path.read_text().splitlines())
+        if all(record["record"] for record in records) and records:
+            return records
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise InvalidArgumentError(f"{path} is no output of the benchmark: name a file that --output has written")
 
 
 def _draw(records: Sequence[report.Record], picture: Path) -> None:
+    if missing := installed("matplotlib", "pip install 'hvdlite[bench]'"):
+        raise UnsupportedError(missing)
     from hvdlite.bench.plot import draw
 
     draw(records, picture)

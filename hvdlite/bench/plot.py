@@ -52,7 +52,10 @@ def draw(records: Sequence[Record], picture: Path) -> None:
         _draw_bandwidths(figure.add_subplot(grid[row, 1]), panel)
     for row, panel in enumerate(steps, len(sizes)):
         _draw_steps(figure.add_subplot(grid[row, :]), panel)
-    figure.savefig(picture, dpi=130)
+    try:
+        figure.savefig(picture, dpi=130)
+    except ValueError as error:
+        raise OSError(f"{picture} cannot be drawn: {error}") from error
 
 
 def _panels(records: Sequence[Record], keys: Sequence[str]) -> list[list[Record]]:

@@ -254,7 +254,7 @@ _ALONE = ("-h", "--help", "-v", "--version")  # the flags of hvdlite itself
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit status."""
+    """Runs a command line; returns the exit status: 2 after an error that it prints, and as a shell counts after a signal."""
     words = sys.argv[1:] if words is None else words
     parser = make_parser()
     if words and (words[0].endswith(("python", "python3", ".py")) or (words[0].startswith("-") and words[0] not in _ALONE)):
@@ -262,12 +262,13 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
         return status
-    except HvdliteError as error:
-        print(f"hvdlite: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader has ended, for example in `hvdlite doctor | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python writes the rest when it ends
         return 128 + signal.SIGPIPE
+    except (HvdliteError, OSError) as error:
+        print(f"hvdlite: {error}", file=sys.stderr)
+        return 2

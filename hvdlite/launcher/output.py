@@ -117,16 +117,19 @@ class RankOutput:
         self._tails: dict[tuple[int, str], deque[str]] = {}
         self._broken: set[str] = set()
         if folder is not None:
-            digits = len(str(size - 1))
             try:
-                for rank in range(size):
-                    place = Path(folder, f"rank.{rank:0{digits}}")
-                    place.mkdir(parents=True, exist_ok=True)
-                    for kind, stream in _STREAMS.items():
-                        self._files[rank, kind] = (place / stream).open("w", buffering=1, newline="", encoding="utf-8")
+                self._open_files(size, folder)
             except OSError as error:
                 text = f"the ranks' output cannot be copied to {folder}: {error.filename} cannot be made: {error.strerror}"
                 raise InvalidArgumentError(text) from None
+
+    def _open_files(self, size: int, folder: str) -> None:
+        digits = len(str(size - 1))
+        for rank in range(size):
+            place = Path(folder, f"rank.{rank:0{digits}}")
+            place.mkdir(parents=True, exist_ok=True)
+            for kind, stream in _STREAMS.items():
+                self._files[rank, kind] = (place / stream).open("w", buffering=1, newline="", encoding="utf-8")
 
     def line(self, kind: str, rank: int, text: str, ending: str) -> None:
         """Prints one line.

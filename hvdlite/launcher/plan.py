@@ -1,6 +1,7 @@
 """Turns a user's wishes into a command line: chooses the launcher, the number of ranks, and the hosts."""
 
 import argparse
+import math
 import shlex
 import shutil
 import subprocess
@@ -145,8 +146,11 @@ def seconds(text: str) -> float:
     Raises:
         ArgumentTypeError: `text` is not such a number.
     """
-    number = float(text)
-    if not 0 < number < float("inf"):
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return number
 

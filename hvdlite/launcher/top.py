@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hvdlite._version import __version__
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
-from hvdlite.launcher import on_hosts
+from hvdlite.launcher import on_hosts, plan
 from hvdlite.launcher.figures import Answer, JobFigures, figures_of_job
 from hvdlite.launcher.view_agent import EVERY_JOB, looks
 
@@ -42,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
+    number = plan.seconds(text)
     if not 0.05 <= number <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.05 to 3600")
     return number

@@ -16,6 +16,7 @@ _UNKNOWN = "-"
 _BAR = 20  # the length of a bar, in characters
 _LAST_CALLS = 2  # the number of calls that are shown of a Python stack
 _WIDE = 120  # characters: a page of this width has all columns
+_NARROW = 70  # a page narrower than this has fewer still
 _MUCH = 0.05  # the row of a rank is marked if the others wait for it for a larger part of the time
 
 
@@ -36,7 +37,7 @@ def draw(figures: JobFigures, width: int, rows: int | None = None) -> Renderable
 
     Args:
         figures: the figures of the look.
-        width: the width of the page, in characters. A page narrower than 120 has fewer columns.
+        width: the width of the page, in characters. A page narrower than 120 or 70 has fewer columns.
         rows: the number of ranks that the page has room for; None for all. If there are more, the page shows first the rank
             for which the others wait, then ranks that do not answer, then those that wait least.
     """
@@ -49,7 +50,7 @@ def draw(figures: JobFigures, width: int, rows: int | None = None) -> Renderable
     if rows is not None and len(shown) > rows:
         shown = sorted(shown, key=lambda each: _urgency(figures, each))[:rows]
         head += f"; {len(figures.ranks) - rows} of the ranks are not shown: they wait most"
-    lines: list[RenderableType] = [Text(head, style="bold"), _table(figures, shown, width >= _WIDE)]
+    lines: list[RenderableType] = [Text(head, style="bold"), _table(figures, shown, width)]
     lines += [Text(_waited_for(figures)), Text(_last_stall(figures))]
     if figures.not_asked:
         ranks = ", ".join(f"{count} on {host}" for host, count in figures.not_asked.items())
@@ -61,31 +62,32 @@ def _urgency(figures: JobFigures, each: RankFigures) -> tuple[bool, bool, float]
     return each.rank != figures.waited_for, each.state == "answers", each.waiting or 0.0
 
 
-def _table(figures: JobFigures, ranks: Sequence[RankFigures], wide: bool) -> Table:
+def _table(figures: JobFigures, ranks: Sequence[RankFigures], width: int) -> Table:
+    wide, narrow = width >= _WIDE, width < _NARROW
     table = Table(box=None, pad_edge=False, header_style="dim", expand=wide)
-    for name in ("rank", "host", *(("pid",) if wide else ())):
+    for name in ("rank", *(() if narrow else ("host",)), *(("pid",) if wide else ())):
         table.add_column(name, no_wrap=True)
-    for name in ("step", "computes", "waits", "moves", "bandwidth", "memory"):
+    for name in ("step", "computes", "waits", "moves", *(() if narrow else ("bandwidth", "memory"))):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
         table.add_column("computes, waits, moves", no_wrap=True)
         table.add_column("oldest open operation, or where the program is", overflow="ellipsis", no_wrap=True, ratio=1)
     for each in ranks:
         style = "reverse" if each.rank == figures.waited_for and (figures.waited_for_share or 0) > _MUCH else ""
-        table.add_row(*_row(each, wide), style=style)
+        table.add_row(*_row(each, wide, narrow), style=style)
     return table
 
 
-def _row(each: RankFigures, wide: bool) -> list[RenderableType]:
-    start = [str(each.rank), each.host, *((str(each.pid),) if wide else ())]
+def _row(each: RankFigures, wide: bool, narrow: bool) -> list[RenderableType]:
+    start = [str(each.rank), *(() if narrow else (each.host,)), *((str(each.pid),) if wide else ())]
     if each.state != "answers" and not wide:
         return [*start, Text(each.state)]
+    shares = [_percent(share) for share in (each.computing, each.waiting, each.communicating)]
+    start += [_time(each.step_seconds), *shares]
+    if narrow:
+        return [*start]
     return [
         *start,
-        _time(each.step_seconds),
-        _percent(each.computing),
-        _percent(each.waiting),
-        _percent(each.communicating),
         _UNKNOWN if each.bytes_per_second is None else f"{each.bytes_per_second / 1e9:.3g} GB/s",
         _UNKNOWN if each.memory_bytes is None else f"{each.memory_bytes / (1 << 30):.2f} GiB",
         *((_bar(each), Text(_now(each) if each.state == "answers" else each.state)) if wide else ()),

@@ -41,13 +41,20 @@ def run(arguments: argparse.Namespace) -> int:
         ranks = [trace.rank for trace in traces]
         if len(set(ranks)) < len(ranks):
             raise InvalidArgumentError(f"several files have the same rank (ranks {ranks}): pass the files of one job")
+        if other := next((each for each in traces if each.size != traces[0].size), None):
+            raise InvalidArgumentError(
+                f"the file of rank {other.rank} is of a job of {other.size} ranks, and that of rank {ranks[0]} of a job of "
+                f"{traces[0].size}: pass the files of one job, or delete those of the earlier job"
+            )
+        if any(arguments.output.resolve() == path.resolve() for path in paths):
+            raise InvalidArgumentError(f"--output {arguments.output} would replace a file of the job: name another file")
         sentences: list[str] = []
         if arguments.action == "merge":
             content = json.dumps(files.merge(traces))
         else:
             analysis = analyse(traces)
             content, sentences = page(analysis), advice(analysis)
-        arguments.output.write_text(content)
+        arguments.output.write_text(content, encoding="utf-8")
     except (HvdliteError, OSError) as error:
         print(f"hvdlite timeline: {error}", file=sys.stderr)
         return 1

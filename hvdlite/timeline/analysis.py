@@ -45,12 +45,14 @@ class LateRank:
         times: number of these operations.
         lateness: sum of the lateness at all of them, in microseconds.
         tensors: number of these operations by name of the tensor.
+        members: the ranks that took part in them, with this one.
         spans: the times of lateness, on the clock of the first trace.
     """
 
     times: int = 0
     lateness: float = 0.0
     tensors: Counter[str] = field(default_factory=Counter)
+    members: set[int] = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
 
 
@@ -64,7 +66,7 @@ class Analysis:
         shares: for each rank a list with the `Share` of each step.
         late: the `LateRank` of each rank that was ever the last, by rank.
         lost: for each late rank a list with the time of each step in which the programs of other ranks waited for this rank
-            (the mean over the other ranks).
+            (the mean over the other `LateRank.members`).
         first_steps: number of steps at the beginning that took far longer than later steps.
         fused: number of tensors and bytes of each FusedOp of the first rank.
         unfused: number of operations of the first rank whose data travelled with the agreement.
@@ -147,13 +149,13 @@ def _boundaries(trace: Trace) -> list[float]:
 
     A step begins with the operation that is first in the trace, among the operations that occur most often.
     """
-    asked = sorted((operation.submitted, operation.kind, operation.name) for operation in trace.operations.values())
-    counts = Counter((kind, name) for _, kind, name in asked)
+    asked = sorted((each.submitted, (each.kind, each.name, each.process_set)) for each in trace.operations.values())
+    counts = Counter(tensor for _, tensor in asked)
     if not counts:
         return []
     most = max(counts.values())
-    anchor = next((kind, name) for _, kind, name in asked if counts[kind, name] == most)
-    return [time for time, kind, name in asked if (kind, name) == anchor]
+    anchor = next(tensor for _, tensor in asked if counts[tensor] == most)
+    return [time for time, tensor in asked if tensor == anchor]
 
 
 def _shares(trace: Trace, boundaries: Sequence[float], shift: float) -> list[Share]:
@@ -189,6 +191,7 @@ def _late(traces: Sequence[Trace], shifts: Sequence[float]) -> dict[int, LateRan
         entry.times += 1
         entry.lateness += last - before
         entry.tensors[names[key]] += 1
+        entry.members.update(member for _, member in times)
         entry.spans.append((before, last))
     for entry in late.values():
         entry.spans = union(entry.spans)
@@ -202,18 +205,22 @@ def _lost(
         trace.rank: union((begin + shift, end + shift) for begin, end in trace.waits)
         for trace, shift in zip(traces, shifts, strict=True)
     }
-    waiting = _WaitingRanks(waits.values())
+    waiting_of: dict[frozenset[int], _WaitingRanks] = {}
     lost = {}
     for rank, entry in late.items():
+        members = frozenset(entry.members)
+        if members not in waiting_of:
+            waiting_of[members] = _WaitingRanks(waits[member] for member in members)
+        waiting = waiting_of[members]
         # A program that gets its results by callbacks has no waits in its trace. It counts as waiting.
-        callbacks = sum(not spans for other, spans in waits.items() if other != rank)
+        callbacks = sum(not waits[member] for member in members if member != rank)
         lost[rank] = [0.0] * (len(boundaries) - 1)
         for span in entry.spans:
             for step in range(max(0, bisect_right(boundaries, span[0]) - 1), bisect_left(boundaries, span[1])):
                 begin, end = max(span[0], boundaries[step]), min(span[1], boundaries[min(step + 1, len(boundaries) - 1)])
                 if begin < end:
                     others = waiting.time_between(begin, end) - length_within(waits[rank], begin, end)
-                    lost[rank][step] += (others + callbacks * (end - begin)) / (len(traces) - 1)
+                    lost[rank][step] += (others + callbacks * (end - begin)) / (len(members) - 1)
     return lost
 
 

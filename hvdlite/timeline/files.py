@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["STACK", "Trace", "TracedOperation", "align", "files_of_job", "merge", "read", "stacks_file"]
+__all__ = ["STACK", "Trace", "TracedOperation", "align", "file_of_rank", "files_of_job", "merge", "read", "stacks_file"]
 
 Span = tuple[float, float]  # begin and end, microseconds
 Event = dict[str, Any]
@@ -47,6 +47,7 @@ class TracedOperation:
         data: begin and end of the time in which its data moved; None if it failed or has not ended.
         num_bytes: bytes of the tensor.
         fused_op: the number of the FusedOp; 0 if the data travelled with the agreement.
+        process_set: the id of the process set, the same on all ranks.
     """
 
     name: str
@@ -56,6 +57,7 @@ class TracedOperation:
     data: Span | None = None
     num_bytes: int = 0
     fused_op: int = 0
+    process_set: int = 0
 
     @property
     def end(self) -> float:
@@ -100,6 +102,21 @@ class Trace:
     dropped: int = 0
 
 
+def file_of_rank(path: str, rank: int, recoveries: int) -> Path:
+    """The file that a rank writes, where `files_of_job` looks for it.
+
+    Args:
+        path: the path of rank 0's file. It may be relative; the result is not, because the program may change its folder, and
+            files that have become large are renamed.
+        rank: the number to put into the name; 0: none.
+        recoveries: how often the job has gone on with other ranks. These must not overwrite the files of the old ones.
+    """
+    file = Path(path).absolute()
+    if recoveries:
+        file = file.with_name(f"{file.stem}.job{recoveries + 1}{file.suffix}")
+    return file.with_name(f"{file.stem}.rank{rank}{file.suffix}") if rank else file
+
+
 def files_of_job(path: Path) -> list[Path]:
     """Finds the files of all ranks, from the path of rank 0's file.
 
@@ -117,18 +134,25 @@ def read(path: Path) -> Trace:
     """Reads a rank's file and its file of stacks. If a file has an older half (``.old``), that is read first.
 
     Raises:
-        InvalidArgumentError: the file is no timeline of hvdlite.
+        InvalidArgumentError: the file is no timeline of hvdlite, or that of several ranks.
     """
     events = _events(path)
     stacks = stacks_file(path)
     if stacks.exists():
         events += _events(stacks)
-    heads = [event["args"] for event in events if event.get("name") == "hvdlite" and event.get("ph") == "M"]
-    if not heads:
-        raise InvalidArgumentError(f"'{path}' is no timeline of hvdlite: it does not name its rank")
-    head = heads[-1]
-    trace = Trace(head["rank"], head["size"], head["host"], head["boot_id"], head["clock_to_epoch_us"], events)
-    _follow(trace)
+    try:
+        heads = [event["args"] for event in events if event.get("name") == "hvdlite" and event.get("ph") == "M"]
+        if not heads:
+            raise InvalidArgumentError(f"'{path}' is no timeline of hvdlite: it does not name its rank")
+        if len({head["rank"] for head in heads}) > 1:
+            raise InvalidArgumentError(
+                f"'{path}' has the events of several ranks, as `hvdlite timeline merge` writes them: pass those of the ranks"
+            )
+        head = heads[-1]
+        trace = Trace(head["rank"], head["size"], head["host"], head["boot_id"], head["clock_to_epoch_us"], events)
+        _follow(trace)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InvalidArgumentError(f"'{path}' is damaged: an event lacks a part ({type(error).__name__}: {error})") from error
     return trace
 
 
@@ -139,7 +163,7 @@ def stacks_file(path: Path) -> Path:
 
 def _events(path: Path) -> list[Event]:
     events: list[Event] = []
-    for part in (path.with_name(path.name + ".old"), path):
+    for part in (path.parent / f"{path.name}.old", path):
         if part is path or part.exists():
             try:
                 content = _parse(_at_once(part).decode(errors="replace"))
@@ -194,30 +218,31 @@ def _follow(trace: Trace) -> None:
             operation.data = begin, end
             operation.num_bytes = event["args"]["bytes"]
             operation.fused_op = event["args"].get("fused_op", 0)
+            operation.process_set = event["args"].get("process_set", 0)
             trace.operations[number] = operation
 
 
-def occurrences(trace: Trace) -> dict[tuple[str, str], list[TracedOperation]]:
-    """The collectives by kind and name. Each list is in the order of time.
+def occurrences(trace: Trace) -> dict[tuple[str, str, int], list[TracedOperation]]:
+    """The collectives by kind, name and process set. Each list is in the order of time.
 
     Messages between two ranks are left out, because their names do not match between ranks.
     """
     found = defaultdict(list)
     for operation in trace.operations.values():
         if operation.kind not in _OF_TWO_RANKS:
-            found[operation.kind, operation.name].append(operation)
+            found[operation.kind, operation.name, operation.process_set].append(operation)
     return found
 
 
 def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOperation, TracedOperation]]:
     """Pairs of operations of two ranks that are the same collective.
 
-    Both ranks run the collectives of one kind and name in the same order, but either trace may lack some of them. So pairs are
-    made in windows of operations: all pairs of a window have the same offset between their places in the two orders. No
-    collective ends on a rank before all ranks have asked for it. So an offset is wrong if in one of its pairs one operation
-    ends before the other begins. Of the offsets that are left, the window takes the one with which the times differ least.
-    A single operation says too little: a rank that wakes up late ends one operation at the time at which another rank ends the
-    next one.
+    Both ranks run the collectives of one kind, name and process set in the same order, but either trace may lack some of
+    them. So pairs are made in windows of operations: all pairs of a window have the same offset between their places in the
+    two orders. No collective ends on a rank before all ranks have asked for it. So an offset is wrong if in one of its
+    pairs one operation ends before the other begins. Of the offsets that are left, the window takes the one with which the
+    times differ least. A single operation says too little: a rank that wakes up late ends one operation at the time at
+    which another rank ends the next one.
 
     `shift` is added to the times of `other`.
     """

@@ -4,6 +4,7 @@ JSON: `format` (the number below), `key` (`JobPlace.key`), `settings` (knob name
 measured; for people). Settings are used only where the whole key is the same.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ from hvdlite.tuning.parameters import TUNABLE
 from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.search import Settings, Value
 
-__all__ = ["FORMAT", "default_path", "differences", "kept", "load", "save"]
+__all__ = ["FORMAT", "check_writable", "default_path", "differences", "kept", "load", "save"]
 
 FORMAT = 1  # grows by one when the meaning of anything in the file changes
 
@@ -53,13 +54,25 @@ def kept() -> list[dict[str, Any]]:
     return found
 
 
+def check_writable(path: Path) -> None:
+    """Makes the folder of a file, and checks that `save` can write the file there.
+
+    Raises:
+        OSError: it cannot.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    tempfile.TemporaryFile(dir=path.parent).close()
+
+
 def save(path: Path, place: JobPlace, settings: Settings, evidence: Mapping[str, Any]) -> None:
     """Writes a file. A process that reads it meanwhile gets either the old or the new file, complete.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path)
     content = {"format": FORMAT, "key": place.key(), "settings": dict(settings), "evidence": dict(evidence)}
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
         try:

@@ -128,6 +128,29 @@ def test_an_exception_while_the_disk_of_the_output_is_full(tmp_path):
     assert "raised ValueError: the real reason" in job.stderr[0], job.report()
 
 
+# A program's own stream, log handler or exception, with which the end of the rank has trouble.
+TROUBLES = {
+    "a stream without flush": (
+        "sys.stdout = type('Tee', (), {'write': lambda self, text: None})(); raise ValueError('the reason')"
+    ),
+    "a handler whose flush raises": (
+        "import logging; handler = logging.NullHandler(); handler.flush = lambda: 1 / 0; "
+        "logging.getLogger().addHandler(handler); raise ValueError('the reason')"
+    ),
+    "an exception without a text": "raise type('ValueError', (Exception,), {'__str__': lambda self: 1 / 0})",
+    "a text that is no UTF-8": "raise ValueError('the reason: ' + os.fsdecode(b'\\xff'))",
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_the_other_rank_learns_the_cause_in_spite_of(trouble, tmp_path):
+    job = job_that_ends(TROUBLES[trouble], tmp_path)
+    assert not job.timed_out, job.report()
+    text = {"an exception without a text": "<exception str() failed>", "a text that is no UTF-8": r"the reason: \udcff"}
+    assert f"raised ValueError: {text.get(trouble, 'the reason')}" in job.stderr[0], job.report()
+    assert job.returncode != 0
+
+
 def test_sys_exit_with_a_text(tmp_path):
     job = job_that_ends("sys.exit('the real reason')", tmp_path)
     assert job.stderr[1].count("the real reason\n") == 1, job.report()

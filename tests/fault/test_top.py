@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.job import Job, job_environment
+from support.job import Job, job_environment, run_job
 from support.limits import DEADLINE, eventually
 
 from hvdlite import view_socket
@@ -248,3 +248,29 @@ def test_a_job_that_ends_while_it_is_looked_at(training):
     assert training.job.wait(DEADLINE)
     for text in training.job.result().stdout.values():
         assert text == "sockets 1 0\nended well\n"
+
+
+FULL = """
+import os, resource, socket, threading
+import hvdlite as hvd
+from hvdlite import live_view, view_socket
+
+hvd.init()
+(server,) = live_view._servers
+(address,) = [each for each in view_socket.addresses() if each.pid == os.getpid()]
+view_socket.ask(address, 60)  # imports what an answer needs
+failed, wait = threading.Event(), server._closing.wait
+server._closing.wait = lambda seconds: failed.set() or wait(seconds)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+viewer = socket.socket(socket.AF_UNIX)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+viewer.connect(server.listener.getsockname())  # ends the present accept(), for which the system has set a number aside
+assert failed.wait(60)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+print(view_socket.ask(address, 60)["stats"]["size"])
+"""
+
+
+def test_a_rank_answers_again_after_it_had_too_many_open_files():
+    job = run_job(FULL, 1)
+    assert job.stdout[0] == "1\n", job.report()

@@ -184,8 +184,10 @@ def test_the_knob_makes_a_file_for_each_rank(ended, tmp_path):
     assert os.listdir(tmp_path) == [mine.name], "nothing else is left"
 
 
-def test_names_of_files_without_the_rank(hvd, tmp_path):
-    writer = PrometheusWriter(tmp_path / "job.prom", interval=60)
+def test_names_of_files_without_the_rank(hvd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = PrometheusWriter("job.prom", interval=60)
+    monkeypatch.chdir("/")  # where nothing is written
     writer.close()
     writer.close()
     assert [path.name for path in tmp_path.iterdir()] == [f"job.rank{WORLD.rank}.prom" if WORLD.rank else "job.prom"]

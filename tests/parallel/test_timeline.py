@@ -9,6 +9,8 @@ from support.limits import eventually, when_waiting
 from support.world import WORLD
 
 from hvdlite import sampling
+from hvdlite.errors import InvalidArgumentError
+from hvdlite.runtime import RUNTIME
 from hvdlite.timeline import __main__ as program
 from hvdlite.timeline import files
 from hvdlite.timeline.analysis import analyse
@@ -46,6 +48,22 @@ def test_a_report_of_all_ranks(hvd, folder):
         assert program.main(["merge", str(trace), "-o", str(folder / "m.json")]) == 0
         assert {event["pid"] for event in json.loads((folder / "m.json").read_text())} == set(range(WORLD.size))
     hvd.barrier()
+
+
+def test_a_program_that_changes_its_folder_keeps_its_files_together(hvd, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(RUNTIME, "config", RUNTIME.config.replace(timeline_max_bytes=20_000))
+    monkeypatch.chdir(folder)
+    hvd.start_timeline("t.json")
+    elsewhere = tmp_path / f"elsewhere{WORLD.rank}"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    for _ in range(100):
+        hvd.allreduce(np.ones(3), name="moved")
+    hvd.stop_timeline()
+    hvd.barrier()
+    name = f"t.rank{WORLD.rank}.json" if WORLD.rank else "t.json"
+    assert {f"{name}.old", name} <= {path.name for path in folder.iterdir()}
+    assert not list(elsewhere.iterdir())
 
 
 def read_slowly(sampler):
@@ -172,3 +190,15 @@ def test_each_rank_may_be_given_a_file_of_its_own(folder, ended, monkeypatch, va
     WORLD.Barrier()
     assert "allreduce.y" in rows_of(lonely)
     assert not lonely.with_name(f"lonely.rank{WORLD.size - 1}.json").exists()
+
+
+def test_a_file_that_one_rank_cannot_write_ends_init_on_all(folder, ended, monkeypatch):
+    nowhere = folder / "nowhere" / "t.json"
+    last = WORLD.size - 1
+    monkeypatch.setenv("HVDLITE_TIMELINE", str(nowhere) if last == WORLD.rank else "")
+    with pytest.raises(InvalidArgumentError, match=f"on rank {last}: the timeline cannot be written to '{nowhere}'"):
+        ended.init()
+    assert not ended.is_initialized()
+    monkeypatch.delenv("HVDLITE_TIMELINE")
+    ended.init()
+    assert ended.allreduce(np.ones(2), name="z").tolist() == [1.0, 1.0]

@@ -137,7 +137,14 @@ def test_a_tuning_for_another_job_is_refused_with_one_line(ended, folder, place,
 
 @pytest.mark.parametrize("content", [None, "{", '{"format": 1, "key": {}, "settings": {"tile_bytes": -3}}'])
 def test_a_file_that_cannot_be_used_fails_everywhere(ended, folder, monkeypatch, content):
-    path = folder / "broken.json"
+    fails_with(ended, folder / "broken.json", monkeypatch, content)
+
+
+def test_a_path_that_no_file_can_have_fails_everywhere(ended, folder, monkeypatch):
+    fails_with(ended, folder / f"{'long' * 100}broken.json", monkeypatch, None)
+
+
+def fails_with(ended, path, monkeypatch, content):
     if WORLD.rank == 0 and content is not None:
         path.write_text(content)
     with pytest.raises(InvalidArgumentError, match=r"the tuning in .*broken\.json cannot be used") as caught:
@@ -167,6 +174,13 @@ def few(monkeypatch):
     """Samples that take no time."""
     monkeypatch.setattr(autotune, "_GRADIENTS", (1 << 10, 64 << 10))
     monkeypatch.setattr(autotune, "_SINGLE", ((1 << 10, 2), (256 << 10, 1)))
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_the_program_measures(ended, folder, monkeypatch, capsys):
+    monkeypatch.setattr(autotune, "tune", lambda *_: pytest.fail("measured"))
+    assert autotune.main(["--output", str(folder)]) == 1
+    said = f"hvdlite tune: the tuning cannot be written: [Errno 21] Is a directory: '{folder}'\n"
+    assert capsys.readouterr().err == (said if WORLD.rank == 0 else "")
 
 
 def test_the_program_measures_writes_and_says_so(ended, folder, few, place, monkeypatch, capsys):

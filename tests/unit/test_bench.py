@@ -141,12 +141,31 @@ def test_ranks_are_started_by_the_mpirun_of_the_loaded_mpi(monkeypatch, tmp_path
         (["training", "--models", "vgg"], "vgg: not among mlp25m, "),
         (["collectives", "--bind", "socket"], "invalid choice: 'socket'"),
         (["training", "--framework", "mxnet"], "invalid choice: 'mxnet'"),
+        (["collectives", "-n", "0"], "'0' is not a whole number above 0"),
+        (["submission", "--tensors", "-1"], "'-1' is not a whole number above 0"),
+        (["messages", "-n", "1"], "messages needs at least two ranks"),
+        (["messages", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
     ],
 )
 def test_wrong_arguments_are_explained(capsys, words, said):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["messages"], ["guard", "--against", "."]])
+def test_an_output_that_cannot_be_written_is_an_error_before_anything_is_measured(capsys, tmp_path, command):
+    assert main([*command, "--output", str(tmp_path / "nowhere" / "x.jsonl")]) > 0
+    assert capsys.readouterr().err == f"hvdlite.bench: [Errno 2] No such file or directory: '{tmp_path}/nowhere/x.jsonl'\n"
+
+
+@pytest.mark.parametrize("content", ["", "no JSON", "{}", "[1]"])
+@pytest.mark.parametrize("words", [["table"], ["plot", "x.png"]])
+def test_a_file_that_is_no_output_is_named(capsys, tmp_path, content, words):
+    file = tmp_path / "x.jsonl"
+    file.write_text(content)
+    assert main([words[0], str(file), *words[1:]]) == 1
+    assert f"{file} is no output of the benchmark" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "said"), [(["-n", "3"], "has started 2 ranks"), (["--bind", "core"], "leave --bind out")])

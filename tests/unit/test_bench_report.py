@@ -239,6 +239,8 @@ def test_tables_and_pictures_of_a_file(tmp_path, capsys):
     picture = tmp_path / "run.png"
     assert main(["plot", str(lines), str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", str(lines), str(tmp_path / "run.foo")]) == 1
+    assert "run.foo cannot be drawn: Format 'foo' is not supported" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_an_error_in_one_line(capsys):

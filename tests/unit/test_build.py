@@ -232,6 +232,9 @@ def test_the_gpu_check_lists_its_steps():
     wrong = gpu_check("--only", "kernels,nonsense")
     assert wrong.returncode == 2
     assert "no step nonsense" in wrong.stderr
+    wrong = gpu_check("--budget", "15min")
+    assert wrong.returncode == 2
+    assert "--budget takes a number of seconds, not 15min" in wrong.stderr
 
 
 def test_the_gpu_check_needs_a_gpu(tmp_path):

@@ -12,7 +12,7 @@ from support.job import job_environment
 
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import KNOBS
-from hvdlite.launcher import cli, flags, tune
+from hvdlite.launcher import cli, doctor, flags, tune
 
 # --- flags --------------------------------------------------------------------------------------------------------------
 
@@ -209,6 +209,9 @@ def test_mistakes_on_the_command_line(capsys):
         (["run", "-n", "2", "--spares", "2", "--min-np", "3", "x"], "--min-np 3: the job has 2 ranks"),
         (["-n", "2", "python", "my x.py"], "this starts ranks: hvdlite run -n 2 python 'my x.py'"),
         (["train.py"], "this starts ranks: hvdlite run train.py"),
+        (["run", "-n", "2", "--start-timeout", "nan", "true"], "'nan' is not a number of seconds above 0"),
+        (["tune", "-n", "2", "--seconds", "long"], "'long' is not a number of seconds above 0"),
+        (["top", "--interval", "short"], "'short' is not a number of seconds above 0"),
         ([], "required: subcommand"),
     ):
         try:
@@ -228,6 +231,14 @@ def test_a_reader_that_ends_is_no_error():
     done = subprocess.run(command, env=job_environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
     os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_ctrl_c_ends_any_subcommand_without_a_traceback(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert cli.main(["doctor"]) == 130
 
 
 def test_help_loads_neither_mpi_nor_a_framework_nor_the_engine():

@@ -62,6 +62,14 @@ def test_loaded_libraries():
     assert _native.loaded_libraries(maps) == found
 
 
+def test_a_mapped_file_may_have_a_name_that_is_no_text(tmp_path):
+    """For instance in the folder of a user whose files have names in Latin-1."""
+    path = tmp_path / os.fsdecode(b"\xff")
+    path.write_bytes(b"x")
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 1):
+        assert _native.loaded_mpi().libraries
+
+
 def test_built_shims(tmp_path):
     for name in ("hvdlite_mpi_openmpi.so", "hvdlite_mpi_mpich.so", "libhvdlite_core.so"):
         (tmp_path / name).touch()

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import queue
+import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -101,3 +102,16 @@ def test_a_disk_that_fails_ends_the_samples_with_one_line(started, tmp_path, cap
     (line,) = caplog.messages
     assert "the stacks cannot be written to" in line
     assert "No such file or directory; the sampling ends" in line
+
+
+def test_a_disk_without_room_for_a_whole_write_is_an_error(started, tmp_path):
+    """Otherwise a later write, when there is room again, would begin behind a gap."""
+    sampler = started(tmp_path / "t.json")
+    sampler.close()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sampler.path.stat().st_size + 10, most))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            sampler._append("a" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))

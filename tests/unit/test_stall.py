@@ -1,5 +1,6 @@
 """What Python has to do with stalls: the main thread's place, and excuses. Who is named when is shown in tests/sim (stalls)."""
 
+import os
 import re
 import threading
 import time
@@ -102,6 +103,12 @@ def test_where_the_main_thread_is():
     assert deep(100).startswith("its main thread is at ... > ")
     assert deep(100).count(" deep") < 20
     assert "\n" not in text
+
+
+def test_where_the_main_thread_is_if_a_file_has_a_name_that_is_no_text():
+    """The engine takes valid text only."""
+    code = compile("where_is_main()", os.fsdecode(b"job/\xff.py"), "eval")
+    assert r" > job/\udcff.py:1 <module> > " in eval(code, {"where_is_main": watchdog.where_is_main})
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e10, "60", None])

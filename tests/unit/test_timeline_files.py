@@ -177,6 +177,22 @@ def test_the_files_stay_within_their_bound(tmp_path):
     assert 0 < len(newer.operations) < len(numbers)
 
 
+def test_many_names_leave_room_for_events(tmp_path):
+    """Their names alone, of one step, are longer than a file."""
+    room, names = 64 << 10, 500
+
+    def body(rank):
+        for step in range(3 * names):
+            rank.allreduce(f"{'layer.' * 20}{step % names}", np.ones(10, np.float32))
+
+    (trace,) = traced(tmp_path, 1, body, room)
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 2, sizes
+    assert sum(sizes) <= room * 1.05, sizes
+    assert len(trace.operations) > 50
+    assert {operation.name for operation in trace.operations.values()} <= {f"{'layer.' * 20}{i}" for i in range(names)}
+
+
 def test_the_last_file_stays_if_the_next_one_cannot_be_written(tmp_path):
     (where,) = paths(tmp_path, 1)
     (tmp_path / "t.json.new").symlink_to("/dev/full")  # it can be opened, but each write fails
@@ -314,3 +330,30 @@ def test_a_killed_process_leaves_a_valid_file(tmp_path):
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert len(files.read(tmp_path / "t.json").operations) > 100
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_trace_behind(tmp_path):
+    """There is no room for its stack. Later the same engine traces again, and ends well."""
+    path = str(tmp_path / "t.json")
+    program = textwrap.dedent(
+        f"""
+        import resource, sys, numpy as np
+        sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
+        from support.thread_ranks import engines
+        with engines(1) as (rank,):
+            pages = int(open("/proc/self/statm").read().split()[0])
+            _, most = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 20), most))
+            try:
+                rank.engine.start_timeline({path!r}, 1 << 20)
+            except Exception:
+                print("refused")
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            rank.engine.stop_timeline()
+            rank.engine.start_timeline({path!r}, 1 << 20)
+            rank.allreduce("later", np.ones(3, np.float32))
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "refused\n"
+    assert [operation.name for operation in files.read(tmp_path / "t.json").operations.values()] == ["later"]

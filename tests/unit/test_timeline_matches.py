@@ -60,3 +60,30 @@ def test_traces_that_lack_operations_are_matched_by_time(ours, theirs):
     assert [one.submitted for one, other in pairs if one.submitted == other.submitted] == [
         STEP * step for step in ours if step in theirs
     ]
+
+
+def test_two_process_sets_may_use_one_name():
+    """Ranks of different sets have nothing in common, although their tensors have the same name at the same time."""
+
+    def trace(rank, process_set):
+        made = trace_of(rank, [(STEP * step, STEP * step + 100.0 * (1 + rank)) for step in range(4)])
+        for operation in made.operations.values():
+            operation.process_set = process_set
+        return made
+
+    traces = [trace(0, 1), trace(1, 1), trace(2, 2)]
+    assert len(list(files.matches(*traces[:2], 0.0))) == 4
+    assert not list(files.matches(traces[0], traces[2], 0.0))
+    assert set(analyse(traces).late) == {1}
+
+
+def test_only_ranks_of_its_process_set_wait_for_a_late_rank():
+    """Rank 1 is 5 ms late in each step, and rank 0 waits for it. Rank 2 of another set waits at another time."""
+    asked, ended = (0.0, 5_000.0, 8_000.0), (5_001.0, 5_001.0, 9_000.0)
+    traces = []
+    for rank, process_set in enumerate((1, 1, 2)):
+        traces.append(trace_of(rank, [(STEP * step + asked[rank], STEP * step + ended[rank]) for step in range(4)]))
+        for operation in traces[-1].operations.values():
+            operation.process_set = process_set
+            traces[-1].waits.append((operation.submitted, operation.end))
+    assert analyse(traces).lost == {1: [5_000.0] * 3}

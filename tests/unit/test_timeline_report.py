@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -343,13 +344,53 @@ def test_the_report_is_said_in_sentences_too(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "there is no timeline at"), ("[", "cannot be read as a timeline"), ("[]", "does not name its rank")],
+    [
+        (None, "there is no timeline at"),
+        ("[", "cannot be read as a timeline"),
+        ("[]", "does not name its rank"),
+        ("[1]", "t.json' is damaged: an event lacks a part (AttributeError: "),
+        ('[{"name": "hvdlite", "ph": "M"}]', "t.json' is damaged: an event lacks a part (KeyError: 'args')"),
+    ],
 )
 def test_what_is_no_timeline_is_named(tmp_path, capsys, content, said):
     if content is not None:
         (tmp_path / "t.json").write_text(content)
     assert program.main(["report", str(tmp_path / "t.json")]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_folder_is_no_timeline(capsys):
+    assert program.main(["report", "."]) == 1
+    assert "'.' cannot be read as a timeline: " in capsys.readouterr().err
+
+
+def test_a_merged_file_is_not_the_trace_of_a_rank(tmp_path, capsys):
+    merged = tmp_path / "merged.json"
+    assert program.main(["merge", str(_files(tmp_path)), "-o", str(merged)]) == 0
+    assert program.main(["report", str(merged), "-o", str(tmp_path / "page.html")]) == 1
+    assert "has the events of several ranks, as `hvdlite timeline merge` writes them" in capsys.readouterr().err
+
+
+def test_files_that_a_larger_job_has_left_are_refused(tmp_path, capsys):
+    write_trace(tmp_path / "t.rank2.json", 2, 3, 0.0, "a")
+    assert program.main(["report", str(_files(tmp_path)), "-o", str(tmp_path / "page.html")]) == 1
+    assert "the file of rank 2 is of a job of 3 ranks, and that of rank 0 of a job of 2: " in capsys.readouterr().err
+
+
+def test_the_output_replaces_no_trace(tmp_path, capsys):
+    trace = _files(tmp_path)
+    before = trace.read_text()
+    assert program.main(["merge", str(trace), "-o", str(trace)]) == 1
+    assert "would replace a file of the job" in capsys.readouterr().err
+    assert trace.read_text() == before
+
+
+def test_the_page_is_utf8_in_any_locale(tmp_path):
+    target = tmp_path / "page.html"
+    words = ["-m", "hvdlite.timeline", "report", str(_files(tmp_path)), "-o", str(target)]
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, *words], env={**os.environ, **locale}, check=True)
+    assert "µs" in target.read_text(encoding="utf-8")
 
 
 def test_one_operation_makes_no_step(tmp_path):

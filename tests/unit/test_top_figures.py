@@ -266,6 +266,8 @@ def test_the_page():
         assert page.count("silent") == 1
         assert max(map(len, page.splitlines())) <= 160
     assert "3.0 s allreduce of 'x'" in wide
+    assert "…" not in text(40)
+    assert {"rank    step  computes  waits  moves", "2     silent"} <= {line.rstrip() for line in text(40).splitlines()}
     assert "lib.py:2 g > lib.py:3 h" in wide
     assert "1 of the ranks are not shown: they wait most" in short
 

@@ -48,7 +48,7 @@ void Timeline::stop() {
 }
 
 void Timeline::end() {
-  if (!writer_) return;
+  if (!thread_.joinable()) return;
   on_.store(false, std::memory_order_release);
   {
     const std::lock_guard lock(mutex_);

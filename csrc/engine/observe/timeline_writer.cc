@@ -139,8 +139,7 @@ void TimelineWriter::header() {
       ",\"process\":" + std::to_string(getpid()) +
       ",\"boot_id\":" + quoted(base::first_line_of("/proc/sys/kernel/random/boot_id")) +
       ",\"clock_to_epoch_us\":" + number(offset) + ",\"version\":\"" HVDLITE_VERSION "\"}}");
-  for (const auto& [name, track] : tracks_) name_track(track, name);
-  for (const auto& [thread, track] : callers_) name_track(track, caller_name(thread));
+  named_.clear();
 }
 
 void TimelineWriter::add(const std::string& event) {
@@ -218,7 +217,9 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   flush();
 }
 
+// Names the track, once in each file: a new file has only the names of tracks with spans in it.
 void TimelineWriter::name_track(std::int32_t track, const std::string& name) {
+  if (track == kFirstTensorTrack + kMostTracks || !named_.insert(track).second) return;
   add("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(owner_.rank) +
       ",\"tid\":" + std::to_string(track) + ",\"args\":{\"name\":" + quoted(name) + "}}");
 }
@@ -229,7 +230,6 @@ std::int32_t TimelineWriter::track_of(const std::string& name) {
   const auto track = kFirstTensorTrack + static_cast<std::int32_t>(tracks_.size());
   if (track >= kFirstTensorTrack + kMostTracks) return kFirstTensorTrack + kMostTracks;
   tracks_.emplace(name, track);
-  name_track(track, name);
   return track;
 }
 
@@ -239,7 +239,6 @@ std::int32_t TimelineWriter::track_of_caller(std::int32_t thread) {
   const auto track = static_cast<std::int32_t>(callers_.size()) + 1;
   if (track >= kFirstTensorTrack) return kFirstTensorTrack - 1;
   callers_.emplace(thread, track);
-  name_track(track, caller_name(thread));
   return track;
 }
 
@@ -262,14 +261,16 @@ void TimelineWriter::follow(const TimelineEvent& event) {
       mark("CYCLE_START", event.time, "");
       return;
     case TimelineEvent::Kind::kWait: {
-      span("WAIT", track_of_caller(event.thread), event.since, event.time,
-           "\"operation\":" + std::to_string(event.number));
+      const std::int32_t track = track_of_caller(event.thread);
+      name_track(track, caller_name(event.thread));
+      span("WAIT", track, event.since, event.time, "\"operation\":" + std::to_string(event.number));
       return;
     }
   }
 }
 
 void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
+  name_track(open.track, open.request->name);
   std::string arguments = "\"operation\":" + std::to_string(event.number);
   if (event.stage == Stage::kDone) arguments += "," + arguments_of(*open.request);
   if (open.fused != 0) arguments += ",\"fused_op\":" + std::to_string(open.fused);

@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/time_source.h"
@@ -81,6 +82,7 @@ class TimelineWriter {
   std::unordered_map<std::uint64_t, Open> open_;
   std::map<std::string, std::int32_t> tracks_;    // of tensors, by name
   std::map<std::int32_t, std::int32_t> callers_;  // tracks of threads that wait
+  std::unordered_set<std::int32_t> named_;        // tracks that have a name in the present file
   std::uint64_t dropped_ = 0;
 };
 

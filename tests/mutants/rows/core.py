@@ -233,8 +233,8 @@ ROWS = (
         "timeline-own-path",
         "a rank with a path of its own for its timeline puts its rank into it all the same",
         "hvdlite/runtime.py",
-        "if rank and shared:",
-        "if rank:",
+        "file = file_of_rank(path, rank if shared else 0, self.recoveries)",
+        "file = file_of_rank(path, rank, self.recoveries)",
         ("tests/parallel/test_timeline.py",),
     ),
     Mutant(
