@@ -1,4 +1,7 @@
-"""The state of hvdlite in this process: the `Runtime`, which owns the engine between `init` and `shutdown`."""
+"""The state of hvdlite in this process: the `Runtime`, which owns the engine between `init` and `shutdown`.
+
+(Over 400 lines, because the beginning and the end of a job change the same state.)
+"""
 
 import atexit
 import logging
@@ -89,7 +92,9 @@ class Runtime:
         In a spare of an elastic job it makes no engine, and returns when the spare is called.
         """
         _native.load_native()
-        config, problem = self._prepare(dynamic)
+        config, problem = startup.own_knobs()
+        if dynamic and problem is None:
+            config = config.replace(dynamic_process_sets=True)
         join_job(startup.patience_of(config))
         startup.claim_rank()
         mpi = startup.load_mpi(self._may_finalize, config)
@@ -126,10 +131,9 @@ class Runtime:
         # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
         # it waits only for the last. All processes of a job must agree on this order, even if only some of them were in other
         # jobs meanwhile.
-        same = [job for job in self._other_jobs if self._job.has_ranks_of(job)]
-        for job in same:
+        for job in filter(self._job.has_ranks_of, self._other_jobs[:]):
             job.close()
-        self._other_jobs = [job for job in self._other_jobs if job not in same]
+            self._other_jobs.remove(job)
         return self._job
 
     def _wait_as_spare(self, pool: ProcessPool, config: Config) -> None:
@@ -161,11 +165,6 @@ class Runtime:
         if config.timeline:
             shared = [values["timeline"] for values in everyone].count(config.timeline) > 1
             self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
-
-    def _prepare(self, dynamic: bool) -> tuple[Config, HvdliteError | None]:
-        """The knobs; and this rank's error if they are wrong, or None."""
-        config, wrong = startup.own_knobs()
-        return config.replace(dynamic_process_sets=True) if dynamic and wrong is None else config, wrong
 
     def _guard_exit(self, alone: bool) -> None:
         """Installs the handlers for uncaught exceptions, forks and the end of the process."""
