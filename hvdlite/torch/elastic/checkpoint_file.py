@@ -1,5 +1,6 @@
 """The file from which an `ElasticJob` continues. Two hosts have it, so that it need not lie in a folder that hosts share."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -94,8 +95,13 @@ class CheckpointFile:
             states: the states of the job's objects, by name.
         """
         part = f"{self.path}.part{cross_rank()}"  # if the hosts share the folder, the two writers must not use one name
-        with open(part, "wb") as file:
-            torch.save({"position": position, **self._header, "objects": dict(states)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.path)
+        try:
+            with open(part, "wb") as file:
+                torch.save({"position": position, **self._header, "objects": dict(states)}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.remove(part)
+            raise

@@ -173,6 +173,15 @@ def test_a_sharded_training_commits_and_goes_on_from_its_checkpoint(tmp_path_fac
         hvd.elastic.Job(**parts(), checkpoint=f"{path}/none/state.pt", save_every=2)
 
 
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one_alone(tmp_path):
+    file = checkpoint_file.CheckpointFile(str(tmp_path / f"{RANK}.pt"), 1, {})
+    file.write(1, {})
+    with pytest.raises(Exception, match="pickle"):
+        file.write(2, {"x": lambda: 0})  # as if the disk were full
+    assert [path.name for path in tmp_path.glob(f"{RANK}.pt*")] == [f"{RANK}.pt"]
+    assert torch.load(file.path)["position"] == 1
+
+
 def test_hosts_that_share_no_folder_have_a_checkpoint_each(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(checkpoint_file, "local_rank", lambda: 0)  # each rank has a host of its own
     monkeypatch.setattr(checkpoint_file, "cross_rank", lambda: RANK)
