@@ -134,10 +134,9 @@ class Runtime:
         # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
         # it waits only for the last. All processes of a job must agree on this order, even if only some of them were in other
         # jobs meanwhile.
-        same = [job for job in self._other_jobs if self._job.has_ranks_of(job)]
-        for job in same:
+        for job in filter(self._job.has_ranks_of, self._other_jobs[:]):
             job.close()
-        self._other_jobs = [job for job in self._other_jobs if job not in same]
+            self._other_jobs.remove(job)
         return self._job
 
     def _wait_as_spare(self, pool: ProcessPool, config: Config) -> None:

@@ -105,7 +105,7 @@ class CheckpointFile:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, self.path)
-        except Exception as error:
+        except BaseException as error:
             with suppress(OSError):
                 os.remove(part)
             # If a write fails, torch raises a RuntimeError of its own.
