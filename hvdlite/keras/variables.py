@@ -114,7 +114,8 @@ def identity_of(variable: Any) -> int:
 
 def is_among(variable: Any, ids: Set[int]) -> bool:
     """Whether a set of ids has that of the variable, or of the framework's variable inside a variable of Keras 3."""
-    return id(variable) in ids or id(getattr(variable, "value", variable)) in ids
+    # Not `value`, which on JAX makes a new value in a step that has taken the variable's.
+    return id(variable) in ids or id(getattr(variable, "_value", variable)) in ids
 
 
 def read(value: Any) -> npt.NDArray[Any]:

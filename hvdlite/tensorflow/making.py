@@ -107,7 +107,8 @@ def _anchor() -> tf.Tensor | None:
     if not isinstance(graph.outer_graph, FuncGraph):
         return _random_number(graph)
     while isinstance(graph, FuncGraph):
-        if type(graph).__name__ in ("_WhileBodyGradFuncGraph", "_CondGradFuncGraph"):
+        is_backward = graph.name.startswith("__backward_")  # of a function, which may have been called in a loop or branch
+        if is_backward or type(graph).__name__ in ("_WhileBodyGradFuncGraph", "_CondGradFuncGraph"):
             return None
         graph = graph.outer_graph
     return _captured()

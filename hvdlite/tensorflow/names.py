@@ -60,13 +60,13 @@ def _functions() -> tuple[list[str], tf.Graph]:
     """The names of the functions that are being traced, the outermost first, and the graph of the outermost one.
 
     Branches and loops have graphs, too, but their names are left out: TensorFlow numbers them in each process, and the numbers
-    may differ between ranks.
+    may differ between ranks. For the same reason the number of a function's backward function is left out.
     """
     graph = tf.compat.v1.get_default_graph()
     names: list[str] = []
     while isinstance(graph, FuncGraph):
         if type(graph) is FuncGraph:
-            names.insert(0, normalise(graph.name))
+            names.insert(0, normalise(re.sub(r"^(__backward_.*)_\d+$", r"\1", graph.name)))
         if not isinstance(graph.outer_graph, FuncGraph):
             break
         graph = graph.outer_graph

@@ -259,6 +259,36 @@ def test_gradients_through_a_branch(call):
     np.testing.assert_array_equal(run(x, tf.constant(False)), np.ones(2 * SIZE))
 
 
+def test_gradients_through_a_function_in_a_branch():
+    inner = tf.function(lambda x: ops.allreduce(x, name="inner") ** 2)
+
+    @tf.function
+    def run(x, yes):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.cond(yes, lambda: inner(x), lambda: x)
+        return tape.gradient(loss, x)
+
+    for _ in REPEATS:
+        assert run(tf.constant(1.0), tf.constant(True)).numpy() == 2.0 * SIZE * SIZE
+
+
+def test_a_collective_in_a_gradient_of_the_users(hvd):
+    """TensorFlow numbers backward functions in each process."""
+
+    def gradient(function):
+        x = tf.constant(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.function(function)(x)
+        return tape.gradient(y, x)
+
+    for _ in range(RANK):
+        gradient(lambda x: x**2)
+    doubled = tf.custom_gradient(lambda x: (2.0 * x, lambda dy: 2.0 * hvd.allreduce(dy * (RANK + 1), name="mine", op=hvd.Sum)))
+    assert gradient(doubled).numpy() == SIZE * (SIZE + 1)
+
+
 def test_gradients_through_a_loop():
     @tf.function
     def run(x, factor):
