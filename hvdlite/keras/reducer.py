@@ -118,8 +118,7 @@ class Reducer:
         self.check: KerasCheck | None = None
         self.shards: Shards | None = None
         if self._active:
-            has_local = lambda: settings.shard or bool(self.local_ids())  # noqa: E731
-            self.check = KerasCheck(settings, optimizer, self._known, has_local, lambda: self._agree(()))
+            self.check = KerasCheck(settings, optimizer, self._known, self._differs, lambda: self._agree(()))
             if settings.shard:
                 self.shards = Shards(getattr(optimizer, "inner_optimizer", optimizer), process_set, settings.prefix, backend)
 
@@ -248,6 +247,10 @@ class Reducer:
         """The ids of the variables whose gradients stay on this rank."""
         weights = [weight for layer in self._local_layers for weight in layer.trainable_weights]
         return {id(variable) for variable in [*self._local, *weights]}
+
+    def _differs(self) -> bool:
+        """Whether the optimizer's variables differ between ranks by design."""
+        return self.settings.shard or bool(self.local_ids())
 
     def _places_of_groups(self, variables: Sequence[Any]) -> list[list[int]] | None:
         groups = self.settings.groups

@@ -259,7 +259,7 @@ def test_the_variable_of_tensorflow_inside_a_local_variable(hvd):
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.register_local_var(variable.value)
     optimizer.apply([tf.constant([1.0 * WORLD.rank])], [variable])
-    assert keras_array(variable).tolist() == [1.0 - WORLD.rank / WORLD.size]
+    assert_close([keras_array(variable)], [np.array([1.0 - WORLD.rank / WORLD.size])])
 
 
 def test_hvdlite_tensorflow_keras_has_the_same_names(hvd):
