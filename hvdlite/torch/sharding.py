@@ -71,7 +71,7 @@ class _Split:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _OnHost:
     """Stands for a tensor of an optimizer's state that an owner sends whole, such as the counter of steps.
 
     It is in host memory: on other ranks there may be no GPU of the owner's number, or it is another rank's GPU.
@@ -403,7 +403,7 @@ class ShardedState:
     def _gather(self, sharded: Sharded, own: torch.Tensor | None, sent: Any, name: str, device: torch.device | None) -> Any:
         """A value of the whole state, from what the first owner of the parameter has sent. Collective if that is a `_Split`."""
         param = sharded.param
-        if isinstance(sent, _Whole):
+        if isinstance(sent, _OnHost):
             return sent.value if sent.on_host else sent.value.to(device or param.device)
         if not isinstance(sent, _Split):
             return sent
@@ -427,14 +427,14 @@ def _grad_of(sharded: Sharded) -> torch.Tensor:
 
 
 def _described(sharded: Sharded, value: Any) -> Any:
-    """The form in which other ranks get a value of the state: for a tensor a `_Split` or a `_Whole`, else the value itself."""
+    """The form in which other ranks get a value of the state: for a tensor a `_Split` or a `_OnHost`, else the value itself."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.dim() and not sharded.is_split:
         return _Split(value.dtype, tuple(value.shape))
     if value.dim() and value.shape in ((sharded.stop - sharded.start,), sharded.param.shape):
         return _Split(value.dtype, tuple(sharded.param.shape))
-    return _Whole(value.cpu(), value.is_cpu)
+    return _OnHost(value.cpu(), value.is_cpu)
 
 
 def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:

@@ -90,16 +90,17 @@ def test_after_the_loss_of_the_hub_all_requests_fail():
         server._namespace, server._post = "job", lambda *_: None
         found, reader = [], asyncio.StreamReader()
 
-        def ask():
+        async def ask():
             server._on_fence(pmix.Fence((), b"", lambda status, _: found.append(status)))
             server._on_modex(1, lambda status, _: found.append(status))
+            asked = server._loop.create_future()
+            server._loop.call_soon_threadsafe(asked.set_result, None)
+            await asked
 
-        ask()
-        await asyncio.sleep(0)
+        await ask()
         reader.feed_eof()
         await server._read_from_hub(reader)
-        ask()
-        await asyncio.sleep(0)
+        await ask()
         return found
 
     assert asyncio.run(statuses()) == [LOST] * 4

@@ -152,8 +152,8 @@ ROWS = (
         "elastic-parts-of-old-ranks",
         "the parts of a sharded optimizer stay those of the ranks before a loss",
         "hvdlite/torch/sharding.py",
-        "        self._assign()\n        for",
-        "        for",
+        "            self._assign()\n        else",
+        "        else",
         guards.RECOVERY,
     ),
     Mutant(

@@ -40,8 +40,8 @@ ROWS = (
         "torch-weights-together",
         "of passes that are reduced together only the last one's weight counts",
         "hvdlite/torch/reducer.py",
-        "before = reducer.weight if together and reducer.weight is not None else 0.0",
-        "before = 0.0",
+        "reducer._weight_before = reducer.weight or 0.0",
+        "reducer._weight_before = 0.0",
         guards.TORCH_WEIGHT,
     ),
     Mutant(
@@ -224,8 +224,8 @@ ROWS = (
         "shard-half-loaded",
         "a state that some owners lack is gathered, and no error says so",
         "hvdlite/torch/sharding.py",
-        "if having != sharded.owners:",
-        "if not having:",
+        "if having[sharded.name] not in ([], sharded.owners):",
+        "if False:",
         guards.TORCH_SHARDING,
     ),
     Mutant(
