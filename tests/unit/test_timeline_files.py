@@ -337,18 +337,23 @@ def test_a_thread_that_cannot_be_started_leaves_no_trace_behind(tmp_path):
     path = str(tmp_path / "t.json")
     program = textwrap.dedent(
         f"""
-        import resource, sys, numpy as np
+        import ctypes, sys, numpy as np
         sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
         from support.thread_ranks import engines
+
+        def stacks_of(bytes):
+            libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+            libc.pthread_attr_init(attributes)
+            assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(bytes)) == 0
+            assert libc.pthread_setattr_default_np(attributes) == 0
+
         with engines(1) as (rank,):
-            pages = int(open("/proc/self/statm").read().split()[0])
-            _, most = resource.getrlimit(resource.RLIMIT_AS)
-            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 20), most))
+            stacks_of(1 << 50)
             try:
                 rank.engine.start_timeline({path!r}, 1 << 20)
             except Exception:
                 print("refused")
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            stacks_of(1 << 23)
             rank.engine.stop_timeline()
             rank.engine.start_timeline({path!r}, 1 << 20)
             rank.allreduce("later", np.ones(3, np.float32))
