@@ -197,7 +197,7 @@ void Execution::execute_prepared(SetId set, std::vector<Entry>& unit,
   run_prepared(inputs, known, entry, *shared_.outputs, selection_.tuning.isa);
   if (shares) known.shared.channel->count_prepared();
   entry.completion->contributors = members;
-  // An operation of one member adds no bus bytes.
+  // A tiny operation is counted as one of a single member, which adds no bus bytes.
   shared_.usage.moves(request.kind, payload_of(request, request.elements() * members),
                       tiny ? 1 : static_cast<std::size_t>(members));
   ++shared_.counters.fused_ops;

@@ -42,12 +42,12 @@ struct SharingSet : ProcessSet {
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// A lane starts an operation only while fewer operations and bytes than these are in flight in it. With so many, other
-// operations use the time in which one waits; more would take too much memory.
+// A lane starts an operation only while fewer operations and bytes than these are in flight in it. So many are enough to use
+// the time in which one operation waits; more would take too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
-// Throws Error(Unsupported) if the transport's tags have room for less than 4 kMaxRunning operations of a set.
+// Throws Error(Unsupported) if the transport's tags have room for fewer than 4 * kMaxRunning operations of a set.
 void check_tags(const transport::Transport& transport);
 
 // The tag of an operation's messages. Numbers repeat in tags after operation_limit() (operation.cc) operations of a set. So two

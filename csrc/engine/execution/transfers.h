@@ -1,5 +1,5 @@
-// Moves the payloads of matched sends and receives. Between ranks that share a host's window payload streams carry them
-// (transport/payload_stream.h), and between others messages of the transport. Tensors on GPUs go through page-locked memory
+// Moves the payloads of matched sends and receives. Payload streams (transport/payload_stream.h) carry them between ranks that
+// share a host's window; the transport's messages carry them between other ranks. Tensors on GPUs go through page-locked memory
 // (gpu/message_staging.h). PointToPoint matches the sends and receives; Execution calls this class.
 // Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: as operation.h
 // says, and for copying. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that no correct rank
@@ -30,7 +30,7 @@ class Transfers {
   // Start a payload. Both ranks must start the payloads from one to the other in the same order.
   void send(Entry entry, int to);
   void receive(Entry entry, int from);
-  // Copies the payload of a message that travelled whole, and ends the receive.
+  // Copies the payload of a message that travelled whole, in its Offer, and ends the receive.
   void take(Entry receive, const void* payload);
   // Copies a message of this rank to itself, and ends both entries: at once, or in a later advance() if the sent tensor is not
   // in host memory yet.

@@ -73,7 +73,8 @@ class DeviceLane {
   bool nccl_is_running_ = false;  // the last running operation goes through NCCL
   std::deque<HandedOver> handed_over_;
   base::Clock::time_point looked_at_;
-  // For the limit to log lines: the beginning of the current interval, its lines, and the FusedOps without a line.
+  // For the limit to log lines: the beginning of the current interval, the number of its lines, and the number of FusedOps that
+  // no line has reported since the last line.
   base::Clock::time_point counted_since_;
   int lines_ = 0;
   std::uint64_t unreported_ = 0;

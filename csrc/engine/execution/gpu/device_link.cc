@@ -20,7 +20,7 @@ DeviceLink::DeviceLink(const LinkContext& context, std::shared_ptr<const Process
                        const std::array<std::uint32_t, kTags>& tags, int home)
     : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
 
-// A rank that has submitted an operation has opened its GPU already. So only on a joined rank can this find no GPU.
+// A rank that has submitted an operation has opened its GPU already. So this finds a GPU, except perhaps on a joined rank.
 void DeviceLink::open_home() {
   int gpu = home_wanted_;
   card_.knob = knob_of(context_.config.gpu_route);

@@ -1,7 +1,7 @@
 // The common part of operations on GPU memory: each input is ready at an event, tensors may lie on other GPUs than the set's
 // home GPU, and the end of the work is an event.
 // Thread, Throws: as operation.h says. Owns: its buffers, until the event after which they are free. Blocks: as operation.h
-// says, and while the home GPU's kernels are loaded, if no submission to that GPU has done it.
+// says, and while the home GPU's kernels are loaded, if no submission to that GPU has loaded them.
 //
 // An operation is finished when its last work is enqueued on the GPU (it is then handed over). Its event says when the GPU has
 // done the work. Until then the lane keeps the event, and the next operations start without waiting for it.

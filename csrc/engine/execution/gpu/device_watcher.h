@@ -6,7 +6,7 @@
 //
 // The thread waits in the driver for one event after the other, in the order of the calls of watch. If the GPU reaches a later
 // event first, the thread does not notice that; the engine's passes at short intervals do (pacing.cc). If the GPU hangs, the
-// thread may never return from the driver. Then stop() does not wait for its end; the thread no longer calls `ring`.
+// thread may never return from the driver. Then stop() returns before the thread ends, and the thread no longer calls `ring`.
 #pragma once
 
 #include <functional>

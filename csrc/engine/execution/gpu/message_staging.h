@@ -7,8 +7,8 @@
 //   receive   the message arrives in page-locked memory -> copy to the tensor when it is ready, record the completion's event
 //
 // A send enqueues its copy only when the tensor is ready. So no copy in the stream of the sends waits for a tensor, and a
-// message waits only for tensors of earlier messages to the same rank. A receive ends when its copy is enqueued, as
-// collectives on GPU memory do. A send ends when the message has been sent.
+// message waits only for its own tensor and for those of earlier messages to the same rank. A receive ends when its copy is
+// enqueued, as collectives on GPU memory do. A send ends when the message has been sent.
 #pragma once
 
 #include <deque>
@@ -36,7 +36,7 @@ class MessageStaging {
 
   // For a send: when the tensor is ready, enqueues the copy to page-locked memory. Returns true when the copy is complete.
   bool fetch(const Entry& entry, StagedMemory* memory);
-  // Allocates page-locked memory as large as the tensor: for a receive, because fetch() does it for a send.
+  // Allocates page-locked memory as large as the tensor. Call it for a receive; for a send, fetch() does it.
   StagedMemory room_for(const Entry& entry);
   // For a receive: enqueues the copy from page-locked memory to the tensor, and gives the completion its event.
   void bring(const Entry& entry, StagedMemory* memory);

@@ -37,7 +37,7 @@ nccl::DataType type_of(DType wire) {
   }
 }
 
-// For booleans, which are bytes 0 and 1: a Sum means "any", a Product "all", as in hvdlite's kernels.
+// Booleans are bytes 0 and 1. As in hvdlite's kernels, their Sum is "any" (Max), and their Product is "all" (Min).
 ReduceOp op_for(DType dtype, ReduceOp op) {
   if (dtype != DType::kBool) return op;
   return op == ReduceOp::kSum || op == ReduceOp::kMax ? ReduceOp::kMax : ReduceOp::kMin;
@@ -56,7 +56,7 @@ nccl::RedOp nccl_op(ReduceOp op) {
   }
 }
 
-// The dtype in which NCCL adds: the one in which the elements travel, or the accumulation type of hvdlite's kernels.
+// The dtype of the elements that NCCL reduces: the request's wire dtype, or a wider one in which the sum is more exact.
 DType wire_for(const Request& request, bool sums, bool float32_sums) {
   const bool average = request.op == ReduceOp::kAverage;
   switch (request.dtype) {

@@ -28,8 +28,9 @@ struct Recipe {
   bool plain = false;  // nothing is converted
 };
 
-// The recipe of an allreduce or reducescatter among `ranks` members; an Average divides by `divisor`. It adds an Average of
-// 8-bit and 32-bit integers in 64 bits, as on the host. Empty for 16-bit integers and Adasum, which NCCL does not have.
+// The recipe of an allreduce or reducescatter among `ranks` members; an Average divides by `divisor`. For an Average of 8-bit
+// and 32-bit integers NCCL adds in 64 bits, as hvdlite does on the host. Empty for 16-bit integers and Adasum, which NCCL does
+// not have.
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums);
 

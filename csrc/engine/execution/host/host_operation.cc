@@ -16,7 +16,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0 && to != from) kernels::plain_copy(to, from, bytes);
 }
 
-// Fills memory with the identity of this sum. For floats that is the zero that the prescale makes -0: a sum of -0 and +0 is +0.
+// Fills memory with the identity of this sum. For floats that is -0 after the prescale: +0 would turn a sum of -0 into +0.
 void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
   std::memset(to, 0, bytes);
   if (!base::has_fractions(sum.dtype) || std::signbit(sum.prescale)) return;
@@ -90,7 +90,7 @@ void HostOperation::start_allreduce() {
   }
 }
 
-// Reduces what came with the announcements.
+// Reduces the payloads that came with the announcements.
 void HostOperation::start_prepared_allreduce() {
   const collectives::PreparedInputs inputs(payloads_);
   const collectives::Reduction reduction = reduction_of(first_request(), comm_.size());
@@ -151,7 +151,7 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
     if (const void* const input = input_of(i)) {
       copy(buffer_->data() + offset, input, bytes);
     } else {
-      // This rank has no value, and the planner fuses only sums that lack one.
+      // This rank contributes nothing. The planner allows that in a fused operation only if the op is Sum or Average.
       fill_with_zeros(buffer_->data() + offset, bytes, first);
     }
     offset += bytes;

@@ -15,11 +15,11 @@
 
 namespace hvdlite::engine {
 
-// The bytes of each member's part of the inputs of a FusedOp, for Preparation::kParts.
+// The number of bytes of this rank's inputs that each member needs, for Preparation::kParts.
 std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet& set);
 
-// Makes the result of this rank's entry from the inputs of all members. Takes memory for it from `outputs` if the caller has
-// given none.
+// Makes the result of this rank's entry from the inputs of all members. The result of an allgather, alltoall or reducescatter
+// lies where Extents::place() puts it.
 void run_prepared(const collectives::PreparedInputs& inputs, const SharingSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa);
 
