@@ -11,8 +11,8 @@ using base::ErrorCode;
 
 OutputCache::Block Engine::new_output(std::size_t bytes) const {
   require_usable();
-  // After a failure, another rank that does not know of the failure may still store into results of the last operations. So new
-  // results lie in memory that no other rank maps.
+  // After a failure, another rank that does not know of the failure may still store into results of the last operations, and
+  // the cache may reuse their memory. So new results lie in memory that no other rank maps.
   return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
 }
 

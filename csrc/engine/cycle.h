@@ -31,8 +31,8 @@ class Cycle {
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
   // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for control
-  // messages even where they are rare because the ranks share memory. This look costs more than the rest of the pass, so a
-  // caller that drives asks for it only in some passes.
+  // messages even if all ranks of the job agree in shared memory, and so send few. This look costs more than the rest of the
+  // pass, so a caller that drives asks for it only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
   // When anything last happened.

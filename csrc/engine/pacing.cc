@@ -12,8 +12,8 @@ namespace {
 // The longest sleeps if every other rank can ring this rank's bell.
 constexpr microseconds kSleepIdle{250'000};
 constexpr microseconds kSleepNegotiating{10'000};
-// If some rank cannot ring it, the longest sleep is a share of the time waited (kIdleShare), between two limits: the first two
-// for a rank that negotiates, the last two for an idle rank.
+// If some rank cannot ring it, the longest sleep is a share of the time waited (kIdleShare), between two of these three
+// limits: the first two for a rank that negotiates, the last two for an idle rank.
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepLongNoBell{5'000};
 constexpr microseconds kSleepIdleNoBell{50'000};

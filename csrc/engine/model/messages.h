@@ -29,7 +29,8 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // The index of the member whose request was the last to complete a decision; -1: no member's request did.
+  // Of the requests that completed these decisions, the last came from the member with this index; -1: no request completed
+  // any.
   std::int32_t last = -1;
   // Of a hit, the message contains only the slot. The decoder fills the two lists below, and SetNegotiation::hear makes
   // decisions of them.
