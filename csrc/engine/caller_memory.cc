@@ -11,8 +11,8 @@ using base::ErrorCode;
 
 OutputCache::Block Engine::new_output(std::size_t bytes) const {
   require_usable();
-  // After a failure, another rank that does not know of the failure may still store into results of the last operations. So new
-  // results lie in memory that no other rank maps.
+  // After a failure, another rank that does not know of the failure may still store into results of the last operations, and
+  // the cache may reuse their memory. So new results lie in memory that no other rank maps.
   return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
 }
 
@@ -60,7 +60,7 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
     throw Error(ErrorCode::kInvalidArgument,
                 "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
   }
-  // Ids of different ranks are never equal, and an engine uses none twice.
+  // Ids of different ranks are never equal, and an engine uses no id twice.
   const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
   using Kind = transport::SharedMemory::Kind;
   return std::make_unique<ArenaDraft>(shared_.arenas, info->id,

@@ -1,7 +1,7 @@
 // Carries out the effects of Negotiation and PointToPoint, through the transport, the execution, and the state that callers
 // see.
-// Thread: the holder of the progress token. Owns: nothing. Blocks: as cycle.h says. Throws: what the
-// transport and the execution throw.
+// Thread: the holder of the progress token. Owns: nothing. Blocks: as cycle.h says. Throws: what the transport and the
+// execution throw.
 #pragma once
 
 #include <memory>

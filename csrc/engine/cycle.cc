@@ -68,7 +68,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
     messenger_.receive_late();
-    // Moves on the messages that tell the other ranks of the failure.
+    // Continues to send the messages that tell the other ranks of the failure.
     transport_.messages_flushed();
     return false;
   }

@@ -31,8 +31,8 @@ class Cycle {
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
   // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for control
-  // messages even where they are rare because the ranks share memory. This look costs more than the rest of the pass, so a
-  // caller that drives asks for it only in some passes.
+  // messages even if all ranks of the job agree in shared memory, and so send few. This look costs more than the rest of the
+  // pass, so a caller that drives asks for it only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
   // When anything last happened.
@@ -40,12 +40,12 @@ class Cycle {
 
   // say_goodbye: fails entries that are not agreed, except those that a coordinator may still decide, and says goodbye; false:
   // call it again. drained: true when agreed operations, matched sends and receives, and the GPUs' work are done, all messages
-  // have left, and the coordinators that were asked have answered the goodbye (if there was one). If another rank cannot be
-  // reached any more, this rank fails, as in a pass.
+  // have left, and each coordinator that was asked has answered the goodbye (if there was one) or left. If another rank cannot
+  // be reached any more, this rank fails, as in a pass.
   bool say_goodbye();
   bool drained();
-  // raise_failure: makes this rank fail with this cause, ends all its operations, and tells every other rank why.
-  // failure_seen_by_all: have all other ranks confirmed that?
+  // raise_failure: makes this rank fail with this cause, ends all its operations, and tells the cause to every
+  // rank that has not left. failure_seen_by_all: as FailureDetector's.
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }
   // The last step; call no function after it.

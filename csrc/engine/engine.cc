@@ -158,8 +158,8 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       if (drove) *ended = cycle_.moved_at();
       give_token_back();
     } else if (!completion->is_done()) {
-      // The token holder may sleep at the doorbell, and this caller's operation may not be announced yet. The ring makes the
-      // token holder pass again.
+      // If the token holder sleeps at the doorbell, perhaps before it has announced this caller's operation, the ring wakes it
+      // for another pass.
       transport_->ring(transport_->rank());
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - shared_.time.now());
       shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));

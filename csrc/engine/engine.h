@@ -48,7 +48,7 @@ struct Submission {
   std::span<void* const> data;
   // For each of `data`: does this rank have no value, and only take the result? Empty: it has all values.
   std::span<const bool> absent;
-  void* stream = nullptr;    // GPU memory is ready in the order of this stream
+  void* stream = nullptr;    // as RequestView::stream
   Weight weight;             // of a group of weighted requests
   bool wake = true;          // wake the engine thread, because no caller is about to wait
   bool pool_thread = false;  // deadlock detection considers the calling thread only while it waits
@@ -103,15 +103,15 @@ class Engine {
 
   // Until resume() no thread drives the engine, so none of its threads calls MPI, and shutdown() and publish_failure() wait.
   // Other ranks need this rank for agreed operations, so pause() first waits until these have ended, or nothing has moved for
-  // the knob failure_linger (an operation of NCCL counts when it ends). The same thread calls both. pause() throws
+  // failure_linger seconds (an operation of NCCL moves something only when it ends). The same thread calls both. pause() throws
   // Error(NotInitialized) after shutdown().
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
   // once, and so does a call in a forked child.
   void shutdown();
-  // Makes this rank fail: all its operations end with the cause. Waits until every other rank has confirmed the failure,
-  // for failure_linger at most. Does nothing if this rank has failed or shut down already, or is alone, or in a forked child.
+  // Makes this rank fail: all its operations end with the cause. Waits for FailureDetector::failure_seen_by_all(), but not
+  // longer than failure_linger. Does nothing if this rank has failed or shut down already, or is alone, or in a forked child.
   void publish_failure(const std::string& cause);
   std::string failure_cause() const;  // of the first failure; "": there is none
   const FlightRecorder& recorder() const { return shared_.recorder; }

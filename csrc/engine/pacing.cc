@@ -12,8 +12,8 @@ namespace {
 // The longest sleeps if every other rank can ring this rank's bell.
 constexpr microseconds kSleepIdle{250'000};
 constexpr microseconds kSleepNegotiating{10'000};
-// If some rank cannot ring it, the longest sleep is a share of the time waited (kIdleShare), between two limits: the first two
-// for a rank that negotiates, the last two for an idle rank.
+// If some rank cannot ring it, the longest sleep is a share of the time waited (kIdleShare), between two of these three
+// limits: the first two for a rank that negotiates, the last two for an idle rank.
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepLongNoBell{5'000};
 constexpr microseconds kSleepIdleNoBell{50'000};
@@ -23,9 +23,9 @@ constexpr microseconds kSleepMovingData{200};
 // How often to ask for NCCL's errors while the GPU works.
 constexpr microseconds kSleepGpu{2'000};
 // If a rank has waited long, another rank is slow. If no bell may ring, the waiting rank sleeps for this share of the time
-// waited and then makes a pass: so short a sleep hardly delays it. A rank without work takes the same share. An operation waits
-// for such a rank only if the rank coordinates while other ranks add a process set for themselves. A caller that submits rings
-// its own engine's bell.
+// waited and then makes a pass: so short a sleep hardly delays it. A rank without work takes the same share. Operations
+// wait for such a rank in one case only: it is the coordinator, and other ranks add a process set without it. (A caller that
+// submits rings its own engine's bell.)
 constexpr double kIdleShare = 0.04;
 // A step at a port (Negotiation::tries_again) was refused, most often because another rank holds the ledger's lock. That rank
 // may be stopped for a long time, and each try costs some ten microseconds. So the pause before the next try is the time in

@@ -279,7 +279,7 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
 // Puts the entries into the queue. If the queue refuses them, the flight recorder and the timeline show all of them as failed.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
-  // A thread that gave a callback may never wait for the operation, and a thread of a pool may never call again. So the
+  // Perhaps a thread that gave a callback never waits for the operation, and a thread of a pool never calls again. So the
   // deadlock detector must not wait until these threads wait.
   const Completion& completion = *entries.front().completion;
   if (completion.watcher == nullptr && !completion.pool_thread) shared_.waits.may_submit();

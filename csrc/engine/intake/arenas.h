@@ -1,11 +1,11 @@
 // The arenas that requests of this rank may name, and how an arena is made.
 // Thread: any for ArenaDirectory, with one lock that is held for a look-up; one at a time for an ArenaDraft. Owns: the open
-// arenas, of which operations in flight keep a share; a draft owns this rank's part. Blocks: no. Throws: Error, as each
-// function says, and std::bad_alloc.
+// arenas, which operations in flight share; a draft owns this rank's part. Blocks: no. Throws: Error, as each function says,
+// and std::bad_alloc.
 //
 // The engine has no operation that makes an arena: the callers make it together (hvdlite/arenas.py). Each member creates its
-// part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then they tell each other
-// whether they could. If a member could not, all close the arena, and no request names it.
+// part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then each tells the others
+// whether it has opened them. If one has not, all close the arena, and no request names it.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class ArenaDirectory {
 // A member's part of an arena that is being made.
 class ArenaDraft {
  public:
-  // The owner's description of its part, for the other members; plain bytes.
+  // The owner's description of its part. Trivially copyable: callers send its bytes to the other members.
   struct Address {
     std::int64_t id = 0;  // the arena's id, if the owner is the set's first member
     std::uint64_t bytes = 0;

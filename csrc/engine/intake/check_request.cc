@@ -230,8 +230,8 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
   }
 }
 
-// A kernel that reads a misaligned number makes the GPU's context unusable until the process ends, and NCCL does not check. A
-// complex number needs only the alignment of its two parts.
+// A kernel that reads a misaligned number makes the GPU's context unusable until the process ends, and NCCL does not
+// check alignment. A complex number needs only the alignment of its two parts.
 void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // other kinds move bytes
   const std::size_t unit = base::size_of_real(request.dtype);

@@ -17,8 +17,8 @@ namespace hvdlite::engine {
 
 // The process set that the view names. Refuses a set that does not exist, and one of which this rank is no member.
 SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int rank);
-// Returns the checked request, sealed. Fills in the even splits of an alltoall that gives none and the name of a join, and
-// sorts the ranks of a new set. Refuses all other requests without a name. world: the number of ranks in the job.
+// Returns the checked request, sealed. Fills in even splits if an alltoall gives none, fills in the name of a join, and sorts
+// the ranks of a new set. Refuses a request without a name, unless it is a join. world: the number of ranks in the job.
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices);
 // For a view that names an arena: returns the arena, and writes the tensor's offset there into the view. A tensor without bytes
@@ -26,8 +26,8 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
 std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output);
-// Checks that the memory that this kind of operation needs is given, and no output where only the engine makes it. On a GPU,
-// also checks that the memory lies there, and, for reductions, that it is aligned for the GPU's kernels.
+// Refuses a request if memory that it needs is missing, or if memory is given for an output that only the engine makes. On a
+// GPU, also checks that the memory lies there, and, for reductions, that it is aligned for the GPU's kernels.
 void check_memory(const Request& request, const void* input, const void* output,
                   device::Devices& devices, KnownAddresses& known);
 

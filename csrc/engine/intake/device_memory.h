@@ -1,7 +1,7 @@
 // The part of a submission about GPU memory: checks that addresses are on the GPU that the request names, and records when the
 // memory is ready.
-// Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: a share of the events. Blocks: only where the driver
-// does. Throws: Error(InvalidArgument) for an address or a stream that is not of that GPU, Error(Unsupported) for a
+// Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: the events, which entries share. Blocks: only where
+// the driver does. Throws: Error(InvalidArgument) for an address or a stream that is not of that GPU, Error(Unsupported) for a
 // stream under capture, Error(System) if the driver fails.
 #pragma once
 
@@ -19,8 +19,8 @@ namespace hvdlite::engine {
 // "0x7f12", for error texts.
 std::string address_text(const void* address);
 
-// Remembers pages that the driver has said to be on a GPU, because training steps use the same memory again and again. Asks the
-// driver about a page that is not in the table; two pages with one place in the table replace each other. Does not notice when
+// Remembers which pages are on a GPU according to the driver, because training steps use the same memory again and again. Asks
+// the driver about a page that is not in the table; two pages with one place there replace each other. Does not notice when
 // memory is freed and its addresses then belong to another GPU or to the host. That is enough: the purpose is to answer a wrong
 // pointer with an error text instead of a crash.
 class KnownAddresses {

@@ -74,8 +74,8 @@ class FirstFailure {
 };
 
 // Which threads of this rank wait, and for what; deadlock detection reads it. A thread is known if it ever waited, or submitted
-// without a callback, and has not ended. While a known thread runs, it may still submit what other ranks lack. A thread of a
-// framework's pool is known only while it waits: afterwards it may idle in the pool for ever.
+// without a callback, and has not ended. While a known thread runs, it may still submit an operation for which other ranks
+// wait. A thread of a framework's pool is known only while it waits: afterwards it may idle in the pool for ever.
 class WaitRegistry {
  public:
   explicit WaitRegistry(base::TimeSource time);

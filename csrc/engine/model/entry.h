@@ -24,7 +24,8 @@ struct EngineOutput {
   std::vector<std::int64_t> received_splits;  // alltoall: the rows from each member
   std::size_t bytes = 0;
   OutputCache::Block block;
-  // Holds the output instead of `block`, if the input lies on a GPU. It may be reused after the operation's event.
+  // Holds the output instead of `block`, if the input lies on a GPU. The pool may reuse a returned buffer after the operation's
+  // event.
   device::Buffer gpu_block;
   std::int32_t device = -1;  // the GPU of gpu_block; -1: `block` holds the output
 

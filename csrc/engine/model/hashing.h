@@ -1,4 +1,4 @@
-// Functions that the machines' digests share.
+// Functions for the digest() of the pure machines: Membership, Negotiation, PointToPoint.
 // Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -22,7 +22,7 @@ inline void add_message(base::Hasher& hasher, const Message& message) {
   hasher.add_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-// Includes the fields that content_hash leaves out although states differ by them.
+// Also hashes `absent` and `tag`, which content_hash leaves out: two states may differ only in them.
 inline void add_request(base::Hasher& hasher, const Request& request) {
   hasher.add(request.name_hash);
   hasher.add(request.content_hash);

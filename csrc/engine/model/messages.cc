@@ -23,7 +23,7 @@ SetId get_set(Reader& reader) {
   return set;
 }
 
-// Slots travel as a bit vector, since a steady step announces most of the cache at once.
+// Slots travel as a bit vector, because a step that repeats the last one announces most slots of the cache at once.
 void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
   std::vector<std::uint8_t> bits;
   if (!slots.empty()) bits.resize(*std::max_element(slots.begin(), slots.end()) / 8 + 1);

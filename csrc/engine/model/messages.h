@@ -29,7 +29,8 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // The index of the member whose request was the last to complete a decision; -1: no member's request did.
+  // Of the requests that completed these decisions, the last came from the member with this index; -1: no request completed
+  // any.
   std::int32_t last = -1;
   // Of a hit, the message contains only the slot. The decoder fills the two lists below, and SetNegotiation::hear makes
   // decisions of them.
@@ -44,7 +45,8 @@ struct ResponseList {
 struct LedgerSteps {
   enum class Kind : std::uint8_t { kAnnounce, kDivert, kClose, kReopen, kList };
   // announce: a unit (Agreement::Unit) in all fields but `keys`. divert, reopen: in `keys` the keys that the coordinator
-  // counts. list: in `key` the number of the response list, and in `keys` the keys that it decides. close: uses no field.
+  // counts (Agreement::Upkeep). list: in `key` the number of the response list, and in `keys` the keys that it decides. close:
+  // uses no field.
   struct Step {
     Kind kind = Kind::kAnnounce;
     bool absent = false;
@@ -136,12 +138,12 @@ struct Inquiry {
 struct StallReply {
   static constexpr std::size_t kMostText = 4096;  // bytes
   std::uint64_t number = 0;                       // of the question
-  // Operations by their place in the question. lacks: this rank has not asked for them. in_hand: this rank looks after their
+  // Operations by their place in the question. lacks: this rank has not asked for them. in_hand: this rank reports their
   // stall itself.
   std::vector<std::uint32_t> lacks{};
   std::vector<std::uint32_t> in_hand{};
   double since_exemption = 0;  // seconds since its stall exemption ended (StallExemption::over_for)
-  std::string text{};          // where its program is, or ""
+  std::string text{};          // where its program is; empty if not asked, or unknown
 };
 
 // Sender -> receiver: announces a message. A sender numbers its messages to all ranks in one ascending order.
@@ -152,7 +154,7 @@ struct Offer {
   base::DType dtype = base::DType::kFloat32;
   std::int32_t layout = 0;
   std::int64_t elements = 0;
-  std::string name;    // of the send, for messages to users
+  std::string name;    // of the send, for error texts
   bool whole = false;  // the payload is in this message; otherwise it follows after a Clearance
   // Refers to the sender's tensor, or to the bytes that were decoded.
   std::span<const std::byte> payload{};

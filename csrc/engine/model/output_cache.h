@@ -1,5 +1,5 @@
-// Memory for results that outlive their operation. The cache reuses it, because a page fault on a fresh page takes longer than
-// filling a warm one.
+// Memory for results that outlive their operation. The cache reuses it, because the page fault on a new page takes longer than
+// filling a page that is mapped already.
 // Thread: any; one lock, held for a short search. Owns: returned memory. Blocks: while the system makes or takes pages.
 // Throws: std::bad_alloc.
 //
@@ -7,11 +7,11 @@
 //    ▲                                                                                        │
 //    └────────────────────── the best fit among those kept, at most a quarter too large ◄─────┘
 //
-// Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h), if they
-// are not too large (`most_shared`) and there is room.
+// Results into which other ranks of the host may store lie in memory that these ranks map (transport/result_memory.h), if the
+// results are not too large (`most_shared`) and there is room.
 //
-// If the returned blocks exceed `keep_bytes`, the cache frees those that were returned first. It frees a block that alone
-// exceeds `keep_bytes` at once. A block keeps the cache alive, so arrays may outlive the engine.
+// If the returned blocks exceed `keep_bytes`, the cache frees those that were returned first. A block that alone exceeds
+// `keep_bytes` is freed as soon as it is returned. A block keeps the cache alive, so arrays may outlive the engine.
 //
 // Fork: a child may inherit the lock in the locked state, and a list that was half changed, because another thread of the
 // parent held the lock. So a thread that returns a block stops trying to take the lock after some tries, and frees the memory

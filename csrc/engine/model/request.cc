@@ -11,7 +11,7 @@ using base::Writer;
 
 namespace {
 
-// The product modulo 2^64. check_request and the decoders refuse a shape with a larger product.
+// The product modulo 2^64. check_request and the decoders refuse shapes with more than kMostBytes.
 std::int64_t product(std::span<const std::int64_t> extents) {
   std::uint64_t result = 1;
   for (const std::int64_t extent : extents) result *= static_cast<std::uint64_t>(extent);

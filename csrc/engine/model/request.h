@@ -67,8 +67,8 @@ struct Request {
   std::int32_t root = 0;
   std::int32_t tag = 0;      // send, recv: the message's tag; recv: or kAny
   std::int32_t device = -1;  // this rank's GPU (ranks may differ in it); -1: host memory
-  // 0: row-major, with a dtype that the engine knows. Other values have no meaning here, but must be equal on all ranks: codes
-  // of other memory layouts, and hashes of the names of other dtypes (hvdlite/dtypes.py).
+  // 0: row-major, with a dtype that the engine knows. Other values are codes of other memory layouts, and hashes of the names
+  // of other dtypes (hvdlite/dtypes.py). The engine only compares the values of all ranks, and names the dtype in texts.
   std::int32_t layout = 0;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -153,10 +153,10 @@ struct RequestView {
   std::int64_t arena_offset = 0;
   // These are not part of the request:
   Weight weight;           // of this rank, if the request is weighted
-  void* stream = nullptr;  // GPU memory is ready in the order of this stream
+  void* stream = nullptr;  // GPU memory is ready after the work already in this stream
   bool unnamed = false;    // the name was made for this call and will not come again
 
-  // Modulo 2^64, because the shape may not be checked yet.
+  // Modulo 2^64, because the shape is perhaps not checked yet.
   std::size_t bytes() const;
   // Would copy(set), when sealed, equal `request`?
   bool describes(const Request& request, SetId set) const;

@@ -2,9 +2,9 @@
 // Thread: any. Owns: the records. Blocks: report() only, on the disk. Throws: std::bad_alloc.
 //
 // Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A new stage takes no
-// lock: number and stage are one word, and the word changes only if it still holds the operation's number. So a new stage costs
-// almost nothing if the operation's record was overwritten, as most are while thousands of operations are in flight. Times
-// come from a coarse clock with a resolution of some milliseconds.
+// lock: number and stage are one word, and the word changes only if it still holds the operation's number. If more
+// than N operations are in flight, the records of the oldest are overwritten, so a new stage of these costs almost nothing.
+// Times come from a coarse clock with a resolution of some milliseconds.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ class FlightRecorder {
   FlightRecorder(Settings settings, base::TimeSource time);
 
   enum class Stage : std::uint8_t { kSubmitted, kAnnounced, kAgreed, kStarted, kDone, kFailed };
-  // Numbers and records the entries. The number is their completions' `record`, and appears in log lines.
+  // Numbers the entries (Completion::record), and records them. Log lines show the numbers.
   void submitted(std::span<const Entry> entries);
   void reached(std::uint64_t number, Stage stage);
   // The last number given to an operation; 0: none.

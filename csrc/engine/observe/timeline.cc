@@ -28,7 +28,7 @@ void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles
   {
     const std::lock_guard lock(mutex_);
     stopping_ = false;
-    // Drops events that came after the last stop: for example, a wait that had begun before it ended later.
+    // Drops events that came after the last stop, for example of a wait that began before the stop and ended after it.
     queue_.clear();
     dropped_ = 0;
   }

@@ -20,7 +20,7 @@ using base::Clock;
 using Stage = FlightRecorder::Stage;
 
 constexpr const char* kEnd = "\n]\n";
-// The number of tensors with a track of their own; all others share one track. The limit bounds memory for programs that give
+// At most this many tensors have a track of their own; all others share one track. So memory is bounded even if a program gives
 // every operation a new name.
 constexpr std::int32_t kMostTracks = 1 << 14;
 // Callers' tracks come first. If there are too many callers, some share the last of these tracks.
@@ -76,7 +76,7 @@ std::string caller_name(std::int32_t thread) { return "caller, thread " + std::t
 // The name of the span between two stages. Some stages may be missing: announcements in a ledger are not recorded
 // (Effects::announced_at_port), and a small operation may start or be done at the moment at which the ranks agree. If the
 // payload of a message travels whole in its Offer, or stays on this rank, neither its send nor its receive starts: the send is
-// announced and then done, and the receive is agreed and then done. So they have no span of their kind.
+// announced and then done, and the receive is agreed and then done. So they have no span SEND or RECV.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {

@@ -30,7 +30,7 @@ void BusyTime::change(std::int64_t more, Time now) {
     word_.store(2 * (word / 2 - at) + 1, std::memory_order_relaxed);
   } else {
     ended_ = at;
-    // total - begin may be negative. A shift rounds down, as the added 1 needs; a division would round towards 0.
+    // total - begin may be negative. A shift rounds down, which removes the added 1; a division would round towards 0.
     word_.store(2 * ((word >> 1) + at), std::memory_order_relaxed);
   }
 }

@@ -1,5 +1,5 @@
 // The counters of one rank's engine, and the cost of its operations: bytes, the time in each stage, the time that callers were
-// blocked, and the ranks that it waited for.
+// blocked, and the ranks for which this rank waited.
 // Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: the
 // constructor and lateness() throw std::bad_alloc.
 //

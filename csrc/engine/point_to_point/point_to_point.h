@@ -29,10 +29,10 @@
 // (These are the eager and rendezvous protocols of MPI's libraries, with a Withdrawal added.) A tensor on a GPU never travels
 // whole, unless it is empty.
 //
-// A receive of another dtype or size answers with a Rejection instead of a Clearance. If a Coming answers, the send had not
-// ended, and both fail. If a Withdrawal answers, the send had failed for another reason, and the receive waits again, because
-// it may belong to a later send. If the message came whole, the receive fails at once, and so does the next send or receive
-// that the sender submits, because the refused send has ended.
+// A receive of another dtype or size answers with a Rejection instead of a Clearance. If the sender then answers with a Coming,
+// the send had not ended, and send and receive fail. If a Withdrawal comes, the send had failed for another reason, and the
+// receive waits again, because a later send may match it. If the message came whole, the receive fails at once, and so
+// does the next send or receive that the sender submits, because the refused send has ended.
 #pragma once
 
 #include <algorithm>
@@ -158,12 +158,12 @@ class PointToPoint {
   struct Answered {
     Entry receive;
     std::uint64_t place = 0;  // as in InSet::posted
-    // "": the answer was a Clearance. Otherwise it was a Rejection for this reason.
+    // Empty if the answer was a Clearance; otherwise the reason of the Rejection.
     std::string refusal;
   };
   using Sendings = std::map<std::uint64_t, Sending>;  // by number
 
-  // Of send, receive, send_whole and meet: if they throw, the caller keeps an entry that still has its request.
+  // If send, receive, send_whole or meet throws, the caller keeps an entry that still has its request.
   void send(Entry& entry);
   // Gives the receive a message that has arrived already, or posts the receive at its place. Fails it if no rank can send a
   // message for it.
@@ -180,7 +180,7 @@ class PointToPoint {
   template <typename Match>
   void match_or_post(Entry receive, std::uint64_t place, Match match);
   void take_own(Entry receive, std::uint64_t number);
-  // "": dtype and size are equal.
+  // Empty if dtype, memory layout and size are equal.
   std::string why_unequal(const Entry& receive, int source, const Offer& offer) const;
   // Ends the entry with this error, and puts the entry's description in front of it.
   void fail(const Entry& entry, const base::Status& why);
