@@ -1,5 +1,6 @@
 """A rank that raises, exits, is killed or leaves: survivors end, with the first cause in their output."""
 
+import os
 import re
 
 import pytest
@@ -156,27 +157,26 @@ def test_whoever_waits_long_in_init_says_what_for():
 
 
 def test_whoever_waits_long_inside_of_mpis_start_says_so_too(tmp_path):
-    said = tmp_path / "said"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     result = run_job(
         """
-        import os, sys, time
+        import os, sys
         import hvdlite as hvd
         from hvdlite import config, job
 
-        said = sys.argv[1]
         if config.rank_and_size_by_mpi()[0] == 0:
             job.WARN_AFTER = 0.3
-            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+            os.dup2(os.open(sys.argv[1], os.O_RDWR), 2)  # both ways, so that it need not wait for the reader
         else:
-            while not os.path.exists(said) or "has waited" not in open(said).read():
-                time.sleep(0.01)
+            print(next(line for line in open(sys.argv[1]) if "has waited" in line))
         hvd.init()
         """,
         2,
-        args=[str(said)],
+        args=[str(pipe)],
     )
     assert result.returncode == 0, result.report()
-    assert "init() has waited 0.3 s for other processes of the job: all must call it" in said.read_text(), result.report()
+    assert "init() has waited 0.3 s for other processes of the job: all must call it" in result.stdout[1], result.report()
 
 
 def test_a_normal_end_is_silent_even_if_ranks_end_at_different_times():
