@@ -20,7 +20,7 @@ __all__ = ["ShardedMethods", "connect"]
 
 
 def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Callable[[], None]]:
-    """Makes the steps of an optimizer update only this rank's part. These hooks must be the closest ones to the step.
+    """Makes the steps of an optimizer update only this rank's part. Call it after all other hooks are there.
 
     Args:
         optimizer: an optimizer whose class no other object has, because the class is changed.
@@ -49,7 +49,7 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
     kind.step = restoring(kind.step)
     removers = [before.remove, after.remove]
     own = vars(optimizer).get("step")
-    if own is not None:  # of an earlier scheduler; it calls the step of the plain class
+    if own is not None:  # set by a scheduler that was made before; it calls the step of the unwrapped class
         optimizer.step = restoring(own)  # type: ignore[method-assign]
         reference = weakref.ref(optimizer)
         removers.append(lambda: setattr(reference(), "step", own))

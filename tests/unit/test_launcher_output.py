@@ -47,10 +47,10 @@ def test_lines_have_their_rank_in_front_and_a_copy_in_files(tmp_path):
 def test_a_character_that_the_terminal_lacks_is_replaced_and_the_copy_has_it(tmp_path):
     out = io.TextIOWrapper(io.BytesIO(), "latin-1")
     output = RankOutput(1, folder=str(tmp_path), stdout=out, stderr=out)
-    output.line("o", 0, "caf\u00e9 \u2713", "\n")
+    output.line("o", 0, "\u00e9t\u00e9 \u2713", "\n")
     output.close()
-    assert out.buffer.getvalue() == b"[0]<stdout>: caf\xe9 ?\n"
-    assert (tmp_path / "rank.0" / "stdout").read_text("utf-8") == "caf\u00e9 \u2713\n"
+    assert out.buffer.getvalue() == b"[0]<stdout>: \xe9t\xe9 ?\n"
+    assert (tmp_path / "rank.0" / "stdout").read_text("utf-8") == "\u00e9t\u00e9 \u2713\n"
 
 
 def test_a_full_disk_ends_the_output_and_not_the_job(tmp_path):

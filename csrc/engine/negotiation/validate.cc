@@ -156,7 +156,7 @@ std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
   return sizes;
 }
 
-// Members' tensors may lie at different places, in an arena or not. Then the allreduce uses no arena.
+// Do the tensors of all members lie at one place of one arena, or all in none? If not, the allreduce uses no arena.
 bool in_one_arena(const std::vector<RequestPtr>& requests, const Request& first) {
   return std::all_of(requests.begin(), requests.end(), [&](const RequestPtr& r) {
     return r && r->arena == first.arena && r->arena_offset == first.arena_offset;

@@ -27,7 +27,7 @@ __all__ = ["HvdliteWork"]
 
 _Future = torch.futures.Future[Any]
 
-# If C++ code of torch before 2.7 holds a Work, it keeps only its C++ part, and Python frees the object with the methods below.
+# If C++ code of torch before 2.7 holds a Work, only the C++ part stays alive. Python frees the object with the methods below.
 # So the latest objects are kept here. Such code holds at most two at a time.
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
@@ -37,7 +37,7 @@ _first_call = threading.Lock()  # held while a work's future is made
 # The argument of `wait` that means the timeout of the operation's options or of the group, as in torch.
 _NO_TIMEOUT = timedelta(0)
 
-# After each such time a thread that waits checks whether its group was aborted.
+# At this interval a thread that waits checks whether its group was aborted.
 _LOOK_SECONDS = 0.1
 
 
