@@ -69,9 +69,9 @@ def loaded_mpi() -> LoadedMpi:
     )
 
 
-def mapped_files() -> str:
+def mapped_files(path: str | Path = "/proc/self/maps") -> str:
     """The text of /proc/self/maps; empty on systems without it. The paths in it need not be UTF-8."""
-    maps = Path("/proc/self/maps")
+    maps = Path(path)
     return os.fsdecode(maps.read_bytes()) if maps.exists() else ""
 
 

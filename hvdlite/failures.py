@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
-__all__ = ["RAISED", "SILENT", "Announcer", "end_process", "install_excepthook"]
+__all__ = ["RAISED", "SILENT", "Announcer", "end_process", "install_excepthook", "printable"]
 
 # A cause that begins with this text says that the program ended by itself.
 RAISED = "raised "
@@ -84,9 +84,14 @@ def _leave(announcer: Announcer, error: BaseException) -> None:
 def _text_of(error: BaseException) -> str:
     """The text of an exception, as a traceback shows it."""
     try:
-        return str(error).encode(errors="backslashreplace").decode()  # a file's name may have bytes that are no text
+        return printable(str(error))
     except Exception:
         return "<exception str() failed>"
+
+
+def printable(text: str) -> str:
+    """The text as a traceback shows it: the name of a file may have bytes that are no text, and they become escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def end_process(code: int = 1) -> None:

@@ -90,8 +90,7 @@ class Knob:
         value = _PARSERS[self.kind](text.strip())
         if self.kind == "choice" and value not in self.choices:
             raise ValueError(text)
-        above = math.inf if self.kind == "float" else 1 << 63  # integers of the engine have 64 bits
-        if self.low is not None and not self.low <= cast(float, value) < above:
+        if self.low is not None and not self.low <= cast(float, value) < math.inf:
             raise ValueError(text)
         if isinstance(value, int) and value > _MOST:
             raise ValueError(text)

@@ -118,7 +118,6 @@ class Runtime:
         except HvdliteError as error:
             self._joining = False  # all processes have met, or some never will
             self._failed = self._failed or isinstance(error, LOST)
-            self.stop()
             raise
         self._joining = False
 

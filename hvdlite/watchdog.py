@@ -12,6 +12,8 @@ from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from hvdlite.failures import printable
+
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
@@ -48,7 +50,7 @@ def where_is_main() -> str:
 
 @functools.lru_cache(1024)
 def _shortened(file: str) -> str:
-    return "/".join(PurePath(file).parts[-2:]).encode(errors="backslashreplace").decode()  # a name may be no valid text
+    return printable("/".join(PurePath(file).parts[-2:]))
 
 
 def main_frame() -> FrameType | None:

@@ -159,8 +159,8 @@ class MetricAverageCallback(Callback):
             MismatchError: the ranks have different metrics, or only some ranks have validated in this epoch.
 
         """
-        numbers = {name: value for name, value in (logs or {}).items() if hasattr(value, "__float__") and np.ndim(value) == 0}
-        mine = {name: float(value) for name, value in numbers.items()}
+        logged = (logs or {}).items()
+        mine = {name: float(value) for name, value in logged if hasattr(value, "__float__") and np.ndim(value) == 0}
         everyone = allgather_object(mine, "keras.metrics")
         differing = only_on([list(theirs) for theirs in everyone], range(len(everyone)))
         if differing:

@@ -31,7 +31,7 @@ from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum
 from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.making import bits_of, factor_of, make
 from hvdlite.tensorflow.names import numbered
-from hvdlite.tensorflow.tensors import shares_of
+from hvdlite.tensorflow.tensors import is_inexact, shares_of
 from hvdlite.tensorflow.xla import require_no_xla
 
 __all__ = [
@@ -258,7 +258,7 @@ class _Backward:
         self.label = repr(self._name) if self._name else "an unnamed tensor"
         self.set_id = op.get_attr("process_set")
         self.has_state = op.type.endswith("Stateful")
-        self.places = [i for i, output in enumerate(op.outputs) if output.dtype.is_floating or output.dtype.is_complex]
+        self.places = [i for i, output in enumerate(op.outputs) if is_inexact(output)]
         self.tensors = [op.inputs[i] for i in self.places]
         self.results = [op.outputs[i] for i in self.places]
         self.last = op.inputs[-1 if self.has_state else -2]  # in front of the anchor

@@ -8,7 +8,7 @@ from hvdlite.compression import refuse_codec, split
 from hvdlite.errors import UnsupportedError
 from hvdlite.requests import OP_NAMES, Average, Sum
 from hvdlite.tensorflow import collective_ops
-from hvdlite.tensorflow.tensors import shares_of
+from hvdlite.tensorflow.tensors import is_inexact, shares_of
 
 __all__ = ["allreduce_slices"]
 
@@ -50,7 +50,7 @@ def allreduce_slices(
     refuse_codec(compression, f"{repr(name) if name else 'a tensor'} is IndexedSlices, which (without sparse_as_dense=True)")
     compressor, _ = split(compression)
     own = slices.values
-    if op == Average and not (own.dtype.is_floating or own.dtype.is_complex):
+    if op == Average and not is_inexact(own):
         raise UnsupportedError(
             f"IndexedSlices of {own.dtype.name} have no mean, because each of their rows would be rounded: use op=Sum, or pass "
             "tf.convert_to_tensor(slices)"

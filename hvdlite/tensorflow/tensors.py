@@ -13,7 +13,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.submission import check_weight, check_weighted
 
-__all__ = ["as_tensor", "as_weight", "settle_for_dense", "shares_of"]
+__all__ = ["as_tensor", "as_weight", "is_inexact", "settle_for_dense", "shares_of"]
 
 
 def as_tensor(operation: str, value: Any, name: str | None = None) -> tf.Tensor:
@@ -62,6 +62,11 @@ def settle_for_dense(
         raise UnsupportedError("compression is auto, and the shape of a tensor is unknown in this graph: name a compression")
     has_gpus = bool(tf.config.get_visible_devices("GPU"))
     return settle(compression, process_set, op, numbers, codes=codes and not has_gpus, traced=True)
+
+
+def is_inexact(tensor: tf.Tensor) -> bool:
+    """Has it a floating-point or complex dtype? Only such tensors have gradients, and means of which no part is rounded off."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def as_weight(weight: Any, op: int) -> tf.Tensor:

@@ -17,7 +17,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import OP_NAMES, Kind, Max, Min, Product, Sum
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.library import LIBRARY, load
-from hvdlite.tensorflow.tensors import shares_of
+from hvdlite.tensorflow.tensors import is_inexact, shares_of
 from hvdlite.xla import TensorGroup, describe
 
 __all__ = ["broadcast_from", "grouped_allreduce", "in_xla_context", "require_no_xla"]
@@ -104,7 +104,7 @@ def grouped_allreduce(
         def backward(*gradients: Any) -> list[Any]:
             if op in (Min, Max, Product):
                 raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
-            places = [place for place, tensor in enumerate(made) if tensor.dtype.is_floating or tensor.dtype.is_complex]
+            places = [place for place, tensor in enumerate(made) if is_inexact(tensor)]
             mine = [gradients[place] for place in places]
             unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
             reduced = grouped_allreduce(mine, name=unique, op=op if weight is None else Sum, set_id=set_id, **how)

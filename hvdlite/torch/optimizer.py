@@ -277,8 +277,10 @@ class _Wrapping:
             InvalidArgumentError: another optimizer has one of them, and another op or process set.
         """
         for other in _connected:
+            if other is self or not other.settings.process_set.included():
+                continue
             for name, param in named:
-                if other is not self and other.settings.process_set.included() and param in other.names:
+                if param in other.names:
                     self.settings.require_compatible(other.settings, f"{self.settings.prefix}.{name}")
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:

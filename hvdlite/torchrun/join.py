@@ -68,7 +68,7 @@ def _library(mpi: Any, place: TorchrunPlace) -> str:
     """
     loaded = _native.loaded_mpi()
     release = re.search(r"v(\d+)", loaded.version)
-    mapped = re.search(r"(/.*/libpmix\.so[.\d]*)$", os.fsdecode(Path(_MAPS).read_bytes()), re.MULTILINE)
+    mapped = re.search(r"(/.*/libpmix\.so[.\d]*)$", _native.mapped_files(_MAPS), re.MULTILINE)
     if loaded.family != "openmpi" or release is None or int(release[1]) < _OLDEST or mapped is None:
         raise UnsupportedError(
             f"torchrun has started {place.size} processes (WORLD_SIZE={place.size}). Only Open MPI {_OLDEST} or newer, with "

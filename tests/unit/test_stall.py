@@ -56,13 +56,19 @@ def test_who_is_excused_is_not_spoken_of(capfd):
     assert not any("rank 1" in line.partition("] ")[2] for line in lines), text
 
 
-def test_excuses_may_be_nested_and_the_latest_end_counts(monkeypatch):
-    clock = [1000.0]
-    monkeypatch.setattr(runtime, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+def runtime_at(now, monkeypatch):
+    """A runtime with this clock and a stand-in for the engine, and what that is told."""
+    monkeypatch.setattr(runtime, "time", SimpleNamespace(monotonic=now))
     said = []
     state = Runtime()
     monkeypatch.setattr(state, "require", lambda: state.engine)
     state.engine = SimpleNamespace(exempt_from_stalls=said.append)
+    return state, said
+
+
+def test_excuses_may_be_nested_and_the_latest_end_counts(monkeypatch):
+    clock = [1000.0]
+    state, said = runtime_at(lambda: clock[0], monkeypatch)
     with state.stall_limit(100.0):
         assert said == [100.0]
         clock[0] += 10.0
@@ -79,11 +85,7 @@ def test_excuses_may_be_nested_and_the_latest_end_counts(monkeypatch):
 
 def test_an_excuse_that_is_over_at_once_counts_as_none(monkeypatch):
     clock = count(1000.0)
-    monkeypatch.setattr(runtime, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    said = []
-    state = Runtime()
-    monkeypatch.setattr(state, "require", lambda: state.engine)
-    state.engine = SimpleNamespace(exempt_from_stalls=said.append)
+    state, said = runtime_at(lambda: next(clock), monkeypatch)
     with state.stall_limit(0.5):
         assert said == [0.0]
     assert said == [0.0, 0.0]

@@ -17,7 +17,6 @@ namespace {
 
 // A time that can be added to now: about 95 years.
 constexpr double kLongest = 3e9;
-constexpr int kAsWarning = 3, kAsError = 4;  // as in hvdlite_config
 
 // Thread: any. Owns: its thread. Blocks: no. Throws: std::system_error if there is no thread left.
 class Deadline {
@@ -28,7 +27,7 @@ class Deadline {
           std::unique_lock lock(mutex_);
           const auto limit = std::chrono::duration<double>(std::min(seconds, kLongest));
           if (changed_.wait_for(lock, limit, [this] { return cancelled_; })) return;
-          hvdlite_log(ends ? kAsError : kAsWarning, rank, size, "control", text.c_str());
+          hvdlite_log(ends ? kErrorLevel : kWarningLevel, rank, size, "control", text.c_str());
           if (ends) _exit(1);
         }) {}
   ~Deadline() { cancel(); }

@@ -21,7 +21,6 @@ namespace {
 
 // The number of ended operations that it logs if none is in flight.
 constexpr std::int64_t kEndedInLog = 3;
-constexpr int kErrorLevel = 4;  // as in hvdlite_config
 // A launcher sends SIGKILL later; Open MPI after a second.
 constexpr int kPatienceMs = 500;
 
