@@ -232,7 +232,7 @@ def test_a_parameter_may_change_its_memory_format(hvd, everywhere):
         if has_gradient:
             (param * values).sum().backward()
         optimizer.synchronize()
-    assert torch.equal(param.grad, values / hvd.size() if everywhere else values)
+    torch.testing.assert_close(param.grad, values / hvd.size() if everywhere else values)
 
 
 def test_a_gradient_whose_memory_has_the_negative_values(hvd):
