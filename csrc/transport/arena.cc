@@ -27,6 +27,7 @@ Arena::Arena(std::int64_t id, base::SetId set, std::vector<std::shared_ptr<Share
   }
 }
 
+// The last comparison subtracts instead of adding `bytes` to an address: a sum of a large size and an address may overflow.
 bool Arena::holds(const void* data, std::size_t bytes) const {
   const auto* first = static_cast<const std::byte*>(data);
   const std::byte* base = bases_[index_];

@@ -1,3 +1,12 @@
+// How messages cross the rings. A message that fits into its ring is stored in send(), and the receiving rank is woken. The
+// rest waits in `unsent`, and the next send() to that rank, and each receive() or flushed(), goes on with it. So the mail needs
+// no thread, and no call waits for the other rank.
+//
+//    send() ──► unsent ──► push_unsent() ──► ring ──► take() ──► begun (if the message has several pieces) ──► receive()
+//
+// Who wakes whom: the sender rings the receiver after it has stored something. The receiver rings the sender after it has made
+// room, if the sender was starved (mail_ring.h). Without the second bell a sender that has fallen asleep with unsent messages
+// would sleep until its time limit.
 #include "transport/host_mail.h"
 
 #include <string>
@@ -29,6 +38,9 @@ void HostMail::push_unsent() {
   }
 }
 
+// Stores what has room, message by message. A closed ring has no reader any more: its messages are dropped, because the rank
+// has left and nobody would ever make room. The bell rings only if this call has stored a piece or finished a message, so that
+// a full ring does not wake its reader again and again.
 void HostMail::push_unsent(Box& box, int to) {
   const std::size_t before = box.unsent.size(), done = box.done;
   while (!box.unsent.empty() &&
@@ -40,6 +52,8 @@ void HostMail::push_unsent(Box& box, int to) {
   if (box.unsent.size() != before || box.done != done) ring_(to);
 }
 
+// First moves this rank's own unsent messages on: a rank that waits calls this function in each pass, and its messages must
+// leave meanwhile.
 bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   if (unsent_ > 0) push_unsent();
   for (std::size_t looked = 0; looked < boxes_.size(); ++looked) {
@@ -56,6 +70,8 @@ bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   return false;
 }
 
+// Takes pieces out of one ring until a message is complete or the ring is empty. The size is checked after each piece, because
+// the pieces come from another process: a damaged ring must not make this rank use up its memory.
 bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
   while (box.in.has_any()) {
     // Most messages have one piece, which goes into the caller's vector at once.
@@ -84,6 +100,7 @@ bool HostMail::flushed() {
   return unsent_ == 0;
 }
 
+// Rings every rank of the host: one that sleeps with unsent messages for this rank then finds the ring closed, and drops them.
 void HostMail::close() {
   for (std::size_t from = 0; from < boxes_.size(); ++from) {
     if (static_cast<int>(from) == local_rank_) continue;

@@ -1,3 +1,15 @@
+// How a message crosses the fabric. Each rank has a mailbox with a lock. A stream is all messages of one sender with one tag;
+// in it sends and receives match in order, as MPI's do. Either side may come first:
+//
+//    receive first   the receive waits as a Wish in the receiver's mailbox; the send copies straight to its memory
+//    send first      the send waits as a Parcel; the receive copies from the sender's memory (or from the Parcel's own copy, if
+//                    the message is short, because a short send is complete already)
+//
+// Both halves of a match run under the lock of the receiver's mailbox, so a match happens once, and a withdrawn operation
+// (cancel) is never matched.
+//
+// Control messages of one host go through HostMail and a HostWindow in ordinary memory, by the same code as between processes.
+// So the tests that run in one process cover the rings, too.
 // An endpoint of the in-process fabric. Of a send and its receive, the one that is posted later performs the match: its thread
 // copies the bytes, under the lock of the receiver's mailbox. The other side learns of the match from the operation's atomic
 // state.
@@ -34,6 +46,7 @@ using Wish = Fabric::Wish;
 // limit is so low that tests with segments of a few dozen bytes meet both cases.
 constexpr std::size_t kEagerBytes = 32;
 
+// Identifies a stream inside the receiver's mailbox.
 std::uint64_t key_of(int source, std::uint32_t tag) {
   return static_cast<std::uint64_t>(source) << 32 | tag;
 }
@@ -94,6 +107,8 @@ class Endpoint final : public Transport {
     return ticket;
   }
 
+  // A pending operation with a dead rank is withdrawn first. Only if that succeeds does it fail: a match that came before the
+  // death still counts, as messages that have arrived do.
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
     PostedTransfer& operation = named(ticket);
@@ -306,6 +321,8 @@ class Endpoint final : public Transport {
 
 }  // namespace
 
+// The windows are mapped, not allocated: a window of many ranks is large, and mapped memory takes pages only where a test
+// writes.
 Fabric::Fabric(const FabricShape& shape)
     : boxes_(static_cast<std::size_t>(shape.size)), rings_(shape.rings) {
   std::map<int, int> leaders;  // by number of the host

@@ -1,3 +1,6 @@
+// Takes the pages of the window in the constructor, from the processor on which the rank runs. Linux places a page of shared
+// memory on the NUMA node of the processor that writes to it first ("first touch"), and a rank writes most often to its own
+// part.
 #include "transport/mapped_window.h"
 
 #include <unistd.h>
@@ -10,6 +13,8 @@
 namespace hvdlite::transport {
 namespace {
 
+// Reserves the bytes, so that a lack of memory is an error here and not a SIGBUS later, and then writes to each page once. The
+// memory is all zero before and afterwards. The pointer is volatile because the compiler may otherwise leave out these writes.
 void take(SharedMemory& memory, const std::byte* start, std::size_t bytes) {
   const auto offset = static_cast<std::size_t>(start - memory.data());
   memory.reserve(offset, bytes);

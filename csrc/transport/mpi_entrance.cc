@@ -1,3 +1,6 @@
+// How two groups of ranks meet without waiting. MPI_Comm_dup would block until all ranks call it, and a rank that calls the
+// entrance has other work to do meanwhile. MPI_Comm_idup returns at once, and open() polls its request. MPI writes the new
+// handle during one of these polls, so `duplicate_` stays at its address, and is not freed if open() never returned true.
 #include "transport/mpi_entrance.h"
 
 #include <utility>

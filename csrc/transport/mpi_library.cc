@@ -1,3 +1,6 @@
+// Two libraries meet here. mpi4py has loaded an MPI, and Python has chosen the shim that was compiled for it. The shim is
+// opened with RTLD_LOCAL: its own names stay private, and the names of MPI that it needs are those that the process has
+// already. So one wheel of hvdlite serves every MPI for which it has a shim, and contains no MPI.
 #include "transport/mpi_library.h"
 
 #include <dlfcn.h>
@@ -46,6 +49,8 @@ const hvdlite_mpi* load_shim(const char* path) {
   return table();
 }
 
+// Below serialized, MPI may be called only from the thread that has initialized it, and the engine's thread is another one.
+// With serialized, the program and hvdlite must not call MPI at the same time (docs/threading.md).
 void check_thread_level(const hvdlite_mpi* mpi) {
   int initialized = 0;
   check(mpi, mpi->initialized(&initialized), "MPI_Initialized");

@@ -1,3 +1,19 @@
+// How the transport uses MPI. All calls are non-blocking, and MPI makes progress only inside of them, so the engine's thread
+// polls with test() and receive_message().
+//
+//    data      MPI_Isend / MPI_Irecv with a tag of the operation; a message longer than limit_to() is cut into parts
+//    control   in the host: HostMail, if there is a window; else frames of MPI with control_tag_
+//              to other hosts: frames of MPI. A frame is short enough to be sent eagerly, so a send never waits for a receive
+//    doorbell  ControlPage's bell, inside the host. Ranks of other hosts cannot ring: there the engine polls (pacing.h)
+//
+// Receives of control frames are always posted: kPostedFrames of them, from any source. MPI matches them in the order of
+// posting, and frames of one sender keep their order. So only the oldest receive is tested.
+//
+// A Ticket is the number of a slot in `posted_` plus 1, and 0 is no ticket. A slot is used again after its ticket has been
+// tested as complete.
+//
+// What a failure leaves behind: MPI may still write to the memory of a request that has not ended. Such memory is never freed:
+// close() keeps the frames, and the engine keeps the tensors.
 #include "transport/mpi_transport.h"
 
 #include <algorithm>
@@ -26,6 +42,8 @@ constexpr const char* kReceiving = "receiving control messages";
 
 }  // namespace
 
+// tag_bits_: MPI_TAG_UB is the largest tag, at least 32767. Tags of data are kFirstDataTag plus a number of tag_bits_ bits. One
+// bit less than MPI offers leaves room for that offset.
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                            std::unique_ptr<MappedWindow> window, bool windows_everywhere,
@@ -96,6 +114,7 @@ bool MpiTransport::close() {
   return posted_.size() == free_slots_.size();
 }
 
+// An error of a lost rank becomes PeerLost, so that the engine can find out which rank it was; every other error ends the job.
 void MpiTransport::check(int error, int peer, const char* what) const {
   if (error == 0) return;
   char text[512] = {};
@@ -107,6 +126,7 @@ void MpiTransport::check(int error, int peer, const char* what) const {
 
 // --- data plane -----------------------------------------------------------------------------------------------------
 
+// Slots keep the capacity of their vectors, so a steady step allocates nothing.
 Ticket MpiTransport::take_slot(int peer, bool is_recv, std::size_t bytes) {
   if (free_slots_.empty()) {
     posted_.emplace_back();
@@ -166,6 +186,8 @@ Ticket MpiTransport::post_recv(int peer, std::uint32_t tag, void* data, std::siz
   });
 }
 
+// Tests the parts one after the other, and remembers how many are complete. A rank whose message has arrived counts as heard
+// (received_): received_from() tells that to the heartbeat.
 bool MpiTransport::test(Ticket& ticket) {
   if (!ticket) return true;
   Posted& posted = posted_[ticket.id - 1];
@@ -187,6 +209,8 @@ bool MpiTransport::test(Ticket& ticket) {
 
 // --- control plane --------------------------------------------------------------------------------------------------
 
+// If MPI refuses one frame, the frames before it are on the way. Then check() throws, and the engine ends: a later message to
+// this peer would be joined to half a message.
 void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   if (has_mail_with(peer)) return mail_->send(local_rank_of(peer), std::move(message));
   const std::vector<std::byte> stream = in_frames(message);
@@ -241,6 +265,7 @@ int MpiTransport::post_frame_receive() {
   return error;
 }
 
+// The window first: looking there costs a load for each rank, and asking MPI costs a call.
 bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message, bool host_only) {
   if (mail_) {
     int local_rank = 0;
@@ -252,6 +277,8 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message,
   return !host_only && receive_by_mpi(source, message);
 }
 
+// Takes frames until one completes a message. The frame's memory becomes `spare_`, and the next turn posts the receive with it,
+// so there are always the same kPostedFrames frames.
 bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
@@ -314,6 +341,8 @@ void MpiTransport::announce_leaving() {
   if (page_) page_->announce_leaving();
 }
 
+// Reports each lost rank once. The page comes first: it needs no MPI, and knows of a death as soon as the kernel has dropped
+// the lock.
 bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
   for (int peer = 0; page_ && peer < size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);

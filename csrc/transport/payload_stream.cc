@@ -1,3 +1,19 @@
+// How a payload crosses: the steps of both sides for one payload. Each call of advance() makes as many steps as it can without
+// waiting.
+//
+//    stage      sender                                           receiver
+//    kNew       stores the header, if the ring has room          takes the header, if it is there
+//    kOffered   waits until the header is counted as read        reads the sender's memory, at most kAtOnce bytes a call;
+//                                                                then counts the header as read
+//    kStreamed  copies the payload into the ring                 copies it out of the ring
+//
+// From kOffered both sides go through kStreamed. If the receiver could read the payload, `done_` is already the whole size
+// there, and nothing is copied. If the kernel refused, `done_` is 0 and the payload is streamed. So there is no other path for
+// a refusal.
+//
+// The order of stores makes that safe: the receiver stores `refused` before it counts the header as read (release), and the
+// sender looks at `refused` after it has seen that count (acquire, in room()). The sender's memory belongs to the receiver
+// until that count.
 #include "transport/payload_stream.h"
 
 #include <sys/uio.h>
@@ -65,6 +81,8 @@ void PayloadWriter::put(std::span<const std::byte> bytes) {
   ring_.head->written.store(written_, std::memory_order_release);
 }
 
+// Offers the payload's address if the receiver may try to read it. Small payloads are never offered: two copies through a ring
+// that is in the cache are faster than one system call.
 bool PayloadWriter::put_header(std::span<const std::byte> payload) {
   if (room() < sizeof(PayloadHeader)) return false;
   const bool offered = offers_ && payload.size() >= kOfferedBytes &&
@@ -81,6 +99,8 @@ bool PayloadWriter::put_header(std::span<const std::byte> payload) {
   return true;
 }
 
+// Copies in pieces of a quarter of the ring and publishes each piece, so that the receiver copies the first piece while this
+// side copies the second.
 bool PayloadWriter::stream(std::span<const std::byte> payload) {
   const std::size_t begin = done_, end = std::min(payload.size(), done_ + kAtOnce);
   while (done_ < end) {
@@ -113,6 +133,8 @@ Progress PayloadWriter::advance(std::span<const std::byte> payload) {
 PayloadReader::PayloadReader(const PayloadRing& ring, pid_t writer)
     : ring_(ring), writer_(writer), read_(ring.head->read.load(std::memory_order_relaxed)) {}
 
+// The bytes that the sender has stored and this side has not read. The count is in shared memory, so it is checked: a count
+// beyond the capacity would let this side read bytes that were never written.
 std::size_t PayloadReader::there() const {
   const std::uint64_t bytes = ring_.head->written.load(std::memory_order_acquire) - read_;
   if (bytes > ring_.capacity) {
@@ -133,6 +155,8 @@ void PayloadReader::take(std::span<std::byte> bytes) {
 
 void PayloadReader::publish() { ring_.head->read.store(read_, std::memory_order_release); }
 
+// The header of an offered payload is not counted as read here. That count is the receiver's signal that it no longer needs the
+// sender's memory, and it comes after the last read (advance()).
 void PayloadReader::take_header(std::size_t bytes) {
   take(std::as_writable_bytes(std::span(&header_, 1)));
   if (header_.bytes != bytes) {

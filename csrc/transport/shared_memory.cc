@@ -1,3 +1,11 @@
+// How processes come to the same memory, and why no other process can bring them to other memory:
+//
+//    creator   memfd_create or a random name in /dev/shm ──► fchmod, ftruncate, mmap ──► Address: path, device and inode
+//    others    the Address comes through MPI ──► is_ours(path)? ──► open ──► the same device, inode and size? this user, mode
+//              0600? ──► mmap
+//
+// The path alone proves nothing: in another pid namespace /proc/PID/fd/N is a file of another process, and in /dev/shm another
+// user may have made a file or a link meanwhile. Device and inode identify the file itself.
 #include "transport/shared_memory.h"
 
 #include <fcntl.h>
@@ -23,6 +31,7 @@ constexpr mode_t kMode = 0600;
   throw base::Error(base::ErrorCode::kSystem, what + ": " + std::strerror(error));
 }
 
+// 128 random bits, from the kernel: nobody can guess the name and make the file first. O_EXCL refuses a name that exists.
 std::string random_name(const std::string& name) {
   std::uint64_t random[2] = {};
   if (getrandom(random, sizeof(random), 0) != sizeof(random)) refuse("getrandom", errno);
@@ -51,6 +60,7 @@ bool is_ours(std::string_view path) {
          is_number(path.substr(fd + kFd.size()));
 }
 
+// The path of an Address that came from another rank, checked before it is opened.
 std::string path_of(const SharedMemory::Address& address) {
   const std::string path(address.path, strnlen(address.path, sizeof(address.path)));
   if (address.exists != 1 || path.size() == sizeof(address.path) || !is_ours(path)) {
@@ -128,6 +138,7 @@ void SharedMemory::map(std::size_t bytes) {
   bytes_ = bytes;
 }
 
+// posix_fallocate returns the error instead of setting errno, and a signal may interrupt it; then it is called again.
 void SharedMemory::reserve(std::size_t offset, std::size_t bytes) {
   if (bytes == 0) return;
   int error = EINTR;
@@ -142,6 +153,7 @@ void SharedMemory::unlink() {
   linked_ = false;
 }
 
+// The pages themselves live on while another process maps them.
 SharedMemory::~SharedMemory() {
   unlink();
   if (memory_ != nullptr) munmap(memory_, bytes_);
