@@ -1,3 +1,18 @@
+// The life of a buffer:
+//
+//    get() ──► in use ──► ~Buffer ──► kept (with the events after which it is free) ──► get() of a later user
+//      │                                └─► trim(): more is kept than the limit ──► Freeing's thread ──► the driver
+//      └─► lend() ──► used() adds events of the caller's operations
+//
+// get() first looks for kept memory (reuse()) and asks the driver only if there is none. Device memory may be given out while
+// the GPU still uses it: the new user's stream is ordered after the old user's events, so the GPU waits and the host does not.
+// Page-locked memory may not, because the host itself writes to it.
+//
+// If the driver has no memory: take any kept buffer that is large enough; or else free everything idle, wait for the thread
+// that frees, and ask once more.
+//
+// No function allocates host memory while it returns a buffer (give_back, trim, Freeing::add): the room for that was made when
+// the buffer was allocated (count_one). So destructors cannot fail.
 #include "device/buffers.h"
 
 #include <algorithm>
@@ -225,6 +240,8 @@ void BufferPool::State::count_one() {
   ++allocated;
 }
 
+// Asks the driver. The number of existing buffers is raised before and lowered again after a failure, so that count_one() never
+// makes room for too few.
 void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buffer* buffer) {
   count_one();
   void* data = nullptr;
@@ -327,6 +344,7 @@ void Buffer::lend() {
   lent_ = true;
 }
 
+// Finds the lent buffer in which the address lies: the last one that begins at or below it.
 void BufferPool::used(const void* address, const EventPtr& event) {
   if (address == nullptr || state_->num_lent == 0) return;
   const auto at = reinterpret_cast<std::uintptr_t>(address);
@@ -362,6 +380,8 @@ void BufferPool::give_back(Buffer& buffer) noexcept {
   if (state_->kept_bytes > limit) state_->trim(limit);
 }
 
+// Frees what the GPU no longer uses, and tries again until nothing is left or the time is over. The lock is released between
+// the attempts, since buffers may return meanwhile.
 void BufferPool::close() {
   if (!state_->gpu->in_own_process()) return;
   const base::Clock::time_point limit = base::Clock::now() + kFreeingPatience;

@@ -1,3 +1,9 @@
+// The first use of each resource opens it, under the lock: two threads that ask for one GPU get the same Device. A failure is
+// not kept. The next call tries again, because its cause may have gone, for example another process that had filled the GPU's
+// memory.
+//
+// close() first waits for communicators that are being ended, and then closes the pools: freeing memory waits for kernels, and
+// those of a communicator may wait for other ranks (buffers.h).
 #include "device/devices.h"
 
 #include <utility>
@@ -5,6 +11,7 @@
 namespace hvdlite::device {
 namespace {
 
+// If a communicator has not ended after this time, close() goes on without it.
 constexpr base::microseconds kNcclPatience{2'000'000};
 
 }  // namespace

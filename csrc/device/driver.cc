@@ -1,3 +1,9 @@
+// Opens the driver in the order in which its failures can be told apart: the file, the version (a function that works before
+// cuInit), the symbols, cuInit, the number of GPUs. Each has an error text with its own remedy. Looking up the symbols of a
+// driver that is too old would name one missing function instead of the version.
+//
+// The functions come from HVDLITE_CUDA_FUNCTIONS (cuda_abi.h), one list for their types and their symbols. So the wheel needs
+// neither CUDA's headers nor its libraries when it is built.
 #include "device/driver.h"
 
 #include "base/error.h"
@@ -65,6 +71,8 @@ void Driver::initialize() {
   }
 }
 
+// A call that a capture forbids has a number between kCaptureUnsupported and kCaptureWrongThread. Its own text does not say
+// that the program's capture is the cause, so that is added.
 std::string Driver::describe(cuda::Result result, const char* function) const {
   const char* name = nullptr;
   const char* text = nullptr;

@@ -1,3 +1,11 @@
+// How a launch finds its tensors. All pieces are cut into tiles of equal size (piece_layout.h), and each block of the grid
+// moves one tile. So one launch moves any number of tensors, and a large tensor does not wait for small ones.
+//
+//    up to kInlinePieces pieces   their addresses travel in the launch's arguments    no copy to the GPU
+//    more                         in a table in the GPU's memory (piece_lists.h)      copied once, and found again in each step
+//
+// The lock is held from the search for a table until used() has recorded the launch: without it another thread could drop the
+// table between the two.
 #include "device/fusion_kernels.h"
 
 #include <array>
@@ -82,6 +90,7 @@ void FusionKernels::unpack(std::span<const Piece> pieces, const void* buffer,
                stream);
 }
 
+// Both directions: pack and unpack differ in which side is the buffer.
 void FusionKernels::State::move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
                                 const Conversion& conversion, std::int32_t* nonfinite,
                                 cuda::Stream stream) {

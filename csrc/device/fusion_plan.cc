@@ -1,3 +1,15 @@
+// Which kernel serves a conversion:
+//
+//    bits of equal types, factor and divisor 1, no check     hvdlite_copy       bytes, with the widest loads that fit
+//    integers and bool                                       hvdlite_integers   one kernel, with the types as arguments
+//    floats, each of 4 to each of 4                          16 kernels         the types are compiled in
+//
+// Floats have a kernel for each pair, because gradients pass through them in each step. One kernel that asks for the type of
+// each element would be limited by its computation instead of by memory. Complex numbers are pairs of floats, and use the
+// kernels of floats with twice as many units.
+//
+// The results are those of csrc/kernels, bit by bit (tests/unit/test_fusion_kernels.py compares them), so it does not matter whether a tensor is
+// converted on the host or on the GPU.
 #include "device/fusion_plan.h"
 
 #include <string>
@@ -50,6 +62,8 @@ std::uint64_t float_identity(DType dtype, ReduceOp op) {
   return op == ReduceOp::kProduct ? bits.one : bits.minus_zero;
 }
 
+// The identity of op for integers: x op identity is x. Signed types have odd numbers in DType. For bool Max is "any" and Min is
+// "all".
 std::uint64_t integer_identity(DType dtype, ReduceOp op) {
   const bool least = op == ReduceOp::kMax;
   if (op == ReduceOp::kProduct) return 1;
@@ -61,6 +75,7 @@ std::uint64_t integer_identity(DType dtype, ReduceOp op) {
   return is_signed ? sign - 1 : sign - 1 + sign;
 }
 
+// The identity's bits, repeated until they fill 8 bytes, so that a kernel can store them with wide stores.
 std::uint64_t identity_of(DType unit, ReduceOp op) {
   const std::uint64_t bits =
       float_number(unit) >= 0 ? float_identity(unit, op) : integer_identity(unit, op);

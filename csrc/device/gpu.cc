@@ -1,3 +1,11 @@
+// How hvdlite shares a GPU with a framework: it uses the primary context, which is the context of the CUDA runtime, and so of
+// torch, TensorFlow, JAX and CuPy. Their streams, events and pointers are valid there.
+//
+// Current pushes that context for the time of one call, and pops it at the end, because a thread of a framework may have
+// another context current. It also sets the thread's capture mode to relaxed: otherwise, while any thread of the process
+// captures a graph, calls such as cuMemAlloc would fail here and would make the capture invalid.
+//
+// A forked child inherits these objects, but CUDA does not work in it. So destructors do nothing there (in_own_process()).
 #include "device/gpu.h"
 
 #include <unistd.h>
@@ -32,6 +40,7 @@ Current::~Current() {
   gpu_.call().CtxPopCurrent(&popped);
 }
 
+// Events are used again: a job records several in each step, and cuEventCreate takes longer than a push to a list.
 Event::~Event() { gpu_->give_back(event_); }
 
 void Event::order(cuda::Stream stream, const Gpu& stream_gpu) const {
@@ -52,6 +61,7 @@ void Event::synchronize() const {
   gpu_->driver().check(gpu_->call().EventSynchronize(event_), "cuEventSynchronize");
 }
 
+// The highest priority: if blocks of several kernels are ready, those of hvdlite run first. Other ranks wait for their results.
 OwnStream::OwnStream(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {
   const Current current(*gpu_);
   int least = 0;
@@ -100,6 +110,8 @@ Gpu::~Gpu() {
 
 bool Gpu::in_own_process() const noexcept { return getpid() == process_; }
 
+// An event that is recorded during a capture becomes a node of the graph, and never says that the work is done. So the
+// operation is refused before anything is recorded.
 void Gpu::refuse_capture(cuda::Stream stream) const {
   int status = cuda::kCaptureStatusNone;
   const cuda::Result result = call().StreamIsCapturing(stream, &status);
@@ -114,6 +126,8 @@ void Gpu::refuse_capture(cuda::Stream stream) const {
                   "of; do them before or after the capture");
 }
 
+// No timing, which is faster. Blocking synchronisation: a thread that waits for the event (DeviceWatcher) sleeps instead of
+// spinning.
 EventPtr Gpu::new_event() const {
   cuda::Event event = nullptr;
   {

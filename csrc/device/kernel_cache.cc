@@ -1,3 +1,10 @@
+// A file is an ImageHeader and the image. find() believes a file only if all of this is true: it is an ordinary file of this
+// user or of root that no other user may write, its size is that of the header plus the image, and the header is exactly the
+// one that header_of() makes for the wanted key and the bytes that were read. So a half-written, changed or foreign file is
+// compiled again, and never runs on the GPU.
+//
+// Two processes may write one file at the same time. Each writes a file of its own and renames it, and the last rename wins.
+// Either file is whole.
 #include "device/kernel_cache.h"
 
 #include <fcntl.h>
@@ -22,6 +29,7 @@ struct ImageHeader {
   std::uint64_t hash = 0;  // of the image
 };
 
+// The hash protects against damage of the disk, not against an attacker: that is what the owner and the mode are for.
 ImageHeader header_of(std::uint64_t key, const std::string& image) {
   ImageHeader header;
   header.key = key;

@@ -1,3 +1,11 @@
+// Where the kernels come from, in this order. The first that the driver accepts is taken:
+//
+//    1  built in       an image that nvcc made when hvdlite was built    no waiting
+//    2  kept on disk   an earlier process has compiled it                no compiler runs
+//    3  compiled now   by NVRTC, for this GPU                            seconds, once
+//
+// Steps 2 and 3 are made for each NVRTC that can be loaded, until one succeeds. The driver can refuse an image of a newer CUDA
+// than it knows. So NVRTCs of the driver's version or an older one come first (by_fitness).
 #include "device/kernel_module.h"
 
 #include <algorithm>
@@ -21,6 +29,7 @@ using base::ErrorCode;
 
 namespace {
 
+// Everything on which an image depends. If one of these changes, the old file has another name and is not found.
 std::uint64_t cache_key(const std::string& nvrtc_version, int compute_capability) {
   base::Hasher hash;
   for (const KernelFile& file : kernel_files()) {

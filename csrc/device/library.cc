@@ -1,3 +1,6 @@
+// Why several candidates: a driver or NCCL may be in the process already (torch brings its own NCCL), in a package of PyPI, or
+// in the system's folders. "+NAME" takes only the first of these. Two copies of NCCL in one process take memory and threads
+// twice.
 #include "device/library.h"
 
 #include <dlfcn.h>
@@ -23,6 +26,7 @@ struct Opened {
   void* handle;
 };
 
+// RTLD_LOCAL: the library's names do not hide those of another version that a framework has loaded.
 Opened open(const std::string& candidate) {
   const bool only_if_loaded = candidate.front() == '+';
   std::string path = only_if_loaded ? candidate.substr(1) : candidate;

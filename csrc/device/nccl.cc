@@ -1,3 +1,14 @@
+// A communicator's life without a blocking call. ncclCommInitRankConfig with blocking = 0 returns at once, and so does every
+// later call. busy() asks CommGetAsyncError whether the last call is still under way.
+//
+// The end is the difficult part. ncclCommFinalize and ncclCommDestroy may wait for the GPU, and for peers that are lost. The
+// thread that drives the engine must not wait there. So each end runs in a thread of its own, which holds the library, the GPU
+// and the communicator:
+//
+//    finish()   settle: the last call is complete ──► CommFinalize ──► settle ──► CommDestroy
+//    abort(), or a step of finish() fails or takes longer than `patience`  ──► CommAbort
+//
+// Devices::close() waits for these threads for a limited time (wait_for_endings).
 #include "device/nccl.h"
 
 #include <condition_variable>
@@ -108,6 +119,7 @@ nccl::UniqueId Nccl::unique_id() const {
   return id;
 }
 
+// NCCL's last error names the cause (a socket, a CUDA call), and the number alone does not.
 void Nccl::fail(nccl::Result result, const char* function, nccl::Comm comm) const {
   std::string text = std::string(function) + " failed: " + functions_.GetErrorString(result);
   const char* details = functions_.GetLastError(comm);
@@ -120,6 +132,7 @@ bool Nccl::wait_for_endings(base::microseconds limit) const {
   return endings_->changed.wait_for(lock, limit, [this] { return endings_->running == 0; });
 }
 
+// NCCL may return an error together with a half-made communicator, which has to be aborted.
 NcclComm::NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size, int rank)
     : nccl_(std::move(nccl)), gpu_(std::move(gpu)) {
   const Current current(*gpu_);

@@ -1,3 +1,6 @@
+// Compiles for the GPU itself (sm_NN: machine code). An NVRTC that is older than the GPU does not know this architecture. Then
+// the newest PTX that it knows is taken (compute_NN), which the driver translates for the GPU. Only an unknown architecture
+// leads to the next attempt; an error in the source is the same for all.
 #include "device/nvrtc.h"
 
 #include <algorithm>
@@ -47,6 +50,7 @@ struct Nvrtc::Attempt {
   bool wrong_option = false;  // the architecture is too new for this NVRTC
 };
 
+// files[0] is the source, and the others are headers that it includes by name. So NVRTC reads nothing from the disk.
 Nvrtc::Attempt Nvrtc::attempt(std::span<const KernelFile> files,
                               const std::string& architecture) const {
   std::vector<const char*> texts;

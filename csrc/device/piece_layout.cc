@@ -1,3 +1,5 @@
+// Why tiles: if each block of the grid took one tensor, the GPU would be idle while one block moves the largest tensor. Tiles
+// of equal size give every block the same work.
 #include "device/piece_layout.h"
 
 #include <algorithm>
@@ -22,6 +24,8 @@ constexpr std::uint64_t kLargeTile = 16384;
 // Resident on a multiprocessor: 256 threads of 60 registers.
 constexpr std::uint64_t kBlocksEach = 4;
 
+// The units that a launch moves for a piece. Unpacking skips a piece without a tensor; packing fills its place with the
+// identity.
 std::uint64_t count_of(const Piece& piece, const FusionPlan& plan, bool unpack) {
   return unpack && piece.tensor == nullptr ? 0 : std::uint64_t{piece.count} * plan.units;
 }
@@ -36,6 +40,8 @@ std::uint64_t number_of(const void* pointer) { return reinterpret_cast<std::uint
 
 }  // namespace
 
+// The size of a tile grows from kSmallTile to kLargeTile while the tiles would still fill every multiprocessor with kBlocksEach
+// blocks.
 bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool unpack,
                      int multiprocessors, Arguments* arguments) {
   const std::uint64_t wide = std::max(plan.from_bytes, plan.to_bytes);

@@ -1,3 +1,10 @@
+// A training step packs the same tensors at the same addresses as the step before. So a table is copied to the GPU in the first
+// step only, and later steps find it by comparing the pieces. The list is short (kKeptLists) and its order is by last use, so
+// the search ends early.
+//
+// A table is bound to its stream: the copy to the GPU and all launches that read the table are ordered in that stream, and no
+// event is needed between them. `memory.free_after` is the event after the last launch. So a dropped table's memory is used
+// again only after the GPU has read it.
 #include "device/piece_lists.h"
 
 #include <algorithm>
@@ -83,6 +90,8 @@ bool PieceLists::has_ended(cuda::Stream stream) const {
   return ended;
 }
 
+// Writes the table to page-locked memory, from which the copy is asynchronous. If the driver fails in between, the copy may
+// still be under way: then the memory is abandoned, unless the stream has ended.
 PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionPlan& plan,
                                     const Arguments& arguments, cuda::Stream stream) {
   const std::size_t bytes = table_bytes(arguments);
