@@ -146,6 +146,8 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
     names = []
     for setting in arguments.env:
         name, equals, value = setting.partition("=")
+        if not name:
+            raise InvalidArgumentError(f"-x {setting} names no variable: write -x NAME or -x NAME=VALUE")
         names.append(name)
         if equals:
             variables[name] = value

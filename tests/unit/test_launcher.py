@@ -204,6 +204,7 @@ def test_mistakes_on_the_command_line(capsys):
         (["run", "-n", "2", "--cycle-time", "x", "python"], "--cycle-time x: cycle_time is a number"),
         (["run", "-n", "2", "--mpi-args", "it's", "x"], "--mpi-args it's: No closing quotation"),
         (["run", "-n", "2", "--fusion-threshold-mb", "inf", "x"], "--fusion-threshold-mb inf: fusion_threshold is a whole"),
+        (["run", "-n", "2", "-x", "=v", "x"], "-x =v names no variable: write -x NAME or -x NAME=VALUE"),
         (["run", "-n", "2", "--grace", "nan", "x"], "--grace: 'nan' is not a number of seconds above 0"),
         (["run", "-n", "2", "--output-filename", "/proc/x", "x"], "copied to /proc/x: /proc/x cannot be made: No such file"),
         (["run", "-n", "2", "--spares", "2", "--min-np", "3", "x"], "--min-np 3: the job has 2 ranks"),
