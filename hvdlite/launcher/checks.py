@@ -353,14 +353,12 @@ def frameworks() -> Iterator[Finding]:
 # --- a job --------------------------------------------------------------------------------------------------------------
 
 
-def smoke(ranks: int = 2, seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
+def smoke(seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
     """A small job of two ranks that add up an array."""
     with open(os.devnull, "w") as nowhere:
-        output = RankOutput(ranks, stdout=nowhere, stderr=nowhere)
+        output = RankOutput(2, stdout=nowhere, stderr=nowhere)
         try:
-            wishes = Wishes(np=0, root=os.geteuid() == 0, environ=plan.environment())
-            chosen = plan.make(wishes, ranks, launcher="mpirun")
-            job = LaunchedJob(chosen.line, [sys.executable, "-c", probes.SMOKE], ranks, wishes.environ, output)
+            job = LaunchedJob(plan.make(Wishes(), 2, launcher="mpirun"), [sys.executable, "-c", probes.SMOKE], output)
             timer = threading.Timer(seconds, job.interrupt, [0])
             timer.start()
             try:

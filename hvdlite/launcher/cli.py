@@ -121,9 +121,7 @@ def _run(arguments: argparse.Namespace) -> int:
     output = RankOutput(
         chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename
     )
-    job = LaunchedJob(
-        chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout, arguments.grace
-    )
+    job = LaunchedJob(chosen, command, output, arguments.start_timeout, arguments.grace)
     with told_to_end(job) as received:
         outcome = job.run()
     report(outcome, output)
@@ -152,15 +150,12 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         if equals:
             variables[name] = value
     return Wishes(
-        np=0,
-        root=os.geteuid() == 0,
         oversubscribe=arguments.oversubscribe,
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,
         interfaces=interfaces,
         tcp_streams=arguments.tcp_streams,
         tcp_buffer_bytes=arguments.tcp_buffer_bytes,
-        environ=plan.environment(),
         names=tuple(names),
         variables=variables,
         elastic=arguments.elastic or any((arguments.min_np, arguments.reset_limit, arguments.spares)),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from hvdlite.config import outside_of_jobs
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
 from hvdlite.launcher.mpirun import Mpirun
@@ -26,7 +27,7 @@ _BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "ran
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's wishes for a job.
+    """The user's wishes for a job. `hvdlite.launcher.plan.make` sets the first four.
 
     Attributes:
         np: the number of ranks.
@@ -38,14 +39,14 @@ class Wishes:
         interfaces: the network interfaces to use.
         tcp_streams: the number of TCP connections between two ranks on different hosts; None: MPI's own number.
         tcp_buffer_bytes: the bytes of the send buffer and of the receive buffer of each connection; None: the kernel's choice.
-        environ: the environment of the ranks.
+        environ: the environment of the ranks; by default this process's, without variables that other launchers have set.
         names: names of variables to pass to the ranks, besides PASSED.
         variables: variables to add to the environment, with values.
         elastic: does the job continue when ranks are lost?
         mpi_args: arguments for the launcher, which are passed unchanged.
     """
 
-    np: int
+    np: int = 0
     hosts: tuple[Host, ...] = ()
     allocated: tuple[Host, ...] = ()
     root: bool = False
@@ -55,7 +56,7 @@ class Wishes:
     interfaces: tuple[str, ...] = ()
     tcp_streams: int | None = None
     tcp_buffer_bytes: int | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=outside_of_jobs)
     names: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     elastic: bool = False

@@ -62,19 +62,16 @@ def run_on_hosts(
     plan.refuse_nested("this command with --hosts")
     hosts = tuple(Host(name) for name in names_of(arguments.hosts))
     wishes = Wishes(
-        np=0,
-        root=os.geteuid() == 0,
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,
-        environ=plan.environment(),
         mpi_args=plan.words_of("--mpi-args", arguments.mpi_args),
     )
     chosen = plan.make(
         wishes, len(hosts), format_hosts(hosts), launcher=arguments.launcher, mpirun=arguments.mpirun, bind="none"
     )
-    line = chosen.line
-    if Path(line.words[0]).name == "srun" and "--overlap" not in line.words:  # a running job keeps its resources
-        line = replace(line, words=(*line.words, "--overlap"))
+    words = chosen.line.words
+    if Path(words[0]).name == "srun" and "--overlap" not in words:  # a running job keeps its resources
+        chosen = replace(chosen, line=replace(chosen.line, words=(*words, "--overlap")))
     late: list[bool] = []
 
     def give_up() -> None:
@@ -83,7 +80,7 @@ def run_on_hosts(
 
     with open(os.devnull, "w") as nowhere:
         output = _LinesOfHosts(len(hosts), take, nowhere)
-        job = LaunchedJob(line, command, len(hosts), wishes.environ, output, bind=False, grace=_GRACE)
+        job = LaunchedJob(chosen, command, output, grace=_GRACE)
         output.stop = lambda: job.interrupt(signal.SIGTERM)
         timer = threading.Timer(seconds or 0.0, give_up)
         if seconds is not None:
