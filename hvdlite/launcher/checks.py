@@ -78,11 +78,7 @@ def tuning() -> Iterator[Finding]:
 
 def mpi() -> Iterator[Finding]:
     """The MPI that mpi4py loads, the compiled part of hvdlite, and the matching mpirun."""
-    try:
-        loaded = probes.probe(probes.MPI, seconds=60.0)
-        problem = ""
-    except probes.ProbeError as error:
-        loaded, problem = error.found, str(error)
+    loaded, problem = probes.probe(probes.MPI)
     if loaded:
         libraries = ", ".join(loaded["libraries"]) or loaded["module"]
         yield Finding("MPI loaded", "ok", f"mpi4py {loaded['mpi4py']} loads {loaded['version']} ({libraries})")
@@ -107,11 +103,7 @@ def _threads(loaded: Mapping[str, Any]) -> Finding:
 
 
 def _compiled(family: str) -> Iterator[Finding]:
-    try:
-        found = probes.probe(probes.ENGINE, seconds=60.0)
-        problem = ""
-    except probes.ProbeError as error:
-        found, problem = error.found, str(error)
+    found, problem = probes.probe(probes.ENGINE)
     rebuild = "build hvdlite again (pip install --force-reinstall --no-deps --no-cache-dir hvdlite; in a clone: make develop)"
     if problem:
         yield Finding("native engine", "fail", f"it cannot be loaded: {problem}", rebuild)
@@ -287,11 +279,7 @@ def _address(interface: str) -> str:
 
 def gpus() -> Iterator[Finding]:
     """The CUDA driver, its GPUs, and the NCCL that hvdlite would use."""
-    try:
-        found = probes.probe(probes.CUDA, seconds=60.0)
-        problem = ""
-    except probes.ProbeError as error:
-        found, problem = error.found, str(error)
+    found, problem = probes.probe(probes.CUDA)
     if not found.get("driver"):
         text = f"there is no driver ({found.get('problem') or problem}): tensors in host memory work, tensors on GPUs do not"
         yield Finding("CUDA", "none", text)
@@ -328,20 +316,20 @@ _FRAMEWORKS = {
 }
 
 
-def framework(name: str, door: str, seconds: float = 180.0) -> Finding:
+def framework(name: str, door: str) -> Finding:
     """A framework, and the door for it."""
-    try:
-        version = probes.probe(probes.FRAMEWORK, [name, door], seconds)["version"]
-    except probes.ProbeError as error:
-        if error.found:
-            text = f"version {error.found['version']} is installed, but {door} cannot be imported: {error}"
-            return Finding(name, "fail", text, "see docs/compatibility.md for the versions that work")
-        needed = name == "numpy"
-        if f"No module named '{name}'" in str(error):
-            return Finding(name, "fail" if needed else "none", "it is not installed", "pip install numpy" if needed else "")
-        remedy = f"run python -c 'import {name}', which prints the whole error, or install {name} again"
-        return Finding(name, "fail" if needed else "warn", f"it cannot be imported: {error}", remedy)
-    return Finding(name, "ok", f"version {version} is installed" + (f", and {door} can be imported" if door else ""))
+    found, problem = probes.probe(probes.FRAMEWORK, [name, door], seconds=180.0)
+    installed = f"version {found.get('version')} is installed"
+    if not problem:
+        return Finding(name, "ok", installed + (f", and {door} can be imported" if door else ""))
+    if found:
+        remedy = "see docs/compatibility.md for the versions that work"
+        return Finding(name, "fail", f"{installed}, but {door} cannot be imported: {problem}", remedy)
+    needed = name == "numpy"
+    if f"No module named '{name}'" in problem:
+        return Finding(name, "fail" if needed else "none", "it is not installed", "pip install numpy" if needed else "")
+    remedy = f"run python -c 'import {name}', which prints the whole error, or install {name} again"
+    return Finding(name, "fail" if needed else "warn", f"it cannot be imported: {problem}", remedy)
 
 
 def frameworks() -> Iterator[Finding]:

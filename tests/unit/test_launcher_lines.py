@@ -191,7 +191,7 @@ def test_the_mpirun_beside_the_library_comes_first(tmp_path, monkeypatch):
     monkeypatch.setattr(mpirun.sys, "prefix", str(tmp_path / "own"))
     monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
     loaded = Loaded("openmpi", "Open MPI v5.0.11", "m", (str(library),))
-    monkeypatch.setattr(mpirun, "ask_mpi4py", lambda python: loaded)
+    monkeypatch.setattr(mpirun, "ask_mpi4py", lambda: loaded)
     found = mpirun.find()
     assert (found.path, found.reason) == (programs["lib"], f"it belongs to the library that mpi4py loads, {library}")
     os.remove(programs["lib"])
