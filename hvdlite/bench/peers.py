@@ -464,7 +464,7 @@ class _HvdliteOnGpuOut(_Routed, _HvdliteOut):
     """hvdlite out of place: the result is a new tensor."""
 
 
-class _Nccl(_Gloo):
+class _TorchNccl(_Gloo):
     """torch.distributed on NCCL."""
 
     name = "nccl"
@@ -519,5 +519,5 @@ PEERS = _by_name(
     _OneCcl,
 )
 CEILINGS: tuple[type[Peer], ...] = (_Memcpy, _Rewrite)
-CUDA_PEERS = _by_name(_HvdliteOnGpu, _HvdliteOnGpuOut, _Nccl)
+CUDA_PEERS = _by_name(_HvdliteOnGpu, _HvdliteOnGpuOut, _TorchNccl)
 CUDA_CEILINGS: tuple[type[Peer], ...] = (_DeviceCopy,)

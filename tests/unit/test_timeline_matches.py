@@ -86,4 +86,4 @@ def test_only_ranks_of_its_process_set_wait_for_a_late_rank():
         for operation in traces[-1].operations.values():
             operation.process_set = process_set
             traces[-1].waits.append((operation.submitted, operation.end))
-    assert analyse(traces).lost == {1: [5_000.0] * 3}
+    assert {rank: late.lost for rank, late in analyse(traces).late.items()} == {1: [5_000.0] * 3}
