@@ -25,7 +25,7 @@ from hvdlite.launcher.slurm import read_allocation
 from hvdlite.tuning import files
 from hvdlite.tuning.place import cpu_name
 
-__all__ = ["CHECKS", "Finding", "cgroup_limits", "framework", "smoke"]
+__all__ = ["CHECKS", "Finding", "cgroup_limits", "framework", "judged", "smoke"]
 
 _MIB = 1 << 20
 SMOKE_SECONDS = 120.0
@@ -49,6 +49,11 @@ class Finding:
     remedy: str = ""
 
 
+def judged(check: str, good: bool, found: str, remedy: str, otherwise: str = "warn") -> Finding:
+    """The finding ``ok``, or if the subject is not `good`, the finding `otherwise` with its remedy."""
+    return Finding(check, "ok", found) if good else Finding(check, otherwise, found, remedy)
+
+
 # --- Python and MPI -----------------------------------------------------------------------------------------------------
 
 
@@ -62,7 +67,7 @@ def knobs() -> Iterator[Finding]:
     set_by = [f"{variable}={os.environ.get(variable, '')}" for variable in config.origins.values()]
     problems = [*config.warnings, *config.notes]
     found = "; ".join([", ".join(set_by) or "no variable sets a knob: all have their defaults", *problems])
-    yield Finding("knobs", "warn" if problems else "ok", found, "unset the variables that have no effect" if problems else "")
+    yield judged("knobs", not problems, found, "unset the variables that have no effect")
 
 
 def tuning() -> Iterator[Finding]:
@@ -89,30 +94,23 @@ def mpi() -> Iterator[Finding]:
         remedy = "run python -c 'from mpi4py import MPI', which shows MPI's own messages"
         yield Finding("MPI starts", "fail", f"MPI_Init_thread fails: {problem}", remedy)
     elif loaded:
-        yield _threads(loaded)
+        level = loaded["thread"]
+        remedy = "hvdlite's engine needs at least MPI_THREAD_SERIALIZED: use an MPI that was built with support for threads"
+        enough = level in ("THREAD_MULTIPLE", "THREAD_SERIALIZED")
+        yield judged("MPI starts", enough, f"it offers the thread level MPI_{level}", remedy, "fail")
     yield from _compiled(str(loaded.get("family", "")))
     yield from _launcher(loaded)
-
-
-def _threads(loaded: Mapping[str, Any]) -> Finding:
-    level = f"it offers the thread level MPI_{loaded['thread']}"
-    if loaded["thread"] in ("THREAD_MULTIPLE", "THREAD_SERIALIZED"):
-        return Finding("MPI starts", "ok", level)
-    remedy = "hvdlite's engine needs at least MPI_THREAD_SERIALIZED: use an MPI that was built with support for threads"
-    return Finding("MPI starts", "fail", level, remedy)
 
 
 def _compiled(family: str) -> Iterator[Finding]:
     found, problem = probes.probe(probes.ENGINE)
     rebuild = "build hvdlite again (pip install --force-reinstall --no-deps --no-cache-dir hvdlite; in a clone: make develop)"
-    if problem:
-        yield Finding("native engine", "fail", f"it cannot be loaded: {problem}", rebuild)
-    else:
-        yield Finding("native engine", "ok", f"it can be loaded, from {found.get('engine', '')}")
+    said = f"it cannot be loaded: {problem}" if problem else f"it can be loaded, from {found['engine']}"
+    yield judged("native engine", not problem, said, rebuild, "fail")
     shims = dict(found.get("shims", {}))
     named = ", ".join(f"{name} ({path})" for name, path in shims.items()) or "none"
     if not family or family in shims:
-        yield Finding("built for", "ok" if shims else "fail", f"hvdlite was built for {named}", "" if shims else rebuild)
+        yield judged("built for", bool(shims), f"hvdlite was built for {named}", rebuild, "fail")
     else:
         found_text = f"hvdlite was built for {named}, but mpi4py loads {family}"
         yield Finding("built for", "fail", found_text, f"set HVDLITE_MPI={family} and {rebuild}")
@@ -126,10 +124,8 @@ def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
         return
     number = ".".join(map(str, program.version))
     where = f"hvdlite run starts {program.path} ({program.title}): {program.reason}"
-    if loaded and number not in str(loaded["version"]):
-        yield Finding("mpirun", "warn", where, f"mpi4py loads {loaded['version']}: use the mpirun of that MPI (--mpirun)")
-    else:
-        yield Finding("mpirun", "ok", where)
+    version = str(loaded.get("version", number))
+    yield judged("mpirun", number in version, where, f"mpi4py loads {version}: use the mpirun of that MPI (--mpirun)")
     with contextlib.suppress(HvdliteError):
         allocation = read_allocation(os.environ)
         if allocation is not None:
@@ -168,9 +164,9 @@ def shared_memory() -> Iterator[Finding]:
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     found = f"it has {size // _MIB} MiB, and {free // _MIB} MiB of them are free"
     # PyTorch's data loaders and MPI need space in /dev/shm as well.
-    small = free < 512 * _MIB
+    enough = free >= 512 * _MIB
     remedy = "give the container more: docker run --shm-size=8g, or an emptyDir with medium Memory (docs/launching.md)"
-    yield Finding("/dev/shm", "warn" if small else "ok", found, remedy if small else "")
+    yield judged("/dev/shm", enough, found, remedy)
 
 
 def cgroup_limits(text: str, root: str = "/sys/fs/cgroup") -> tuple[float | None, int | None]:
@@ -211,12 +207,11 @@ def processors() -> Iterator[Finding]:
         quota, memory = cgroup_limits(Path("/proc/self/cgroup").read_text())
     except (OSError, ValueError):
         quota = memory = None
-    few = quota is not None and quota < physical
     found += f"; the control group allows {quota:g}" if quota is not None else ""
     remedy = (
         "all ranks and their threads together get no more than that: start fewer ranks, set OMP_NUM_THREADS, or raise the limit"
     )
-    yield Finding("processors", "warn" if few else "ok", found, remedy if few else "")
+    yield judged("processors", quota is None or quota >= physical, found, remedy)
     if memory is not None:
         yield Finding("memory limit", "ok", f"the control group allows {memory // _MIB} MiB, shared memory included")
 
@@ -236,7 +231,7 @@ def limits() -> Iterator[Finding]:
         enough = soft == resource.RLIM_INFINITY or soft >= least
         found = f"the limit is {_limit(soft)}{unit}, and can be raised to {_limit(hard)}"
         found += "" if enough else f"; in general a job needs at least {least}{unit}"
-        yield Finding(name, "ok" if enough else "warn", found, "" if enough else remedy)
+        yield judged(name, enough, found, remedy)
 
 
 def _limit(value: int) -> str:

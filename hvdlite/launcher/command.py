@@ -11,7 +11,7 @@ from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
 from hvdlite.launcher.mpirun import Mpirun
 from hvdlite.launcher.rank import ASKS
 
-__all__ = ["PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
+__all__ = ["BY_SSH", "PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
 
 # The variables that ranks on other hosts get: those about computing, and those about the locations of libraries. All other
 # variables (HOME, HOSTNAME, SSH_*...) belong to the host.
@@ -122,7 +122,7 @@ def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
             "behind the name of a host (a:4), or let ranks share cores with --oversubscribe"
         )
     line = _open_mpi(mpirun, wishes) if mpirun.family == "openmpi" else _hydra(mpirun, wishes)
-    return replace(line, remedy=_BY_SSH) if wishes.remote else line
+    return replace(line, remedy=BY_SSH) if wishes.remote else line
 
 
 def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
@@ -205,7 +205,7 @@ def _hydra(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     return LauncherCommand((*words, *wishes.mpi_args), variables)
 
 
-_BY_SSH = "`ssh HOST true` must work here without a password, and each HOST needs Python and hvdlite at the same paths"
+BY_SSH = "`ssh HOST true` must work here without a password, and each HOST needs Python and hvdlite at the same paths"
 
 
 def _ssh_options(wishes: Wishes) -> str:

@@ -19,7 +19,7 @@ from hvdlite.launcher.hosts import Host, format_hosts, parse_hosts
 from hvdlite.launcher.job import JobOutcome, LaunchedJob, told_to_end
 from hvdlite.launcher.output import RankOutput
 
-__all__ = ["add_flags", "names_of", "run_on_hosts"]
+__all__ = ["add_flags", "run_on_hosts"]
 
 _GRACE = 1.0  # the seconds in which the programs have to end when they are told to end
 
@@ -28,15 +28,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say how programs are started on other hosts."""
     group = parser.add_argument_group("starting programs on other hosts", "these flags mean the same as for `hvdlite run`")
     plan.add_flags(group)
-
-
-def names_of(hosts: str) -> list[str]:
-    """The names in a list of hosts in the form of ``-H``.
-
-    Raises:
-        InvalidArgumentError: `hosts` does not have this form.
-    """
-    return [host.name for host in parse_hosts(hosts)]
 
 
 def run_on_hosts(
@@ -60,7 +51,7 @@ def run_on_hosts(
         KeyboardInterrupt: this process got a signal that asks it to end. The programs have ended then.
     """
     plan.refuse_nested("this command with --hosts")
-    hosts = tuple(Host(name) for name in names_of(arguments.hosts))
+    hosts = tuple(Host(host.name) for host in parse_hosts(arguments.hosts))
     wishes = Wishes(
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,
