@@ -15,7 +15,7 @@ from typing import Any
 
 from hvdlite.bench import report
 from hvdlite.bench.machine import cache_flusher, thread_seconds
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.measure import Effort, Samples, Subject, measure, measurements
 from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.peers import Submissions
 from hvdlite.bench.team import Team
@@ -85,7 +85,7 @@ def _sizes(team: Team, options: argparse.Namespace, seconds: float, sink: Sink) 
     groups = [(nbytes, cache) for nbytes in sorted(options.sizes) for cache in options.cache]
     for place, (nbytes, cache) in enumerate(groups):
         array = team.memory.zeros(nbytes // 4)
-        steps = [_toucher([array], world.rank)] + [flush] * (cache == "cold")
+        touch = _toucher([array], world.rank, flush if cache == "cold" else team.memory.wait)
         subjects = []
         for peer in [*team.peers, *team.ceilings]:
             call = peer.blocking(array)
@@ -93,13 +93,11 @@ def _sizes(team: Team, options: argparse.Namespace, seconds: float, sink: Sink) 
                 continue
             if peer.sums:
                 team.check_call(peer, array, call)
-            subjects.append(Subject(peer.name, steps, call))
+            subjects.append(Subject(peer.name, call, prepare=touch))
         # If small arrays need less than their part of the time, the large arrays get the rest.
         left = world.from_first((deadline - time.monotonic()) / (len(groups) - place))
         done = measure(world, subjects, effort_of(cache, world.size, world.crowded), left)
-        more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": cache}
-        group = [report.measurement("allreduce", name, at.rounds, at.calls, **more) for name, at in done.items()]
-        sink(report.with_percentages(group))
+        sink(report.with_percentages(measurements(world, "allreduce", done, bytes=nbytes, cache=cache)))
 
 
 def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
@@ -119,14 +117,15 @@ def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
     return Effort(sample_seconds=1e-3 if crowded else 50e-6, most_calls=int(100 / max(1.0, math.log2(ranks))))
 
 
-def _toucher(arrays: Sequence[Any], rank: int) -> Callable[[], None]:
-    """A function that writes new values into the arrays, as a step of training does."""
+def _toucher(arrays: Sequence[Any], rank: int, then: Callable[[], None]) -> Callable[[], None]:
+    """A function that writes new values into the arrays, as a step of training does, and then calls `then`."""
     turns = itertools.count()
 
     def touch() -> None:
         value = 1 + rank + next(turns) % 7
         for array in arrays:
             array[...] = value
+        then()
 
     return touch
 
@@ -153,7 +152,8 @@ def batches(
     alike = len(set(shapes)) == 1
     world, memory = team.world, team.memory
     arrays = [memory.zeros(shape) for shape in shapes]
-    steps = [_toucher(arrays, world.rank), memory.wait]
+    units = len(arrays) if alike else 1
+    touch = _toucher(arrays, world.rank, memory.wait)
     subjects = []
     for peer in [*team.peers, *([] if alike else team.ceilings)]:
         batch = peer.batch(arrays)
@@ -161,22 +161,18 @@ def batches(
             continue
         if peer.sums:
             team.check_batch(peer, arrays, batch)
-        subjects.append(Subject(peer.name, steps, partial(team.run, batch), _submitting(batch)))
+        subjects.append(Subject(peer.name, partial(team.run, batch), units, touch, _submitting(batch, len(arrays))))
     done = measure(world, subjects, effort, seconds)
-    divisor = len(arrays) if alike else 1
-    more = {"ranks": world.size, "bind": world.bind, "cache": memory.manner, "tensors": len(arrays)}
-    nbytes = sum(array.nbytes for array in arrays) // divisor
-    group = []
-    for name, at in done.items():
-        group.append(report.measurement(case, name, divided(at.rounds, divisor), 1, bytes=nbytes, **more))
-    sink(report.with_percentages(group))
+    more = {"cache": memory.manner, "tensors": len(arrays)}
+    nbytes = sum(array.nbytes for array in arrays) // units
+    sink(report.with_percentages(measurements(world, case, done, bytes=nbytes, **more)))
     peers = {peer.name for peer in team.peers}
-    submits = {name: divided(at.parts, len(arrays)) for name, at in done.items() if name in peers}
-    sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
+    submits = {name: Samples(at.calls, at.parts) for name, at in done.items() if name in peers}
+    sink(measurements(world, f"{case}_submit", submits, **more))
 
 
-def _submitting(batch: Submissions) -> Callable[[], float]:
-    return lambda: batch.submitted
+def _submitting(batch: Submissions, count: int) -> Callable[[], float]:
+    return lambda: batch.submitted / count
 
 
 # --- idle engines -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from hvdlite.bench import report
 from hvdlite.bench.collectives import Sink, measure_cases
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.peers import CUDA_CEILINGS, CUDA_PEERS, Array, Peer, installed
 from hvdlite.bench.team import HostMemory, Team
 from hvdlite.bench.world import World
@@ -117,11 +117,9 @@ def _sizes(team: Team, options: argparse.Namespace, seconds: float, sink: Sink) 
         for manner, calls in (("waited", 1), ("queued", _QUEUED)):
             subjects = [_subject(team, peer, tensor, calls) for peer in [*team.peers, *team.ceilings]]
             done = measure(world, subjects, _EFFORT, seconds / len(options.sizes) / 2)
-            more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": manner}
-            group = []
-            for name, at in done.items():
-                group.append(report.measurement("allreduce", name, divided(at.rounds, calls), calls, **more))
-            sink(_with_copies(group))
+            for samples in done.values():
+                samples.calls *= calls
+            sink(_with_copies(measurements(world, "allreduce", done, bytes=nbytes, cache=manner)))
 
 
 def _subject(team: Team, peer: Peer, tensor: Any, calls: int) -> Subject:
@@ -137,7 +135,7 @@ def _subject(team: Team, peer: Peer, tensor: Any, calls: int) -> Subject:
             call()
         team.memory.wait()
 
-    return Subject(peer.name, [prepare], several)
+    return Subject(peer.name, several, calls, prepare)
 
 
 def _with_copies(group: Sequence[report.Record]) -> list[report.Record]:

@@ -15,7 +15,7 @@ import numpy as np
 from hvdlite.bench import report
 from hvdlite.bench.collectives import Sink
 from hvdlite.bench.machine import aligned_zeros
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.peers import Array, Peer
 from hvdlite.bench.team import Team, contribution, refuse_wrong
 from hvdlite.bench.world import World
@@ -45,16 +45,12 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
         sink(team.records)
         for place, nbytes in enumerate(sorted(options.sizes)):
             array = aligned_zeros(nbytes // 4)
-            calls = {peer.name: _there_and_back(world, peer, array) for peer in team.peers}
-            calls["memcpy"] = partial(np.copyto, aligned_zeros(array.shape), array) if world.rank == 0 else _nothing
+            copy = partial(np.copyto, aligned_zeros(array.shape), array) if world.rank == 0 else _nothing
+            subjects = [Subject(peer.name, _there_and_back(world, peer, array), units=2) for peer in team.peers]
+            subjects.append(Subject("memcpy", copy))
             left = world.from_first((deadline - time.monotonic()) / (len(options.sizes) - place))
-            done = measure(world, [Subject(name, [], call) for name, call in calls.items()], _EFFORT, left)
-            more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind}
-            group = []
-            for name, at in done.items():
-                ways = 1 if name == "memcpy" else 2
-                group.append(report.measurement("message", name, divided(at.rounds, ways), at.calls, **more))
-            sink(report.with_percentages(group))
+            done = measure(world, subjects, _EFFORT, left)
+            sink(report.with_percentages(measurements(world, "message", done, bytes=nbytes)))
     finally:
         team.close()
 

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from hvdlite.bench import report
 from hvdlite.bench.collectives import SMALL_ELEMENTS, Sink, batches
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.peers import installed
 from hvdlite.bench.team import Team, refuse_wrong
 from hvdlite.bench.world import World
@@ -52,11 +51,7 @@ def _backwards(world: World, options: argparse.Namespace, sink: Sink) -> None:
     with ExitStack() as open_contexts:
         subjects = [_backward(world, way, options.tensors, open_contexts) for way in BACKWARDS]
         done = measure(world, subjects, _EFFORT, options.seconds / 2)
-    more = {"ranks": world.size, "bind": world.bind, "tensors": options.tensors}
-    group = []
-    for way, at in done.items():
-        group.append(report.measurement("backward", way, divided(at.rounds, options.tensors), at.calls, **more))
-    sink(group)
+    sink(measurements(world, "backward", done, tensors=options.tensors))
 
 
 def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> Subject:
@@ -89,7 +84,7 @@ def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> S
         forward()
         backward()
         _check(world, way, params, 2 + world.rank)
-    return Subject(way, [forward], backward)
+    return Subject(way, backward, count, forward)
 
 
 def _check(world: World, way: str, params: Sequence[Any], wanted: float) -> None:

@@ -142,7 +142,11 @@ def _times(records: Sequence[Record]) -> str:
 
 
 def _time(record: Record | None) -> str:
-    return "" if record is None else _seconds(record)
+    if record is None:
+        return ""
+    if "overhead_percent" in record:
+        return f"{format_seconds(record['median'])}, {_spread(record['overhead_percent'], '+.0f')} %"
+    return _seconds(record)
 
 
 def _ratios(records: Sequence[Record]) -> str:
@@ -171,21 +175,6 @@ def _idle(records: Sequence[Record]) -> str:
         percent = {key: 100 * record[key] for key in ("median", "min", "max")}
         rows.append([record["peer"], f"{_spread(percent, '.3f')} %"])
     return markdown(["", "of a core"], rows)
-
-
-def _training(records: Sequence[Record]) -> str:
-    groups = _grouped(records)
-    peers = _peers(groups)
-    rows = []
-    for group in groups:
-        rows.append([_label(group), *(_step(group.get(peer)) for peer in peers)])
-    return markdown(["", *peers], rows)
-
-
-def _step(record: Record | None) -> str:
-    if record is None or "overhead_percent" not in record:
-        return _time(record)
-    return f"{format_seconds(record['median'])}, {_spread(record['overhead_percent'], '+.0f')} %"
 
 
 def _ops(records: Sequence[Record]) -> str:
@@ -223,7 +212,7 @@ _SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]
     (
         "A step of training, and the time that it adds to one without communication: median (least..most) of the rounds",
         lambda record: record["case"] == "training",
-        _training,
+        _times,
     ),
     (
         "A graph of operations on one rank: median (least..most) of the rounds",

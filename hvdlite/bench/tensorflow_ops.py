@@ -9,9 +9,8 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvdlite.bench import report
 from hvdlite.bench.collectives import Sink
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.world import World
 
 __all__ = ["run"]
@@ -20,7 +19,7 @@ _EFFORT = Effort(sample_seconds=0.02, most_calls=50, block_seconds=0.2, most_rou
 
 
 def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
-    """Measures, and passes the record of each graph to `sink`, on all ranks. Collective.
+    """Measures, and passes the records of the graphs to `sink`, on all ranks. Collective.
 
     Args:
         world: the ranks.
@@ -37,9 +36,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
     sink([{"record": "peer", "peer": peer, "absent": None, "version": version} for peer, version in versions.items()])
     tensors = [tf.random.stateless_uniform([options.elements], seed=(world.rank, place)) for place in range(options.tensors)]
     done = measure(world, [_subject(name, graph, tensors) for name, graph in _graphs().items()], _EFFORT, options.seconds)
-    more = {"tensors": options.tensors, "elements": options.elements, "ranks": world.size, "bind": world.bind}
-    for peer, at in done.items():
-        sink([report.measurement("tensorflow_ops", peer, divided(at.rounds, options.tensors), at.calls, **more)])
+    sink(measurements(world, "tensorflow_ops", done, tensors=options.tensors, elements=options.elements))
 
 
 def _subject(name: str, graph: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> Subject:
@@ -47,7 +44,7 @@ def _subject(name: str, graph: Callable[[Sequence[Any]], list[Any]], tensors: Se
 
     given = list(tensors)
     function = tf.function(graph, jit_compile=False).get_concrete_function(given)
-    return Subject(name, [], lambda: function(given))
+    return Subject(name, lambda: function(given), len(given))
 
 
 def _graphs() -> Mapping[str, Callable[[Sequence[Any]], list[Any]]]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hvdlite.bench import report
 from hvdlite.bench.collectives import Sink
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.models import MODELS, Model
 from hvdlite.bench.peers import PEERS, join_gloo, leave_groups
 from hvdlite.bench.team import refuse_wrong
@@ -203,13 +203,11 @@ def measure_ways(
         what = f"{way} on {', '.join(about.values())}"
         _check_gradient(world, what, training.first_gradient(), average, way in ("none", "lockstep"))
         training.steps()
-        subjects.append(Subject(way, [], training.steps))
+        subjects.append(Subject(way, training.steps, training.STEPS))
     done = measure(world, subjects, _EFFORT, seconds)
-    more = {**about, "gradient_bytes": average.nbytes, "ranks": world.size, "bind": world.bind}
-    group = []
-    for way, at in done.items():
-        group.append(report.measurement("training", way, divided(at.rounds, steps), at.calls * steps, **more))
-    return report.with_percentages(group)
+    for samples in done.values():
+        samples.calls *= steps
+    return report.with_percentages(measurements(world, "training", done, **about, gradient_bytes=average.nbytes))
 
 
 _Batch = tuple["torch.Tensor", "torch.Tensor"]
