@@ -28,7 +28,7 @@ from hvdlite.tuning.place import cpu_name
 __all__ = ["CHECKS", "Finding", "cgroup_limits", "framework", "judged", "smoke"]
 
 _MIB = 1 << 20
-SMOKE_SECONDS = 120.0
+_SMOKE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -286,18 +286,12 @@ def gpus() -> Iterator[Finding]:
         return
     yield Finding("CUDA", "ok", f"there is a driver for CUDA {found['driver']}, with {devices}")
     if problem:
-        yield Finding(
-            "NCCL", "warn", f"hvdlite could not check: {problem}", "run python -c 'import hvdlite; print(hvdlite.nccl_built())'"
-        )
-    elif not found["nccl_built"]:
-        yield Finding(
-            "NCCL",
-            "warn",
-            "there is none: GPU tensors go through host memory",
-            "pip install nvidia-nccl-cu12 (-cu13 for CUDA 13)",
-        )
-    else:
-        yield Finding("NCCL", "ok", f"hvdlite uses it, version code {found['nccl_built']}")
+        remedy = "run python -c 'import hvdlite; print(hvdlite.nccl_built())'"
+        yield Finding("NCCL", "warn", f"hvdlite could not check: {problem}", remedy)
+        return
+    version = found["nccl_built"]
+    text = f"hvdlite uses it, version code {version}" if version else "there is none: GPU tensors go through host memory"
+    yield judged("NCCL", version, text, "pip install nvidia-nccl-cu12 (-cu13 for CUDA 13)")
 
 
 # Each framework, with the door for it.
@@ -336,34 +330,33 @@ def frameworks() -> Iterator[Finding]:
 # --- a job --------------------------------------------------------------------------------------------------------------
 
 
-def smoke(seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
+def smoke() -> Iterator[Finding]:
     """A small job of two ranks that add up an array."""
+    check = "a job of 2 ranks"
     with open(os.devnull, "w") as nowhere:
         output = RankOutput(2, stdout=nowhere, stderr=nowhere)
         try:
             job = LaunchedJob(plan.make(Wishes(), 2, launcher="mpirun"), [sys.executable, "-c", probes.SMOKE], output)
-            timer = threading.Timer(seconds, job.interrupt, [0])
+            timer = threading.Timer(_SMOKE_SECONDS, job.interrupt, [0])
             timer.start()
             try:
                 outcome = job.run()
             finally:
                 timer.cancel()
         except HvdliteError as error:
-            yield Finding(
-                "a job of 2 ranks", "fail", f"it could not be started: {error}", "first repair the parts that failed above"
-            )
+            yield Finding(check, "fail", f"it could not be started: {error}", "first repair the parts that failed above")
             return
     look = "run `hvdlite run --verbose -n 2 python train.py`, which prints the command line and the ranks' output"
     if outcome.interrupted:
-        yield Finding("a job of 2 ranks", "fail", f"it had not ended after {seconds:.0f} seconds", look)
+        yield Finding(check, "fail", f"it had not ended after {_SMOKE_SECONDS:.0f} seconds", look)
     elif outcome.failure is not None:
         words = outcome.words[-1] if outcome.words else "it printed nothing"
         found = f"rank {outcome.failure.rank} {outcome.failure.how}: {words}"
-        yield Finding("a job of 2 ranks", "fail", found, "look for this error in docs/errors.md")
+        yield Finding(check, "fail", found, "look for this error in docs/errors.md")
     elif outcome.status or outcome.problem:
-        yield Finding("a job of 2 ranks", "fail", outcome.problem or f"mpirun ended with exit code {outcome.status}", look)
+        yield Finding(check, "fail", outcome.problem or f"mpirun ended with exit code {outcome.status}", look)
     else:
-        yield Finding("a job of 2 ranks", "ok", "both ranks got the right sum of an array")
+        yield Finding(check, "ok", "both ranks got the right sum of an array")
 
 
 CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {

@@ -135,12 +135,8 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         variables["NCCL_SOCKET_IFNAME"] = ",".join(interfaces)
     if arguments.tcp:
         variables["NCCL_IB_DISABLE"] = "1"
-    if arguments.min_np is not None:
-        variables["HVDLITE_ELASTIC_MIN_RANKS"] = str(arguments.min_np)
-    if arguments.reset_limit is not None:
-        variables["HVDLITE_ELASTIC_RESET_LIMIT"] = str(arguments.reset_limit)
-    if arguments.spares is not None:
-        variables["HVDLITE_ELASTIC_SPARES"] = str(arguments.spares)
+    elastic = {"MIN_RANKS": arguments.min_np, "RESET_LIMIT": arguments.reset_limit, "SPARES": arguments.spares}
+    variables |= {f"HVDLITE_ELASTIC_{name}": str(value) for name, value in elastic.items() if value is not None}
     names = []
     for setting in arguments.env:
         name, equals, value = setting.partition("=")
@@ -158,7 +154,7 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         tcp_buffer_bytes=arguments.tcp_buffer_bytes,
         names=tuple(names),
         variables=variables,
-        elastic=arguments.elastic or any((arguments.min_np, arguments.reset_limit, arguments.spares)),
+        elastic=arguments.elastic or any(elastic.values()),
         mpi_args=(*plan.words_of("--mpi-args", arguments.mpi_args), *plan.words_of("--binding-args", arguments.binding_args)),
     ), warnings
 

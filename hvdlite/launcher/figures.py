@@ -152,9 +152,7 @@ def figures_of_job(
     present = {each.rank for each in ranks}
     gone = [answer for rank, answer in before.items() if rank not in present]
     ranks += [RankFigures(answer["rank"], answer["host"], answer["pid"], "ended") for answer in gone]
-    asked: dict[str, int] = {}
-    for each in ranks:
-        asked[each.host] = asked.get(each.host, 0) + 1
+    asked = {each.host for each in ranks}
     rank, share = _most_waited_for(ranks)
     return JobFigures(
         job=first["job"],

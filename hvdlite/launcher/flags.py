@@ -105,17 +105,10 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
     # A flag that has no value in horovodrun has no value in hvdlite run.
     switches = {name for flag in HOROVODRUN if flag.value is not None for name in flag.names}
-    taken = {name for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
-    for knob in KNOBS:
-        if f"--{knob.name.replace('_', '-')}" not in taken:
-            continue
+    taken = {name: knob for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
+    for name, knob in taken.items():
         text = knob.doc.replace("%", "%%")
-        group.add_argument(
-            f"--{knob.name.replace('_', '-')}",
-            dest=f"knob_{knob.name}",
-            metavar=_metavar(knob),
-            help=f"{text} [{_default(knob)}]",
-        )
+        group.add_argument(name, dest=f"knob_{knob.name}", metavar=_metavar(knob), help=f"{text} [{_default(knob)}]")
     group = parser.add_argument_group("flags of horovodrun", "these flags have the same names and meanings in horovodrun")
     for flag in HOROVODRUN:
         names = [name for name in flag.names if name not in taken]

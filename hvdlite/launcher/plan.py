@@ -249,22 +249,18 @@ def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, note
         raise InvalidArgumentError(
             "--launcher srun: this process is in no allocation of Slurm (SLURM_JOB_ID is not set); use salloc or sbatch"
         )
-    srun = shutil.which("srun")
-    problem = "" if srun else "there is no srun on PATH"
-    plugin = None
-    if srun:
-        loaded = mpi.ask_mpi4py()
-        listing = _listing(srun)
-        plugin = choose_plugin(listing, loaded.family)
-        if plugin is None:
-            problem = f"srun has no plugin that starts {loaded.version} (srun --mpi=list prints: {' '.join(listing.split())})"
-    if problem or srun is None or plugin is None:
-        if required:
-            raise SystemFailure(f"--launcher srun: {problem}")
-        notes.append(f"mpirun starts the ranks, and not srun, although this is allocation {allocation.job} of Slurm: {problem}")
-        return None
-    notes.append(f"{srun} --mpi={plugin} starts the ranks: this is allocation {allocation.job} of Slurm")
-    return srun_line(srun, plugin, wishes, len(allocation.hosts), allocation.inside_step)
+    if srun := shutil.which("srun"):
+        loaded, listing = mpi.ask_mpi4py(), _listing(srun)
+        if plugin := choose_plugin(listing, loaded.family):
+            notes.append(f"{srun} --mpi={plugin} starts the ranks: this is allocation {allocation.job} of Slurm")
+            return srun_line(srun, plugin, wishes, len(allocation.hosts), allocation.inside_step)
+        problem = f"srun has no plugin that starts {loaded.version} (srun --mpi=list prints: {' '.join(listing.split())})"
+    else:
+        problem = "there is no srun on PATH"
+    if required:
+        raise SystemFailure(f"--launcher srun: {problem}")
+    notes.append(f"mpirun starts the ranks, and not srun, although this is allocation {allocation.job} of Slurm: {problem}")
+    return None
 
 
 def _listing(srun: str) -> str:
