@@ -157,7 +157,7 @@ def _report(parameters: int, compute: float, seconds: float) -> Iterator[str]:
     yield f"a step: {parameters:,} parameters (float32), {1e3 * compute:g} ms without communication"
     measured = _measure(predicted, SimulatedSteps(gradients, compute), seconds)
     rows = [(method, predicted[method], measured[method]) for method in predicted]
-    yield from ("", *link_model.table(rows), "", link_model.advice(rows, compute))
+    yield from ("", *link_model.table(rows), "", link_model.advice(measured, compute))
 
 
 def main(words: list[str] | None = None) -> int:
