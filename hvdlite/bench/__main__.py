@@ -22,7 +22,6 @@ from hvdlite.bench import (
     keras_training,
     kernels,
     launch,
-    machine,
     messages,
     report,
     submission,
@@ -35,8 +34,9 @@ from hvdlite.bench.others import Others
 from hvdlite.bench.peers import CUDA_PEERS, PEERS, installed
 from hvdlite.bench.team import WrongSum
 from hvdlite.bench.world import World
-from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
+from hvdlite.errors import HvdliteError, InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.launcher import plan as launching
+from hvdlite.tuning.place import cpu_name
 
 __all__ = ["main"]
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _check(parser, options)
             _job(parser, options, words)
-    except (launch.LaunchError, guard.GuardError, OSError, WrongSum, HvdliteError) as error:
+    except (guard.GuardError, OSError, WrongSum, HvdliteError) as error:
         print(f"hvdlite.bench: {error}", file=sys.stderr)
         return 1 if options.command != "guard" else _NO_COMPARISON
     return 0
@@ -332,7 +332,7 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
 
     Raises:
         WrongSum: a peer's result is wrong. All ranks raise it.
-        LaunchError: rank 0 cannot write the output. All ranks raise it.
+        SystemFailure: rank 0 cannot write the output. All ranks raise it.
     """
     world = World()
     try:
@@ -370,7 +370,7 @@ class _Book:
             except OSError as error:
                 problem = f"the output cannot be written: {error}"
         if problem := world.all_agree(problem):
-            raise launch.LaunchError(problem)
+            raise SystemFailure(problem)
 
     def add(self, records: Iterable[report.Record]) -> None:
         """Adds the records of one group of comparable measurements, or other records."""
@@ -394,7 +394,7 @@ def _run_record(world: World, words: Sequence[str]) -> report.Record:
         "bind": world.bind,
         "cores_per_rank": world.cores,
         "cpus": os.cpu_count(),
-        "cpu": machine.cpu_name(),
+        "cpu": cpu_name(),
         "versions": {"hvdlite": __version__, "Python": platform.python_version(), "NumPy": importlib.metadata.version("numpy")},
         "knobs": {name: knobs.values[name] for name in knobs.origins},
     }

@@ -8,7 +8,6 @@ build's program (`guard_job`), with the package of the measured build on PYTHONP
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdlite.bench import others
 from hvdlite.bench.launch import mpirun_command
-from hvdlite.bench.others import machine_seconds
 from hvdlite.bench.report import Record, format_seconds
 from hvdlite.bench.tables import markdown
 from hvdlite.config import outside_of_jobs
@@ -32,7 +31,6 @@ __all__ = [
     "Figure",
     "GuardError",
     "GuardPlan",
-    "OtherLoad",
     "Run",
     "check_build",
     "compare",
@@ -265,31 +263,14 @@ def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
     program = mpirun.find()
 
     def measure(build: Path) -> Run:
-        others = OtherLoad()
+        begun = others.taken()
         figures: dict[str, float] = {}
         for kind, (ranks, bind) in _JOBS.items():
             command = mpirun_command(program, ranks, bind, os.geteuid() == 0)
             figures |= _job(command, kind, build, plan.seconds)
-        return Run(figures, others.share())
+        return Run(figures, sum(others.shares([("", others.taken_since(begun))])))
 
     return measure
-
-
-class OtherLoad:
-    """The processor time that others take from now on: all but this process and the children whose end it has waited for."""
-
-    def __init__(self) -> None:
-        self._begun = self._taken()
-
-    def share(self) -> float:
-        """The share of the processors that others took since this object was made."""
-        there, busy, own = (late - early for late, early in zip(self._taken(), self._begun, strict=True))
-        return max(0.0, busy - own) / there
-
-    @staticmethod
-    def _taken() -> tuple[float, float, float]:
-        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return *machine_seconds(), sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figures:

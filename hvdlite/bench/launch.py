@@ -5,15 +5,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from hvdlite.errors import SystemFailure
 from hvdlite.launcher import mpirun
 
-__all__ = ["BINDINGS", "LaunchError", "mpirun_command", "start"]
+__all__ = ["BINDINGS", "mpirun_command", "start"]
 
 BINDINGS = ("core", "none")
-
-
-class LaunchError(Exception):
-    """The ranks could not be started, or failed."""
 
 
 def mpirun_command(program: mpirun.Mpirun, ranks: int, bind: str, root: bool) -> list[str]:
@@ -36,10 +33,9 @@ def start(ranks: int, bind: str, arguments: Sequence[str]) -> None:
     """Runs ``python -m hvdlite.bench *arguments`` on `ranks` ranks, and waits for their end. For `bind` see `mpirun_command`.
 
     Raises:
-        LaunchError: the ranks failed.
-        SystemFailure: there is no mpirun for the MPI that mpi4py loads.
+        SystemFailure: the ranks failed, or there is no mpirun for the MPI that mpi4py loads.
     """
     command = mpirun_command(mpirun.find(), ranks, bind, os.geteuid() == 0)
     status = subprocess.run([*command, sys.executable, "-m", "hvdlite.bench", *arguments], check=False).returncode
     if status != 0:
-        raise LaunchError(f"the ranks ended with status {status}; their output is above")
+        raise SystemFailure(f"the ranks ended with status {status}; their output is above")

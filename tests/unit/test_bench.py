@@ -16,6 +16,7 @@ from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import contribution, expected_sum
 from hvdlite.bench.world import cores_per_rank
+from hvdlite.errors import SystemFailure
 from hvdlite.launcher.mpirun import Mpirun
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def test_ranks_are_started_by_the_mpirun_of_the_loaded_mpi(monkeypatch, tmp_path
     launch.start(2, "none", ["collectives", "--sizes", "4"])
     assert log.read_text() == f"-bind-to none -n 2 {sys.executable} -m hvdlite.bench collectives --sizes 4\n"
     program.write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(launch.LaunchError, match="the ranks ended with status 3"):
+    with pytest.raises(SystemFailure, match="the ranks ended with status 3"):
         launch.start(2, "none", ["collectives"])
 
 

@@ -4,12 +4,11 @@ import json
 import random
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hvdlite.bench import __main__ as bench
-from hvdlite.bench import guard
+from hvdlite.bench import guard, others
 from hvdlite.bench.guard import FIGURES, GuardError, GuardPlan, Run
 
 THIS, OTHER = Path("/this"), Path("/other")
@@ -100,13 +99,12 @@ def test_a_machine_that_is_never_quiet_ends_it():
 
 
 def test_what_a_job_takes_itself_is_no_other_load(monkeypatch):
-    machine = iter([(100.0, 50.0), (110.0, 56.0), (120.0, 57.0)])  # there, busy
-    seconds = iter([1.0, 2.0, 1.5, 6.5, 2.5, 7.5])  # of this process and of its children
-    monkeypatch.setattr(guard, "machine_seconds", lambda: next(machine))
-    monkeypatch.setattr(guard.resource, "getrusage", lambda who: SimpleNamespace(ru_utime=next(seconds), ru_stime=0.5))
-    others = guard.OtherLoad()
-    assert others.share() == pytest.approx((6 - 5) / 10)
-    assert others.share() == 0, "more than the machine has counted"
+    times = iter([(1.0, 0.5, 2.0, 0.5, 0.0), (1.5, 0.5, 6.5, 0.5, 0.0)])  # the last two before the clock: of its children
+    monkeypatch.setattr(others.os, "times", lambda: next(times))
+    begun = others.taken()
+    assert others.taken_since(begun).own == 5.0
+    assert others.shares([("", others.Taken(10.0, 6.0, 0.0, 5.0))]) == pytest.approx((0.1, 0.0))
+    assert others.shares([("", others.Taken(10.0, 4.9, 0.0, 5.0))]) == (0.0, 0.0), "more than the machine has counted"
 
 
 # --- the command --------------------------------------------------------------------------------------------------------
