@@ -138,28 +138,20 @@ def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
 
 def shared_memory() -> Iterator[Finding]:
     """The shared memory through which ranks of one host exchange tensors."""
-    with_memfd = hasattr(os, "memfd_create")
-    if with_memfd:
-        try:
-            descriptor = os.memfd_create("hvdlite-doctor")
-            os.posix_fallocate(descriptor, 0, _MIB)
-            os.close(descriptor)
-        except OSError as error:
-            with_memfd = False
-            yield Finding(
-                "memfd",
-                "warn",
-                f"memfd_create fails: {error.strerror}",
-                "allow memfd_create, or make /dev/shm larger; see docs/launching.md",
-            )
-    if with_memfd:
-        yield Finding("memfd", "ok", "memfd_create works: ranks of this host can share memory")
+    problem = ""
+    try:
+        descriptor = os.memfd_create("hvdlite-doctor")
+        os.posix_fallocate(descriptor, 0, _MIB)
+        os.close(descriptor)
+    except (AttributeError, OSError) as error:  # a Python that was built for an old system has no memfd_create
+        problem = f"memfd_create fails: {getattr(error, 'strerror', None) or error}"
+    found = problem or "memfd_create works: ranks of this host can share memory"
+    yield judged("memfd", not problem, found, "allow memfd_create, or make /dev/shm larger; see docs/launching.md")
     try:
         space = os.statvfs("/dev/shm")
     except OSError as error:
-        yield Finding(
-            "/dev/shm", "none" if with_memfd else "warn", error.strerror or "", "" if with_memfd else "mount a tmpfs there"
-        )
+        status, remedy = ("warn", "mount a tmpfs there") if problem else ("none", "")
+        yield Finding("/dev/shm", status, error.strerror or "", remedy)
         return
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     found = f"it has {size // _MIB} MiB, and {free // _MIB} MiB of them are free"

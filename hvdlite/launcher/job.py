@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from hvdlite.launcher import rank as rank_program
 from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.output import LauncherStream, RankExit, RankOutput, first_failure, last_output, parse_marked
 from hvdlite.launcher.plan import LaunchPlan
-from hvdlite.launcher.rank import ASKS, HEADER, Segments, short_path
+from hvdlite.launcher.rank import ASKS, HEADER, Segments, at_parent_end, short_path
 
 __all__ = ["GRACE_SECONDS", "NOT_LAUNCHED", "JobOutcome", "LaunchedJob", "told_to_end"]
 
@@ -146,11 +146,10 @@ class LaunchedJob:
             str(self._grace),
         ]
         words = [*self._line.words, *program, *self._command]
-        follow_us = _end_with_us()
         try:
             process = subprocess.Popen(
                 words,
-                preexec_fn=follow_us,
+                preexec_fn=at_parent_end(signal.SIGTERM),
                 env=self._plan.environ,
                 stdin=subprocess.DEVNULL,  # ranks have no input either
                 stdout=subprocess.PIPE,
@@ -368,14 +367,3 @@ def told_to_end(
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _end_with_us() -> Callable[[], object]:
-    """A function that mpirun's process runs before mpirun. It asks the kernel to send mpirun SIGTERM when this process ends."""
-    try:
-        import ctypes
-
-        prctl = ctypes.CDLL(None).prctl
-    except (ImportError, OSError, AttributeError):
-        return lambda: None
-    return lambda: prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -107,33 +107,22 @@ def probe(program: str, arguments: Sequence[str] = (), seconds: float = 60.0) ->
         if it did not.
     """
     command = [sys.executable, "-c", _FIND + _SAY + program, *arguments]
-    process = subprocess.Popen(
-        command,
-        env=outside_of_jobs(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    late = False
     try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        late = True
-        process.kill()
-        out, err = process.communicate()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    said = [json.loads(line.removeprefix(_MARK)) for line in out.splitlines() if line.startswith(_MARK)]
-    found = said[-1] if said else {}
-    if late:
-        return found, f"it took more than {seconds:.0f} seconds"
-    if process.returncode < 0:
-        return found, f"signal {-process.returncode} ({signal.Signals(-process.returncode).name}) ended it"
-    if process.returncode:
-        lines = err.strip().splitlines()
-        return found, lines[-1] if lines else f"it ended with exit code {process.returncode}"
-    return found, ""
+        done = subprocess.run(
+            command, env=outside_of_jobs(), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return _last_said(late.stdout or b""), f"it took more than {seconds:.0f} seconds"
+    problem = ""
+    if done.returncode < 0:
+        problem = f"signal {-done.returncode} ({signal.Signals(-done.returncode).name}) ended it"
+    elif done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        problem = lines[-1] if lines else f"it ended with exit code {done.returncode}"
+    return _last_said(done.stdout), problem
+
+
+def _last_said(output: bytes) -> dict[str, Any]:
+    said = [line.removeprefix(_MARK) for line in output.decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    found: dict[str, Any] = json.loads(said[-1]) if said else {}
+    return found
