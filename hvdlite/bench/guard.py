@@ -266,7 +266,7 @@ def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
         begun = others.taken()
         figures: dict[str, float] = {}
         for kind, (ranks, bind) in _JOBS.items():
-            command = mpirun_command(program, ranks, bind, os.geteuid() == 0)
+            command = mpirun_command(program, ranks, bind)
             figures |= _job(command, kind, build, plan.seconds)
         return Run(figures, sum(others.shares([("", others.taken_since(begun))])))
 
