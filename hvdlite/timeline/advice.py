@@ -177,9 +177,7 @@ def _about_first_steps(analysis: Analysis) -> list[str]:
 
 
 def _about_fusion(analysis: Analysis) -> list[str]:
-    if not analysis.fused:
-        return []
-    steps = max(1, len(analysis.boundaries) - 1)
+    steps = len(analysis.boundaries) - 1
     alone = sum(1 for tensors, num_bytes in analysis.fused if tensors == 1 and num_bytes < _SMALL_BYTES)
     if alone / steps > 8:
         return [

@@ -173,7 +173,7 @@ def _boundaries(trace: Trace) -> list[float]:
 
 def _shares(trace: Trace, boundaries: Sequence[float], shift: float) -> list[Share]:
     waits = union(trace.waits)
-    moving = union(operation.data for operation in trace.operations.values() if operation.data)
+    moving = union(operation.data for operation in trace.operations.values())
     exposed = common(waits, moving)
     shares = []
     for begin, end in itertools.pairwise(boundaries):

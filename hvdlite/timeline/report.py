@@ -215,10 +215,7 @@ def _moves(trace: Trace) -> list[tuple[Span, str]]:
         groups[operation.fused_op or -number].append(operation)
     moves = []
     for group in groups.values():
-        spans = [operation.data for operation in group if operation.data]
-        if not spans:
-            continue
-        span = (min(since for since, _ in spans), max(until for _, until in spans))
+        span = (min(operation.data[0] for operation in group), max(operation.end for operation in group))
         names = ", ".join(operation.name for operation in group[:3]) + (", ..." if len(group) > 3 else "")
         total = _size(sum(operation.num_bytes for operation in group))
         moves.append(
@@ -271,7 +268,7 @@ def _fusion_table(analysis: Analysis) -> str:
     sizes = [num_bytes for _, num_bytes in analysis.fused]
     tensors = [count for count, _ in analysis.fused]
     begin, end = analysis.boundaries[0], analysis.boundaries[-1]
-    moving = union(operation.data for operation in analysis.first.trace.operations.values() if operation.data)
+    moving = union(operation.data for operation in analysis.first.trace.operations.values())
     busy = length_within(moving, begin, end)
     rows = [("FusedOps a step", f"{len(sizes) / steps:.1f}"), ("with the agreement, a step", f"{analysis.unfused / steps:.1f}")]
     if sizes:

@@ -31,13 +31,11 @@ class Tail:
     Attributes:
         steps: the numbers of the steps.
         excess: sum over these steps of their value minus the median, in microseconds.
-        usual: the median of all steps, in microseconds.
         rhythm: a text such as ``every 10th step``; empty if the steps have no rhythm.
     """
 
     steps: tuple[int, ...]
     excess: float
-    usual: float
     rhythm: str
 
     @property
@@ -63,7 +61,7 @@ def find_tail(values: Sequence[float], usual_step: float, begins: Sequence[float
         slow = {step: slow[step] for step in beats}
     else:
         rhythm = _rhythm_of_time([begins[step] for step in slow])
-    return Tail(tuple(slow), sum(slow.values()), usual, rhythm)
+    return Tail(tuple(slow), sum(slow.values()), rhythm)
 
 
 def _rhythm_of_steps(slow: dict[int, float], first: int, steps: int) -> tuple[str, list[int]]:
