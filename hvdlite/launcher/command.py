@@ -99,10 +99,8 @@ def names_binding(arguments: Sequence[str]) -> bool:
 
 def passed_names(wishes: Wishes) -> list[str]:
     """The names of the variables that ranks on other hosts get."""
-    found = set(wishes.names) | set(wishes.variables)
-    for name in wishes.environ:
-        if any(fnmatchcase(name, pattern) for pattern in PASSED):
-            found.add(name)
+    inherited = {name for name in wishes.environ if any(fnmatchcase(name, pattern) for pattern in PASSED)}
+    found = {*wishes.names, *wishes.variables, *inherited}
     # mpirun cannot pass a variable whose name a shell does not accept (bash exports functions under such names).
     return sorted(
         name for name in found if name.isidentifier() and not any(fnmatchcase(name, pattern) for pattern in _NOT_PASSED)

@@ -323,7 +323,7 @@ class LaunchedJob:
         interrupted = bool(self._asked_to_end)
         lost = tuple(ending for ending in self._endings.values() if ending.code < 0)
         others = [ending for ending in self._endings.values() if ending.code >= 0]
-        if self._line.elastic and lost and others and not interrupted and not any(ending.failed for ending in others):
+        if self._line.elastic and lost and others and not interrupted and not any(ending.code for ending in others):
             return JobOutcome(0, lost=lost)
         failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
         if self._problem:
