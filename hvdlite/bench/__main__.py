@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _guard(options)
         else:
             _check(parser, options)
-            _job(parser, options, words)
-    except (guard.GuardError, OSError, WrongSum, HvdliteError) as error:
+            _job(options, words)
+    except (OSError, WrongSum, HvdliteError) as error:
         print(f"hvdlite.bench: {error}", file=sys.stderr)
         return 1 if options.command != "guard" else _NO_COMPARISON
     return 0
@@ -278,7 +278,7 @@ def _kernels(options: argparse.Namespace) -> int:
 
 def _guard(options: argparse.Namespace) -> int:
     if options.pairs < guard.FEWEST_PAIRS:
-        raise guard.GuardError(f"--pairs {options.pairs}: a comparison needs at least {guard.FEWEST_PAIRS} pairs")
+        raise InvalidArgumentError(f"--pairs {options.pairs}: a comparison needs at least {guard.FEWEST_PAIRS} pairs")
     plan = guard.GuardPlan(options.pairs, options.seconds, options.tolerance, options.any_load)
     builds = [guard.check_build(folder) for folder in (Path(__file__).parents[2], options.against)]
     records = guard.compare(builds, plan, guard.jobs(plan), lambda line: print(line, file=sys.stderr, flush=True))
@@ -290,7 +290,7 @@ def _guard(options: argparse.Namespace) -> int:
 # --- a job ------------------------------------------------------------------------------------------------------------
 
 
-def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Sequence[str]) -> None:
+def _job(options: argparse.Namespace, words: Sequence[str]) -> None:
     """Measures if a launcher has started this process as a rank; otherwise starts ranks that measure."""
     if config.launcher_claim() is not None:
         _measure(options, words)

@@ -22,6 +22,7 @@ from hvdlite.bench.launch import mpirun_command
 from hvdlite.bench.report import Record, format_seconds
 from hvdlite.bench.tables import markdown
 from hvdlite.config import outside_of_jobs
+from hvdlite.errors import SystemFailure
 from hvdlite.launcher import mpirun
 from hvdlite.launcher.job import NOT_LAUNCHED
 
@@ -29,7 +30,6 @@ __all__ = [
     "FEWEST_PAIRS",
     "FIGURES",
     "Figure",
-    "GuardError",
     "GuardPlan",
     "Run",
     "check_build",
@@ -52,10 +52,6 @@ _PROGRAM = Path(__file__).with_name("guard_job.py")
 _START = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 Figures = Mapping[str, float]
-
-
-class GuardError(Exception):
-    """A comparison is impossible: a folder has no build, a job failed, or the machine was not quiet."""
 
 
 class Figure(NamedTuple):
@@ -167,7 +163,7 @@ def compare(
         say: a function that prints a line of progress.
 
     Raises:
-        GuardError: the machine was not quiet in more turns than `plan` allows to repeat.
+        SystemFailure: the machine was not quiet in more turns than `plan` allows to repeat.
     """
     found: list[dict[str, list[float]]] = [{}, {}]
     loads: list[float] = []
@@ -180,7 +176,7 @@ def compare(
                     break
                 repeats += 1
                 if repeats > plan.most_repeats:
-                    raise GuardError(
+                    raise SystemFailure(
                         f"the machine is not quiet: in {repeats} turns other processes and guests took more than {_QUIET:.0%} "
                         f"of its processors, in the last one {run.load:.0%}. End them (`top` shows them), or use --any-load, "
                         f"which gives wider intervals"
@@ -248,13 +244,13 @@ def check_build(folder: Path) -> Path:
     """The resolved path of a folder from which hvdlite can be imported.
 
     Raises:
-        GuardError: the folder has no hvdlite, or its native code is not built.
+        SystemFailure: the folder has no hvdlite, or its native code is not built.
     """
     folder = folder.resolve()
     if not (folder / "hvdlite" / "__init__.py").exists():
-        raise GuardError(f"{folder} has no hvdlite: name a checkout, or the folder of an unpacked wheel")
+        raise SystemFailure(f"{folder} has no hvdlite: name a checkout, or the folder of an unpacked wheel")
     if not list((folder / "hvdlite").glob("_engine*.so")):
-        raise GuardError(f"the hvdlite in {folder} is not built: run `make develop` there")
+        raise SystemFailure(f"the hvdlite in {folder} is not built: run `make develop` there")
     return folder
 
 
@@ -268,7 +264,7 @@ def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
         for kind, (ranks, bind) in _JOBS.items():
             command = mpirun_command(program, ranks, bind)
             figures |= _job(command, kind, build, plan.seconds)
-        return Run(figures, sum(others.shares([("", others.taken_since(begun))])))
+        return Run(figures, others.share_since(begun))
 
     return measure
 
@@ -277,7 +273,7 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
     """Runs a fresh job and returns its figures. The job may fail after it has written them, because one kind kills a rank.
 
     Raises:
-        GuardError: the job has written no figures, hangs, or imports another hvdlite.
+        SystemFailure: the job has written no figures, hangs, or imports another hvdlite.
     """
     inherited = outside_of_jobs()
     paths = [str(build), *filter(None, [inherited.get("PYTHONPATH")])]
@@ -297,15 +293,15 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
                     check=False,
                 )
             except subprocess.TimeoutExpired as late:
-                raise GuardError(f"the job {kind} of {build} hangs: hvdlite ended it after {_JOB_SECONDS:.0f} s") from late
+                raise SystemFailure(f"the job {kind} of {build} hangs: hvdlite ended it after {_JOB_SECONDS:.0f} s") from late
             if NOT_LAUNCHED not in done.stderr:
                 break
         file = Path(folder) / "figures.json"
         if not file.exists():
             said = "\n".join((done.stdout + done.stderr).splitlines()[-_LAST_LINES:])
-            raise GuardError(f"the job {kind} of {build} ended with status {done.returncode} and no figures:\n{said}")
+            raise SystemFailure(f"the job {kind} of {build} ended with status {done.returncode} and no figures:\n{said}")
         found = json.loads(file.read_text())
     if not Path(found["package"]).resolve().is_relative_to(build):
-        raise GuardError(f"the job {kind} of {build} has imported {found['package']}: remove that folder from PYTHONPATH")
+        raise SystemFailure(f"the job {kind} of {build} has imported {found['package']}: remove that folder from PYTHONPATH")
     figures: Figures = found["figures"]
     return figures

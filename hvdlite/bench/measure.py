@@ -115,8 +115,7 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
     gc.collect()
     gc.disable()
     try:
-        pilots = [_pilot(world, subject) for subject in subjects]
-        blocks = [_Block.plan(*pilot, effort) for pilot in pilots]
+        blocks = [_Block.plan(*_pilot(world, subject), effort) for subject in subjects]
         done = {subject.name: Samples(block.calls) for subject, block in zip(subjects, blocks, strict=True)}
         begun = time.monotonic()
         for number in itertools.count():

@@ -11,7 +11,7 @@ from hvdlite.bench.report import Record
 from hvdlite.bench.world import World
 from hvdlite.tuning.place import boot_id
 
-__all__ = ["Others", "Taken", "shares", "taken", "taken_since"]
+__all__ = ["Others", "Taken", "share_since", "shares", "taken", "taken_since"]
 
 _STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -58,6 +58,11 @@ def shares(measured: Iterable[tuple[str, Taken]]) -> tuple[float, float]:
     processes = (max(0.0, ranks[0].busy - sum(rank.own for rank in ranks)) / ranks[0].there for ranks in machines.values())
     guests = (ranks[0].stolen / ranks[0].there for ranks in machines.values())
     return max(processes), max(guests)
+
+
+def share_since(begun: Taken) -> float:
+    """The share of this machine's processors that others took from then on."""
+    return sum(shares([("", taken_since(begun))]))
 
 
 class Others:
