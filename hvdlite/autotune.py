@@ -31,7 +31,7 @@ from hvdlite.tuning import files
 from hvdlite.tuning.parameters import TUNABLE, parameters
 from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.report import Report, changes, format_settings, to_csv, to_evidence, to_text
-from hvdlite.tuning.search import Rules, Settings, Value, drive, search
+from hvdlite.tuning.search import Rules, Settings, Value, search
 
 __all__ = ["CASES", "Engines", "TuningRanks", "at_init", "main", "tune"]
 
@@ -184,7 +184,7 @@ def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_b
         return engines.sample(settings), passed()
 
     try:
-        outcome = drive(search(searched, defaults, Rules(warm_up=knobs.autotune_warmup_samples)), sample, seconds)
+        outcome = search(searched, defaults, Rules(warm_up=knobs.autotune_warmup_samples), sample, seconds)
     finally:
         engines.close()
     same = len({bits[str(sorted(settings.items()))] for settings in (outcome.defaults, outcome.chosen)}) == 1

@@ -7,10 +7,11 @@ engine and the codecs. It does not show how they slow a computation on the same 
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -129,8 +130,20 @@ def _measure(methods: Iterable[ExchangeMethod], steps: SimulatedSteps, seconds: 
     return {method: statistics.median(own[1:] or own) for method, own in times.items()}
 
 
-def _report(parameters: int, compute: float, seconds: float) -> list[str]:
-    """The lines to print. Collective."""
+def _check_memory(parameters: int) -> None:
+    """Raises InvalidArgumentError on all ranks if the gradients of a host's ranks are larger than its memory. Collective."""
+    needed = 4 * parameters * RUNTIME.require_topology().local_size
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (share := slowest(needed / there, _GLOBAL)) > 1:
+        raise InvalidArgumentError(
+            f"--parameters {parameters}: the gradients of the measured steps take {4 * parameters / (1 << 30):.3g} GiB on each "
+            f"rank, on one host {share:.3g} times its memory: give fewer parameters"
+        )
+
+
+def _report(parameters: int, compute: float, seconds: float) -> Iterator[str]:
+    """Yields the lines to print, as soon as they are known. Collective."""
+    _check_memory(parameters)
     link = measure_link(global_process_set)
     if link.hosts < 2:
         raise InvalidArgumentError(
@@ -140,16 +153,11 @@ def _report(parameters: int, compute: float, seconds: float) -> list[str]:
     config = RUNTIME.config
     gradients = Gradients(link_model.bucket_sizes(parameters, config.first_bucket_bytes, config.bucket_bytes))
     predicted = {method: link_model.step_seconds(link, method, gradients, compute) for method in link_model.ALL_METHODS}
+    yield f"{RUNTIME.require_topology().size} ranks: {link_model.describe(link)}"
+    yield f"a step: {parameters:,} parameters (float32), {1e3 * compute:g} ms without communication"
     measured = _measure(predicted, SimulatedSteps(gradients, compute), seconds)
     rows = [(method, predicted[method], measured[method]) for method in predicted]
-    return [
-        f"{RUNTIME.require_topology().size} ranks: {link_model.describe(link)}",
-        f"a step: {parameters:,} parameters (float32), {1e3 * compute:g} ms without communication",
-        "",
-        *link_model.table(rows),
-        "",
-        link_model.advice(rows, compute),
-    ]
+    yield from ("", *link_model.table(rows), "", link_model.advice(measured, compute))
 
 
 def main(words: list[str] | None = None) -> int:
@@ -161,13 +169,13 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     try:
         basics.init()
-        lines = _report(options.parameters, options.step_time, options.seconds)
+        for line in _report(options.parameters, options.step_time, options.seconds):
+            if RUNTIME.require_topology().rank == 0:
+                print(line, flush=True)
     except HvdliteError as error:
         if RUNTIME.topology is None or RUNTIME.topology.rank == 0:  # before init has ended, no rank knows its number
             print(f"hvdlite tune: {error}", file=sys.stderr)
         return 1
-    if RUNTIME.require_topology().rank == 0:
-        print("\n".join(lines), flush=True)
     return 0
 
 

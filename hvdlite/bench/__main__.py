@@ -22,7 +22,6 @@ from hvdlite.bench import (
     keras_training,
     kernels,
     launch,
-    machine,
     messages,
     report,
     submission,
@@ -32,11 +31,12 @@ from hvdlite.bench import (
 )
 from hvdlite.bench.models import MODELS
 from hvdlite.bench.others import Others
-from hvdlite.bench.peers import PEERS, installed
+from hvdlite.bench.peers import CUDA_PEERS, PEERS, installed
 from hvdlite.bench.team import WrongSum
 from hvdlite.bench.world import World
-from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
+from hvdlite.errors import HvdliteError, InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.launcher import plan as launching
+from hvdlite.tuning.place import cpu_name
 
 __all__ = ["main"]
 
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _guard(options)
         else:
             _check(parser, options)
-            _job(parser, options, words)
-    except (launch.LaunchError, guard.GuardError, OSError, WrongSum, HvdliteError) as error:
+            _job(options, words)
+    except (OSError, WrongSum, HvdliteError) as error:
         print(f"hvdlite.bench: {error}", file=sys.stderr)
         return 1 if options.command != "guard" else _NO_COMPARISON
     return 0
@@ -97,20 +97,13 @@ def _parser() -> argparse.ArgumentParser:
             )
         return job
 
-    plan = collectives.CollectivesPlan()
-    job = add("collectives", "measures arrays of all sizes, gradients, small tensors and an idle engine", plan.seconds)
+    job = add("collectives", "measures arrays of all sizes, gradients, small tensors and an idle engine", 120.0)
     usual = [name for name, kind in PEERS.items() if kind.by_default]
-    _add_names(job, "--cases", collectives.CASES, plan.cases)
-    _add_names(job, "--cache", collectives.CACHES, plan.caches)
-    _add_names(job, "--peers", [*PEERS, *(name for name in cuda_collectives.PEERS if name not in PEERS)], usual)
-    job.add_argument(
-        "--sizes",
-        type=_sizes,
-        default=",".join(map(report.short_bytes, plan.sizes)),
-        metavar="BYTES,...",
-        help="the sizes of the arrays, such as 4,64K,16M",
-    )
-    job.add_argument("--tensors", type=launching.positive, default=plan.tensors, help="the number of tensors in the case small")
+    _add_names(job, "--cases", collectives.CASES, collectives.CASES)
+    _add_names(job, "--cache", collectives.CACHES, collectives.CACHES)
+    _add_names(job, "--peers", [*(PEERS | CUDA_PEERS)], usual)
+    _add_sizes(job, collectives.DEFAULT_SIZES, "the sizes of the arrays, such as 4,64K,16M")
+    _add_number(job, "--tensors", collectives.DEFAULT_TENSORS, "the number of tensors in the case small")
     job.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="the memory of the tensors; cuda needs torch and a GPU"
     )
@@ -124,46 +117,23 @@ def _parser() -> argparse.ArgumentParser:
     _add_names(job, "--peers", ways, [way for way in ways if way not in training.WAYS or training.WAYS[way].by_default])
     job.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)  # a job that is a part of a run prints no tables
 
-    ops = tensorflow_ops.OpsPlan()
-    job = add("tensorflow-ops", "measures operations in a graph of TensorFlow, on one rank", ops.seconds)
-    job.add_argument("--tensors", type=launching.positive, default=ops.tensors, help="the number of tensors in the graph")
-    job.add_argument("--elements", type=launching.positive, default=ops.elements, help="the number of elements of each tensor")
+    job = add("tensorflow-ops", "measures operations in a graph of TensorFlow, on one rank", 20.0)
+    _add_number(job, "--tensors", 160, "the number of tensors in the graph")
+    _add_number(job, "--elements", 1000, "the number of elements of each tensor")
 
-    submitted = submission.SubmissionPlan()
-    job = add("submission", "measures the time to submit one of many small tensors", submitted.seconds)
-    job.add_argument(
-        "--tensors",
-        type=launching.positive,
-        default=submitted.tensors,
-        help="the number of tensors that are submitted before the wait",
-    )
+    job = add("submission", "measures the time to submit one of many small tensors", 20.0)
+    _add_number(job, "--tensors", 100, "the number of tensors that are submitted before the wait")
 
-    messaging = messages.MessagesPlan()
-    job = add("messages", "measures messages of all sizes from the first rank to the last", messaging.seconds)
-    usual_messages = ",".join(map(report.short_bytes, messaging.sizes))
-    job.add_argument(
-        "--sizes", type=_sizes, default=usual_messages, metavar="BYTES,...", help="the sizes of the tensors, such as 8,64M"
-    )
+    job = add("messages", "measures messages of all sizes from the first rank to the last", 30.0)
+    _add_sizes(job, messages.DEFAULT_SIZES, "the sizes of the tensors, such as 8,64M")
 
-    kernel_plan = kernels.KernelPlan()
     job = add("kernels", "measures the fusion kernels of one GPU, in this process")
-    _add_names(job, "--cases", list(kernels.CASES), kernel_plan.cases)
-    usual_sizes = ",".join(map(report.short_bytes, kernel_plan.sizes))
-    job.add_argument("--sizes", type=_sizes, default=usual_sizes, metavar="BYTES,...", help="the sizes of all tensors together")
-    job.add_argument(
-        "--tensors",
-        type=_numbers,
-        default=",".join(map(str, kernel_plan.tensors)),
-        metavar="N,...",
-        help="the numbers of tensors",
-    )
-    job.add_argument(
-        "--launches", type=launching.positive, default=kernel_plan.launches, help="the number of launches in a row"
-    )
-    job.add_argument(
-        "--repeats", type=launching.positive, default=kernel_plan.repeats, help="the number of rows; the median is reported"
-    )
-    job.add_argument("--gpu", type=int, default=kernel_plan.gpu, help="the number of the GPU")
+    _add_names(job, "--cases", list(kernels.CASES), kernels.DEFAULT_CASES)
+    _add_sizes(job, kernels.DEFAULT_SIZES, "the sizes of all tensors together")
+    job.add_argument("--tensors", type=_numbers, default="1,16,160,1000", metavar="N,...", help="the numbers of tensors")
+    _add_number(job, "--launches", 50, "the number of launches in a row")
+    _add_number(job, "--repeats", 5, "the number of rows; the median is reported")
+    job.add_argument("--gpu", type=int, default=0, help="the number of the GPU")
     _add_output(job)
     job.add_argument("--targets", action="store_true", help="lists each missed target, and ends with status 3 if there is one")
 
@@ -225,6 +195,15 @@ def _add_names(parser: argparse.ArgumentParser, flag: str, known: Sequence[str],
     )
 
 
+def _add_sizes(parser: argparse.ArgumentParser, usual: Sequence[int], text: str) -> None:
+    default = ",".join(map(report.short_bytes, usual))
+    parser.add_argument("--sizes", type=_sizes, default=default, metavar="BYTES,...", help=text)
+
+
+def _add_number(parser: argparse.ArgumentParser, flag: str, usual: int, text: str) -> None:
+    parser.add_argument(flag, type=launching.positive, default=usual, help=text)
+
+
 def _numbers(text: str) -> list[int]:
     numbers = [int(number) if number.isdecimal() else 0 for number in text.split(",")]
     if min(numbers) < 1:
@@ -268,27 +247,24 @@ def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     """Replaces defaults by the defaults for CUDA tensors, and drops peers and cases that these do not have."""
     if reason := cuda_collectives.no_gpu():
         parser.error(f"--device cuda: {reason}")
-    host, cuda = collectives.CollectivesPlan(), cuda_collectives.CudaPlan()
     if options.peers == [name for name, kind in PEERS.items() if kind.by_default]:
-        options.peers = list(cuda.peers)
-    options.peers = [name for name in options.peers if name in cuda_collectives.PEERS]
+        options.peers = list(CUDA_PEERS)
+    options.peers = [name for name in options.peers if name in CUDA_PEERS]
     options.cases = [name for name in options.cases if name in cuda_collectives.CASES]
     if not options.peers or not options.cases:
-        known = cuda_collectives.CASES if options.peers else cuda_collectives.PEERS
+        known = cuda_collectives.CASES if options.peers else CUDA_PEERS
         parser.error(f"with --device cuda, {'--cases' if options.peers else '--peers'} may only be {', '.join(known)}")
-    if list(options.sizes) == list(host.sizes):
-        options.sizes = list(cuda.sizes)
-    if options.tensors == host.tensors:
-        options.tensors = cuda.tensors
+    if tuple(options.sizes) == collectives.DEFAULT_SIZES:
+        options.sizes = cuda_collectives.DEFAULT_SIZES
+    if options.tensors == collectives.DEFAULT_TENSORS:
+        options.tensors = cuda_collectives.DEFAULT_TENSORS
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    records: list[report.Record] = []
-    plan = kernels.KernelPlan(options.cases, options.sizes, options.tensors, options.launches, options.repeats, options.gpu)
-    kernels.run(config.from_environment(), plan, records.extend)
+    records = kernels.run(options)
     _write(options, records)
     print(kernels.table(records), flush=True)
     missed = kernels.missed(records) if options.targets else []
@@ -302,7 +278,7 @@ def _kernels(options: argparse.Namespace) -> int:
 
 def _guard(options: argparse.Namespace) -> int:
     if options.pairs < guard.FEWEST_PAIRS:
-        raise guard.GuardError(f"--pairs {options.pairs}: a comparison needs at least {guard.FEWEST_PAIRS} pairs")
+        raise InvalidArgumentError(f"--pairs {options.pairs}: a comparison needs at least {guard.FEWEST_PAIRS} pairs")
     plan = guard.GuardPlan(options.pairs, options.seconds, options.tolerance, options.any_load)
     builds = [guard.check_build(folder) for folder in (Path(__file__).parents[2], options.against)]
     records = guard.compare(builds, plan, guard.jobs(plan), lambda line: print(line, file=sys.stderr, flush=True))
@@ -314,7 +290,7 @@ def _guard(options: argparse.Namespace) -> int:
 # --- a job ------------------------------------------------------------------------------------------------------------
 
 
-def _job(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Sequence[str]) -> None:
+def _job(options: argparse.Namespace, words: Sequence[str]) -> None:
     """Measures if a launcher has started this process as a rank; otherwise starts ranks that measure."""
     if config.launcher_claim() is not None:
         _measure(options, words)
@@ -356,30 +332,21 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
 
     Raises:
         WrongSum: a peer's result is wrong. All ranks raise it.
-        LaunchError: rank 0 cannot write the output. All ranks raise it.
+        SystemFailure: rank 0 cannot write the output. All ranks raise it.
     """
     world = World()
     try:
         book = _Book(world, options.output)
         book.add([_run_record(world, words)])
         others = Others(world)
-        if options.command == "collectives" and options.device == "cuda":
-            chosen = (options.cases, options.sizes, options.tensors, options.peers, options.seconds)
-            cuda_collectives.run(world, cuda_collectives.CudaPlan(*chosen), book.add)
-        elif options.command == "collectives":
-            collectives.run(world, _collectives_plan(options), book.add)
-        elif options.command == "tensorflow-ops":
-            tensorflow_ops.run(world, tensorflow_ops.OpsPlan(options.tensors, options.elements, options.seconds), book.add)
-        elif options.command == "submission":
-            submission.run(world, submission.SubmissionPlan(options.tensors, options.seconds), book.add)
-        elif options.command == "messages":
-            messages.run(world, messages.MessagesPlan(options.sizes, options.seconds), book.add)
-        elif options.framework == "keras":
-            keras_plan = keras_training.KerasPlan(options.models, options.loops, options.peers, options.seconds)
-            keras_training.run(world, keras_plan, book.add)
-        else:
-            plan = training.TrainingPlan(options.models, options.zero_grad, options.peers, options.seconds)
-            training.run(world, plan, book.add)
+        run = {
+            "collectives": cuda_collectives.run if getattr(options, "device", "") == "cuda" else collectives.run,
+            "training": keras_training.run if getattr(options, "framework", "") == "keras" else training.run,
+            "tensorflow-ops": tensorflow_ops.run,
+            "submission": submission.run,
+            "messages": messages.run,
+        }[options.command]
+        run(world, options, book.add)
         book.add([others.record()])
         if world.rank == 0 and not getattr(options, "silent", False):
             print(tables.tables(book.records), flush=True)
@@ -387,12 +354,6 @@ def _measure(options: argparse.Namespace, words: Sequence[str]) -> None:
                 _draw(book.records, options.plot)
     finally:
         world.close()
-
-
-def _collectives_plan(options: argparse.Namespace) -> collectives.CollectivesPlan:
-    return collectives.CollectivesPlan(
-        options.cases, options.sizes, options.cache, options.tensors, options.peers, options.seconds
-    )
 
 
 class _Book:
@@ -409,7 +370,7 @@ class _Book:
             except OSError as error:
                 problem = f"the output cannot be written: {error}"
         if problem := world.all_agree(problem):
-            raise launch.LaunchError(problem)
+            raise SystemFailure(problem)
 
     def add(self, records: Iterable[report.Record]) -> None:
         """Adds the records of one group of comparable measurements, or other records."""
@@ -433,7 +394,7 @@ def _run_record(world: World, words: Sequence[str]) -> report.Record:
         "bind": world.bind,
         "cores_per_rank": world.cores,
         "cpus": os.cpu_count(),
-        "cpu": machine.cpu_name(),
+        "cpu": cpu_name(),
         "versions": {"hvdlite": __version__, "Python": platform.python_version(), "NumPy": importlib.metadata.version("numpy")},
         "knobs": {name: knobs.values[name] for name in knobs.origins},
     }

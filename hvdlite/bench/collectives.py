@@ -5,106 +5,99 @@ All peers reduce the same array of each size, so that none has an array whose me
 is compared with the right one.
 """
 
+import argparse
 import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from hvdlite.bench import report
-from hvdlite.bench.machine import aligned_zeros, cache_flusher, thread_seconds
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.machine import cache_flusher, thread_seconds
+from hvdlite.bench.measure import Effort, Samples, Subject, measure, measurements
 from hvdlite.bench.models import resnet50_shapes
-from hvdlite.bench.peers import Array, Submissions
-from hvdlite.bench.team import Team, check_batch, check_call
+from hvdlite.bench.peers import Submissions
+from hvdlite.bench.team import Team
 from hvdlite.bench.world import World
 
-__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "SHARES", "SMALL_ELEMENTS", "CollectivesPlan", "Sink", "batches", "run"]
+__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "DEFAULT_TENSORS", "SMALL_ELEMENTS", "Sink", "batches", "measure_cases", "run"]
 
 CASES = ("idle", "allreduce", "gradients", "small")
 CACHES = ("warm", "cold")
 DEFAULT_SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB
+DEFAULT_TENSORS = 10_000
 SMALL_ELEMENTS = 16  # the number of elements of each small tensor
 
-SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # the part of the time that each case gets
+_SHARES = {"allreduce": 0.7, "gradients": 0.15, "small": 0.15}  # the part of the time that each case gets
 _IDLE_ROUNDS = 3
 _BATCH = Effort(sample_seconds=0, most_calls=1, block_seconds=0.5, most_samples=5)
-
-
-@dataclass(frozen=True)
-class CollectivesPlan:
-    """The selection to measure.
-
-    Attributes:
-        cases: names of `CASES`.
-        sizes: the sizes of the arrays of the case allreduce, in bytes.
-        caches: names of `CACHES`.
-        tensors: the number of tensors of the case small.
-        peers: the names of the peers; None for those that take part by default.
-        seconds: the approximate time for all measurements.
-    """
-
-    cases: Sequence[str] = CASES
-    sizes: Sequence[int] = DEFAULT_SIZES
-    caches: Sequence[str] = CACHES
-    tensors: int = 10_000
-    peers: Sequence[str] | None = None
-    seconds: float = 120.0
 
 
 Sink = Callable[[Sequence[report.Record]], None]
 
 
-def run(world: World, plan: CollectivesPlan, sink: Sink) -> None:
+def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
     """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
+
+    Args:
+        world: the ranks.
+        options: those of the command ``collectives``.
+        sink: a function that gets the records.
 
     Raises:
         WrongSum: a peer's result is wrong. All ranks raise it.
     """
-    team = Team(world, plan.peers)
+    team = Team(world, options.peers)
     try:
         sink(team.records)
-        seconds = {
-            case: plan.seconds * share / sum(SHARES[other] for other in plan.cases if other in SHARES)
-            for case, share in SHARES.items()
-            if case in plan.cases
-        }
-        if "idle" in plan.cases:
-            sink(_idle(world, team, min(1.0, plan.seconds / 60)))
-        if "allreduce" in plan.cases:
-            _sizes(world, team, plan, seconds["allreduce"], sink)
-        if "gradients" in plan.cases:
-            batches(world, team, "gradients", resnet50_shapes(), seconds["gradients"], sink)
-        if "small" in plan.cases:
-            batches(world, team, "small", [(SMALL_ELEMENTS,)] * plan.tensors, seconds["small"], sink)
+        if "idle" in options.cases:
+            sink(_idle(world, team, min(1.0, options.seconds / 60)))
+        measure_cases(team, options, sink, _sizes)
     finally:
         team.close()
+
+
+def measure_cases(
+    team: Team,
+    options: argparse.Namespace,
+    sink: Sink,
+    measure_sizes: Callable[[Team, argparse.Namespace, float, Sink], None],
+) -> None:
+    """Measures the chosen cases but idle. Collective. `measure_sizes` measures the case allreduce, with the seconds it has."""
+    shares = {case: share for case, share in _SHARES.items() if case in options.cases}
+    for case, share in shares.items():
+        seconds = options.seconds * share / sum(shares.values())
+        if case == "allreduce":
+            measure_sizes(team, options, seconds, sink)
+        else:
+            shapes = resnet50_shapes() if case == "gradients" else [(SMALL_ELEMENTS,)] * options.tensors
+            batches(team, case, shapes, seconds, sink)
 
 
 # --- arrays of all sizes ----------------------------------------------------------------------------------------------
 
 
-def _sizes(world: World, team: Team, plan: CollectivesPlan, seconds: float, sink: Sink) -> None:
+def _sizes(team: Team, options: argparse.Namespace, seconds: float, sink: Sink) -> None:
+    world = team.world
     deadline = time.monotonic() + seconds
     flush = cache_flusher()
-    groups = [(nbytes, cache) for nbytes in sorted(plan.sizes) for cache in plan.caches]
+    groups = [(nbytes, cache) for nbytes in sorted(options.sizes) for cache in options.cache]
     for place, (nbytes, cache) in enumerate(groups):
-        array = aligned_zeros(nbytes // 4)
-        steps = [_toucher([array], world.rank)] + [flush] * (cache == "cold")
+        array = team.memory.zeros(nbytes // 4)
+        touch = _toucher([array], world.rank, flush if cache == "cold" else team.memory.wait)
         subjects = []
         for peer in [*team.peers, *team.ceilings]:
             call = peer.blocking(array)
             if call is None:
                 continue
             if peer.sums:
-                check_call(world, peer, array, call)
-            subjects.append(Subject(peer.name, steps, call))
+                team.check_call(peer, array, call)
+            subjects.append(Subject(peer.name, call, prepare=touch))
         # If small arrays need less than their part of the time, the large arrays get the rest.
         left = world.from_first((deadline - time.monotonic()) / (len(groups) - place))
         done = measure(world, subjects, effort_of(cache, world.size, world.crowded), left)
-        more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind, "cache": cache}
-        group = [report.measurement("allreduce", name, at.rounds, at.calls, **more) for name, at in done.items()]
-        sink(report.with_percentages(group))
+        sink(report.with_percentages(measurements(world, "allreduce", done, bytes=nbytes, cache=cache)))
 
 
 def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
@@ -124,14 +117,15 @@ def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
     return Effort(sample_seconds=1e-3 if crowded else 50e-6, most_calls=int(100 / max(1.0, math.log2(ranks))))
 
 
-def _toucher(arrays: Sequence[Array], rank: int) -> Callable[[], None]:
-    """A function that writes new values into the arrays, as a step of training does."""
+def _toucher(arrays: Sequence[Any], rank: int, then: Callable[[], None]) -> Callable[[], None]:
+    """A function that writes new values into the arrays, as a step of training does, and then calls `then`."""
     turns = itertools.count()
 
     def touch() -> None:
         value = 1 + rank + next(turns) % 7
         for array in arrays:
-            array.fill(value)
+            array[...] = value
+        then()
 
     return touch
 
@@ -140,7 +134,6 @@ def _toucher(arrays: Sequence[Array], rank: int) -> Callable[[], None]:
 
 
 def batches(
-    world: World,
     team: Team,
     case: str,
     shapes: Sequence[tuple[int, ...]],
@@ -157,31 +150,29 @@ def batches(
         WrongSum: a peer's result is wrong. All ranks raise it.
     """
     alike = len(set(shapes)) == 1
-    arrays = [aligned_zeros(shape) for shape in shapes]
-    touch = _toucher(arrays, world.rank)
+    world, memory = team.world, team.memory
+    arrays = [memory.zeros(shape) for shape in shapes]
+    units = len(arrays) if alike else 1
+    touch = _toucher(arrays, world.rank, memory.wait)
     subjects = []
     for peer in [*team.peers, *([] if alike else team.ceilings)]:
         batch = peer.batch(arrays)
         if batch is None:
             continue
         if peer.sums:
-            check_batch(world, peer, arrays, batch)
-        subjects.append(Subject(peer.name, [touch], batch.run, _submitting(batch)))
+            team.check_batch(peer, arrays, batch)
+        subjects.append(Subject(peer.name, partial(team.run, batch), units, touch, _submitting(batch, len(arrays))))
     done = measure(world, subjects, effort, seconds)
-    divisor = len(arrays) if alike else 1
-    more = {"ranks": world.size, "bind": world.bind, "cache": "warm", "tensors": len(arrays)}
-    nbytes = sum(array.nbytes for array in arrays) // divisor
-    group = []
-    for name, at in done.items():
-        group.append(report.measurement(case, name, divided(at.rounds, divisor), 1, bytes=nbytes, **more))
-    sink(report.with_percentages(group))
+    more = {"cache": memory.manner, "tensors": len(arrays)}
+    nbytes = sum(array.nbytes for array in arrays) // units
+    sink(report.with_percentages(measurements(world, case, done, bytes=nbytes, **more)))
     peers = {peer.name for peer in team.peers}
-    submits = {name: divided(at.parts, len(arrays)) for name, at in done.items() if name in peers}
-    sink([report.measurement(f"{case}_submit", name, rounds, 1, **more) for name, rounds in submits.items()])
+    submits = {name: Samples(at.calls, at.parts) for name, at in done.items() if name in peers}
+    sink(measurements(world, f"{case}_submit", submits, **more))
 
 
-def _submitting(batch: Submissions) -> Callable[[], float]:
-    return lambda: batch.submitted
+def _submitting(batch: Submissions, count: int) -> Callable[[], float]:
+    return lambda: batch.submitted / count
 
 
 # --- idle engines -----------------------------------------------------------------------------------------------------

@@ -92,8 +92,6 @@ def _core() -> ctypes.CDLL:
     for name in ("gpu", "origin"):
         getattr(core, f"hvdlite_fusion_{name}").argtypes = [c_void_p]
         getattr(core, f"hvdlite_fusion_{name}").restype = c_char_p
-    core.hvdlite_fusion_uploads.argtypes = [c_void_p]
-    core.hvdlite_fusion_uploads.restype = c_int64
     core.hvdlite_fusion_memory.argtypes = [c_void_p, c_int64, POINTER(c_void_p)]
     core.hvdlite_fusion_run.argtypes = [c_void_p, POINTER(_MoveStruct), POINTER(c_double), POINTER(c_double)]
     core.hvdlite_fusion_copy.argtypes = [
@@ -135,11 +133,6 @@ class Fusion:
     def origin(self) -> str:
         """The source of the kernels: compiled in, or compiled by NVRTC."""
         return str(self._core.hvdlite_fusion_origin(self._handle).decode())
-
-    @property
-    def uploads(self) -> int:
-        """The number of tensor lists that were copied to the GPU."""
-        return int(self._core.hvdlite_fusion_uploads(self._handle))
 
     def memory(self, nbytes: int) -> int:
         """Allocates `nbytes` bytes on the GPU until `close`, and returns their address."""

@@ -8,7 +8,6 @@ build's program (`guard_job`), with the package of the measured build on PYTHONP
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -18,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdlite.bench import others
 from hvdlite.bench.launch import mpirun_command
-from hvdlite.bench.others import machine_seconds
 from hvdlite.bench.report import Record, format_seconds
 from hvdlite.bench.tables import markdown
 from hvdlite.config import outside_of_jobs
+from hvdlite.errors import SystemFailure
 from hvdlite.launcher import mpirun
 from hvdlite.launcher.job import NOT_LAUNCHED
 
@@ -30,9 +30,7 @@ __all__ = [
     "FEWEST_PAIRS",
     "FIGURES",
     "Figure",
-    "GuardError",
     "GuardPlan",
-    "OtherLoad",
     "Run",
     "check_build",
     "compare",
@@ -54,10 +52,6 @@ _PROGRAM = Path(__file__).with_name("guard_job.py")
 _START = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 Figures = Mapping[str, float]
-
-
-class GuardError(Exception):
-    """A comparison is impossible: a folder has no build, a job failed, or the machine was not quiet."""
 
 
 class Figure(NamedTuple):
@@ -169,7 +163,7 @@ def compare(
         say: a function that prints a line of progress.
 
     Raises:
-        GuardError: the machine was not quiet in more turns than `plan` allows to repeat.
+        SystemFailure: the machine was not quiet in more turns than `plan` allows to repeat.
     """
     found: list[dict[str, list[float]]] = [{}, {}]
     loads: list[float] = []
@@ -182,7 +176,7 @@ def compare(
                     break
                 repeats += 1
                 if repeats > plan.most_repeats:
-                    raise GuardError(
+                    raise SystemFailure(
                         f"the machine is not quiet: in {repeats} turns other processes and guests took more than {_QUIET:.0%} "
                         f"of its processors, in the last one {run.load:.0%}. End them (`top` shows them), or use --any-load, "
                         f"which gives wider intervals"
@@ -250,13 +244,13 @@ def check_build(folder: Path) -> Path:
     """The resolved path of a folder from which hvdlite can be imported.
 
     Raises:
-        GuardError: the folder has no hvdlite, or its native code is not built.
+        SystemFailure: the folder has no hvdlite, or its native code is not built.
     """
     folder = folder.resolve()
     if not (folder / "hvdlite" / "__init__.py").exists():
-        raise GuardError(f"{folder} has no hvdlite: name a checkout, or the folder of an unpacked wheel")
+        raise SystemFailure(f"{folder} has no hvdlite: name a checkout, or the folder of an unpacked wheel")
     if not list((folder / "hvdlite").glob("_engine*.so")):
-        raise GuardError(f"the hvdlite in {folder} is not built: run `make develop` there")
+        raise SystemFailure(f"the hvdlite in {folder} is not built: run `make develop` there")
     return folder
 
 
@@ -265,38 +259,21 @@ def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
     program = mpirun.find()
 
     def measure(build: Path) -> Run:
-        others = OtherLoad()
+        begun = others.taken()
         figures: dict[str, float] = {}
         for kind, (ranks, bind) in _JOBS.items():
-            command = mpirun_command(program, ranks, bind, os.geteuid() == 0)
+            command = mpirun_command(program, ranks, bind)
             figures |= _job(command, kind, build, plan.seconds)
-        return Run(figures, others.share())
+        return Run(figures, others.share_since(begun))
 
     return measure
-
-
-class OtherLoad:
-    """The processor time that others take from now on: all but this process and the children whose end it has waited for."""
-
-    def __init__(self) -> None:
-        self._begun = self._taken()
-
-    def share(self) -> float:
-        """The share of the processors that others took since this object was made."""
-        there, busy, own = (late - early for late, early in zip(self._taken(), self._begun, strict=True))
-        return max(0.0, busy - own) / there
-
-    @staticmethod
-    def _taken() -> tuple[float, float, float]:
-        usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return *machine_seconds(), sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figures:
     """Runs a fresh job and returns its figures. The job may fail after it has written them, because one kind kills a rank.
 
     Raises:
-        GuardError: the job has written no figures, hangs, or imports another hvdlite.
+        SystemFailure: the job has written no figures, hangs, or imports another hvdlite.
     """
     inherited = outside_of_jobs()
     paths = [str(build), *filter(None, [inherited.get("PYTHONPATH")])]
@@ -316,15 +293,15 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
                     check=False,
                 )
             except subprocess.TimeoutExpired as late:
-                raise GuardError(f"the job {kind} of {build} hangs: hvdlite ended it after {_JOB_SECONDS:.0f} s") from late
+                raise SystemFailure(f"the job {kind} of {build} hangs: hvdlite ended it after {_JOB_SECONDS:.0f} s") from late
             if NOT_LAUNCHED not in done.stderr:
                 break
         file = Path(folder) / "figures.json"
         if not file.exists():
             said = "\n".join((done.stdout + done.stderr).splitlines()[-_LAST_LINES:])
-            raise GuardError(f"the job {kind} of {build} ended with status {done.returncode} and no figures:\n{said}")
+            raise SystemFailure(f"the job {kind} of {build} ended with status {done.returncode} and no figures:\n{said}")
         found = json.loads(file.read_text())
     if not Path(found["package"]).resolve().is_relative_to(build):
-        raise GuardError(f"the job {kind} of {build} has imported {found['package']}: remove that folder from PYTHONPATH")
+        raise SystemFailure(f"the job {kind} of {build} has imported {found['package']}: remove that folder from PYTHONPATH")
     figures: Figures = found["figures"]
     return figures

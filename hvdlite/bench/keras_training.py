@@ -4,13 +4,15 @@ All ways to average gradients start from the same weights and use the same data.
 first step is compared with the average that MPI computes of the ranks' own gradients.
 """
 
+import argparse
 import gc
 import importlib.metadata
 import itertools
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,20 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite.bench import report
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.collectives import Sink
 from hvdlite.bench.models import MODELS, Model
-from hvdlite.bench.training import check_gradient
+from hvdlite.bench.training import NetworkTraining, measure_ways
 from hvdlite.bench.world import World
 
-__all__ = ["LOOPS", "WAYS", "KerasPlan", "run", "teams"]
+__all__ = ["LOOPS", "WAYS", "run", "teams"]
 
 LOOPS = ("fit", "tape")  # model.fit, and a tf.function with a tape
 
 _BATCHES = 16  # the number of different batches; one call of `fit` uses all of them
 _LEARNING_RATE = 1e-3
-_EFFORT = Effort(sample_seconds=0.25, most_calls=200, most_samples=1)
 
-_NO_COMMUNICATION = ("none", "lockstep")
 # For each way, the loops that it supports. `fit` of Keras 3 fails under MultiWorkerMirroredStrategy.
 WAYS: Mapping[str, Sequence[str]] = {
     "none": LOOPS,
@@ -41,23 +41,6 @@ WAYS: Mapping[str, Sequence[str]] = {
 }
 
 
-@dataclass(frozen=True)
-class KerasPlan:
-    """The selection to measure.
-
-    Attributes:
-        models: names of `MODELS`.
-        loops: names of `LOOPS`.
-        ways: names of `WAYS`.
-        seconds: the approximate time for all measurements.
-    """
-
-    models: Sequence[str]
-    loops: Sequence[str]
-    ways: Sequence[str]
-    seconds: float
-
-
 def teams(ways: Sequence[str]) -> list[list[str]]:
     """The ways in groups that can share a process. MultiWorkerMirroredStrategy must be alone, because it changes TensorFlow for
     the whole process.
@@ -65,8 +48,13 @@ def teams(ways: Sequence[str]) -> list[list[str]]:
     return [team for team in ([way for way in ways if way != "mirrored"], [way for way in ways if way == "mirrored"]) if team]
 
 
-def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
     """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
+
+    Args:
+        world: the ranks.
+        options: those of the command ``training``.
+        sink: a function that gets the records.
 
     Raises:
         WrongSum: a way does not average the gradients. All ranks raise it.
@@ -74,13 +62,15 @@ def run(world: World, plan: KerasPlan, sink: Callable[[Sequence[report.Record]],
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(world.cores)
-    ways = teams(plan.ways)[0]
-    sink([_peer(way, ways) for way in plan.ways])
+    ways = teams(options.peers)[0]
+    sink([_peer(way, ways) for way in options.peers])
     strategy = _mirrored(world) if "mirrored" in ways else None
-    groups = [(model, loop) for model in plan.models for loop in plan.loops if any(loop in WAYS[way] for way in ways)]
+    groups = [(model, loop) for model in options.models for loop in options.loops if any(loop in WAYS[way] for way in ways)]
     for model, loop in groups:
         able = [way for way in ways if loop in WAYS[way]]
-        sink(_measured(world, model, loop, able, strategy, plan.seconds / len(groups)))
+        data = _make_data(MODELS[model], world.rank)
+        make = partial(_Fit if loop == "fit" else _Tape, world, model, data, strategy)
+        sink(measure_ways(world, able, make, {"model": model, "loop": loop}, options.seconds / len(groups)))
         gc.collect()  # frees the networks before the next ones are made
 
 
@@ -110,27 +100,6 @@ def _mirrored(world: World) -> Any:
         cluster, task_type="worker", task_id=world.rank, rpc_layer="grpc"
     )
     return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-
-
-def _measured(world: World, model: str, loop: str, ways: Sequence[str], strategy: Any, seconds: float) -> list[report.Record]:
-    data = _make_data(MODELS[model], world.rank)
-    alone = _make_training(world, "none", MODELS[model], loop, data, None)
-    alone.first_step()
-    average = world.sum(alone.first_gradient()) / np.float32(world.size)
-    subjects = []
-    for way in ways:
-        training = _make_training(world, way, MODELS[model], loop, data, strategy)
-        training.first_step()
-        check_gradient(world, way, f"{model}, {loop}", training.first_gradient(), average, way in _NO_COMMUNICATION)
-        training.steps()
-        subjects.append(Subject(way, [], training.steps))
-    done = measure(world, subjects, _EFFORT, seconds)
-    steps = training.STEPS
-    more = {"model": model, "loop": loop, "gradient_bytes": average.nbytes, "ranks": world.size, "bind": world.bind}
-    group = []
-    for way, at in done.items():
-        group.append(report.measurement("training", way, divided(at.rounds, steps), at.calls * steps, **more))
-    return report.with_percentages(group)
 
 
 _Data = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -169,44 +138,29 @@ def _network(name: str) -> Any:
 # --- the loops --------------------------------------------------------------------------------------------------------
 
 
-class _KerasTraining:
-    """One network that is trained in one way.
+class _KerasTraining(NetworkTraining):
+    """One network of Keras that is trained in one way."""
 
-    Attributes:
-        STEPS: the number of steps in a call of `steps`.
-    """
-
-    STEPS = 1
-
-    def __init__(self, world: World, way: str, model: Model, data: _Data, strategy: Any) -> None:
+    def __init__(self, world: World, model: str, data: _Data, strategy: Any, way: str) -> None:
         import keras
 
-        name = next(name for name, known in MODELS.items() if known is model)
-        self._strategy = strategy
-        self._world, self._way, self._batch, (self._inputs, self._labels) = world, way, model.batch, data
+        self._strategy = strategy if way == "mirrored" else None
+        self._world, self._way, self._batch, (self._inputs, self._labels) = world, way, MODELS[model].batch, data
         if way == "hvdlite":
             import hvdlite.tensorflow.keras as hvd
 
             hvd.init()
-        with strategy.scope() if strategy is not None else nullcontext():
+        with self._strategy.scope() if self._strategy is not None else nullcontext():
             keras.utils.set_random_seed(1)
-            self._network = _network(name)
+            self._network = _network(model)
             self._optimizer = keras.optimizers.SGD(_LEARNING_RATE, momentum=0.9)
             self._make()
 
-    def _make(self) -> None:
-        raise NotImplementedError
-
-    def first_step(self) -> None:
-        """Makes one step on the first batch."""
-        raise NotImplementedError
-
-    def steps(self) -> None:
-        """Makes `STEPS` steps."""
-        raise NotImplementedError
+    @abstractmethod
+    def _make(self) -> None: ...
 
     def first_gradient(self) -> NDArray[np.float32]:
-        """The gradient of the first step, to be called after this step. The optimizer's momentum is then a multiple of it."""
+        # The momentum is the gradient times the learning rate, negated.
         momenta = [np.asarray(momentum).ravel() for momentum in self._optimizer.momentums]
         found: NDArray[np.float32] = np.concatenate(momenta) / np.float32(-_LEARNING_RATE)
         return found
@@ -271,14 +225,7 @@ class _Tape(_KerasTraining):
         variables = self._network.trainable_variables
         self._optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-    def first_step(self) -> None:
-        self.steps()
-
     def steps(self) -> None:
         self._step(*next(self._turns))
         if self._way == "lockstep":
             self._world.barrier()
-
-
-def _make_training(world: World, way: str, model: Model, loop: str, data: _Data, strategy: Any) -> _KerasTraining:
-    return (_Fit if loop == "fit" else _Tape)(world, way, model, data, strategy)

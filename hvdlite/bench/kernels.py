@@ -4,6 +4,7 @@ Before a kernel is timed, its results are checked. Bytes are those read and writ
 single launch, and that of one in a row of launches, each of which is submitted while the previous one runs.
 """
 
+import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,10 @@ from hvdlite.bench import report
 from hvdlite.bench.fusion import Fusion, Move, Times
 from hvdlite.bench.tables import markdown
 from hvdlite.bench.team import WrongSum
-from hvdlite.config import Config
+from hvdlite.config import from_environment
 from hvdlite.dtypes import DType
 
-__all__ = ["CASES", "KernelPlan", "missed", "run", "table"]
+__all__ = ["CASES", "DEFAULT_CASES", "DEFAULT_SIZES", "missed", "run", "table"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ CASES = {
     "int32": _Case(DType.INT32, DType.INT32, 2.0),
     "int8": _Case(DType.INT8, DType.INT8, 2.0),
 }
-_USUAL = ("copy", "scale", "float16", "bfloat16")
+DEFAULT_CASES = ("copy", "scale", "float16", "bfloat16")
+DEFAULT_SIZES = tuple(1 << power for power in range(10, 29, 2))
 
 _ALIGN = 64  # elements: each tensor begins at a multiple of this in the buffer
 _SPREAD = 256 << 20  # bytes: consecutive launches use different memory up to this size, so that no cache holds the data
@@ -54,44 +56,24 @@ _MANY = 160
 _LONGEST = 10e-6  # the largest time in seconds to pack _MANY small tensors
 
 
-@dataclass(frozen=True)
-class KernelPlan:
-    """The selection to measure.
-
-    Attributes:
-        cases: names of `CASES`.
-        sizes: the sizes of all tensors of a launch together, in bytes.
-        tensors: the numbers of tensors in a launch.
-        launches: the number of launches in a row.
-        repeats: the number of rows; the median is reported. There are four times as many single launches.
-        gpu: the number of the GPU.
-    """
-
-    cases: Sequence[str] = _USUAL
-    sizes: Sequence[int] = tuple(1 << power for power in range(10, 29, 2))
-    tensors: Sequence[int] = (1, 16, 160, 1000)
-    launches: int = 50
-    repeats: int = 5
-    gpu: int = 0
-
-
-def run(config: Config, plan: KernelPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and passes the results to `sink`.
+def run(options: argparse.Namespace) -> list[report.Record]:
+    """Measures with the options of the command ``kernels``, and returns the records.
 
     Raises:
         UnsupportedError: there is no GPU, or no kernels for the GPU.
         WrongSum: a kernel's result is wrong.
     """
-    shapes = [(size, number) for size in plan.sizes for number in plan.tensors if number * 4 <= size]
-    fusion = Fusion(config, plan.gpu)
+    shapes = [(size, number) for size in options.sizes for number in options.tensors if number * 4 <= size]
+    fusion = Fusion(from_environment(), options.gpu)
     try:
-        sink([{"record": "gpu", "gpu": fusion.gpu, "kernels": fusion.origin}])
-        settings = [_Setting(fusion, case, *shape) for shape in shapes for case in plan.cases]
+        records: list[report.Record] = [{"record": "gpu", "gpu": fusion.gpu, "kernels": fusion.origin}]
+        settings = [_Setting(fusion, case, *shape) for shape in shapes for case in options.cases]
         space = max((setting.space for setting in settings), default=0)
         tensors, buffer = fusion.memory(space), fusion.memory(space)
         for setting in settings:
             setting.place(tensors, buffer)
-            sink(list(_measure(setting, plan)))
+            records += _measure(setting, options)
+        return records
     finally:
         fusion.close()
 
@@ -166,11 +148,11 @@ class _Setting:
         return self.fusion.copy(self.buffer, self.tensors, self.moved // 2, launches, self.sets, self.stride)
 
 
-def _measure(setting: _Setting, plan: KernelPlan) -> Iterator[report.Record]:
+def _measure(setting: _Setting, options: argparse.Namespace) -> Iterator[report.Record]:
     setting.check()
-    ceiling = _times(plan, setting.copy)
+    ceiling = _times(options, setting.copy)
     for way in ("pack", "unpack"):
-        times = _times(plan, setting.launch(way == "unpack"))
+        times = _times(options, setting.launch(way == "unpack"))
         yield {
             "record": "kernel",
             "case": setting.name,
@@ -185,11 +167,13 @@ def _measure(setting: _Setting, plan: KernelPlan) -> Iterator[report.Record]:
         }
 
 
-def _times(plan: KernelPlan, launch: Callable[[int], Times]) -> dict[str, float]:
-    """The median times in seconds: of one launch in a row, of a single launch, and of the host to submit one in a row."""
+def _times(options: argparse.Namespace, launch: Callable[[int], Times]) -> dict[str, float]:
+    """The median times in seconds: of one launch in a row, of a single launch, and of the host to submit one in a row. There
+    are four times as many single launches as rows.
+    """
     launch(2)
-    rows = [launch(plan.launches) for _ in range(plan.repeats)]
-    alone = [launch(1) for _ in range(4 * plan.repeats)]
+    rows = [launch(options.launches) for _ in range(options.repeats)]
+    alone = [launch(1) for _ in range(4 * options.repeats)]
     return {
         "row": statistics.median(times.gpu for times in rows),
         "alone": statistics.median(times.gpu for times in alone),

@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.tuning.place import cpu_name
-
-__all__ = ["aligned_zeros", "cache_flusher", "cpu_name", "last_level_cache", "thread_ids", "thread_seconds"]
+__all__ = ["aligned_zeros", "cache_flusher", "last_level_cache", "thread_ids", "thread_seconds"]
 
 _TASKS = Path("/proc/self/task")
 _UNKNOWN_CACHE = 64 << 20

@@ -10,13 +10,14 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hvdlite.bench import report
 from hvdlite.bench.world import World
 
-__all__ = ["Effort", "Samples", "Subject", "another_round", "calls_per_sample", "divided", "measure", "order_of_round"]
+__all__ = ["Effort", "Samples", "Subject", "another_round", "calls_per_sample", "measure", "measurements", "order_of_round"]
 
 _PILOT_CALLS = 6  # the calls that show how long a subject takes, and warm it up
 _PILOT_SECONDS = 0.2  # after this time, fewer pilot calls are enough
@@ -51,20 +52,17 @@ class Subject:
 
     Attributes:
         name: the name of the peer.
-        preparations: functions that are called before each sample and are not timed.
         call: the function that is timed.
+        units: the number of tensors, steps or ways of a call. Reported times are those of one of them.
+        prepare: a function that is called before each sample and is not timed.
         part: a function that returns the seconds of one part of the last call, for a second result; None for no second result.
     """
 
     name: str
-    preparations: Sequence[Callable[[], Any]]
     call: Callable[[], Any]
+    units: int = 1
+    prepare: Callable[[], Any] = lambda: None
     part: Callable[[], float] | None = None
-
-    def prepare(self) -> None:
-        """Calls the preparations."""
-        for step in self.preparations:
-            step()
 
 
 @dataclass
@@ -73,7 +71,7 @@ class Samples:
 
     Attributes:
         calls: the number of calls in a sample.
-        rounds: for each round, the samples: the seconds of one call on the slowest rank.
+        rounds: for each round, the samples: the seconds of one unit of the subject on the slowest rank.
         parts: for each round, the seconds of the call's part on the slowest rank.
     """
 
@@ -117,8 +115,7 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
     gc.collect()
     gc.disable()
     try:
-        pilots = [_pilot(world, subject) for subject in subjects]
-        blocks = [_Block.plan(*pilot, effort) for pilot in pilots]
+        blocks = [_Block.plan(*_pilot(world, subject), effort) for subject in subjects]
         done = {subject.name: Samples(block.calls) for subject, block in zip(subjects, blocks, strict=True)}
         begun = time.monotonic()
         for number in itertools.count():
@@ -177,7 +174,7 @@ def _run_block(world: World, subject: Subject, block: _Block, done: Samples) -> 
         start = wait()
         for _ in itertools.repeat(None, block.calls):
             call()
-        times.append((time.perf_counter_ns() - start) / 1e9 / block.calls)
+        times.append((time.perf_counter_ns() - start) / 1e9 / block.calls / subject.units)
         if part is not None:
             parts.append(part())
     done.rounds.append(times)
@@ -185,9 +182,10 @@ def _run_block(world: World, subject: Subject, block: _Block, done: Samples) -> 
         done.parts.append(parts)
 
 
-def divided(rounds: Sequence[Sequence[float]], divisor: int) -> list[list[float]]:
-    """The rounds with each time divided by `divisor`, the number of calls or tensors that the time is for."""
-    return [[value / divisor for value in values] for values in rounds]
+def measurements(world: World, case: str, done: Mapping[str, Samples], **more: Any) -> list[report.Record]:
+    """The records of subjects in one case. `more` has further keys of them."""
+    more |= {"ranks": world.size, "bind": world.bind}
+    return [report.measurement(case, name, at.rounds, at.calls, **more) for name, at in done.items()]
 
 
 def _slowest(world: World, rounds: list[list[float]]) -> list[list[float]]:

@@ -4,22 +4,23 @@ The tensor is sent to the last rank and back, and half of the time is reported, 
 report also has the time in which the first rank copies as many bytes while the others do nothing.
 """
 
+import argparse
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hvdlite.bench import report
+from hvdlite.bench.collectives import Sink
 from hvdlite.bench.machine import aligned_zeros
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.peers import Array, Peer
 from hvdlite.bench.team import Team, contribution, refuse_wrong
 from hvdlite.bench.world import World
 
-__all__ = ["DEFAULT_SIZES", "PEERS", "MessagesPlan", "run"]
+__all__ = ["DEFAULT_SIZES", "PEERS", "run"]
 
 PEERS = ("hvdlite", "hvdlite-numpy", "mpi4py", "gloo")
 DEFAULT_SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 64 << 20)
@@ -27,41 +28,29 @@ DEFAULT_SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 64 << 20)
 _EFFORT = Effort(sample_seconds=1e-3, most_calls=500)
 
 
-@dataclass(frozen=True)
-class MessagesPlan:
-    """The selection to measure.
-
-    Attributes:
-        sizes: the sizes of the tensors, in bytes.
-        seconds: the approximate time for all measurements.
-    """
-
-    sizes: Sequence[int] = DEFAULT_SIZES
-    seconds: float = 30.0
-
-
-def run(world: World, plan: MessagesPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
     """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
+
+    Args:
+        world: the ranks.
+        options: those of the command ``messages``.
+        sink: a function that gets the records.
 
     Raises:
         WrongSum: a received tensor differs from the sent one. All ranks raise it.
     """
     team = Team(world, PEERS)
-    deadline = time.monotonic() + plan.seconds
+    deadline = time.monotonic() + options.seconds
     try:
         sink(team.records)
-        for place, nbytes in enumerate(sorted(plan.sizes)):
+        for place, nbytes in enumerate(sorted(options.sizes)):
             array = aligned_zeros(nbytes // 4)
-            calls = {peer.name: _there_and_back(world, peer, array) for peer in team.peers}
-            calls["memcpy"] = partial(np.copyto, aligned_zeros(array.shape), array) if world.rank == 0 else _nothing
-            left = world.from_first((deadline - time.monotonic()) / (len(plan.sizes) - place))
-            done = measure(world, [Subject(name, [], call) for name, call in calls.items()], _EFFORT, left)
-            more = {"bytes": nbytes, "ranks": world.size, "bind": world.bind}
-            group = []
-            for name, at in done.items():
-                ways = 1 if name == "memcpy" else 2
-                group.append(report.measurement("message", name, divided(at.rounds, ways), at.calls, **more))
-            sink(report.with_percentages(group))
+            copy = partial(np.copyto, aligned_zeros(array.shape), array) if world.rank == 0 else _nothing
+            subjects = [Subject(peer.name, _there_and_back(world, peer, array), units=2) for peer in team.peers]
+            subjects.append(Subject("memcpy", copy))
+            left = world.from_first((deadline - time.monotonic()) / (len(options.sizes) - place))
+            done = measure(world, subjects, _EFFORT, left)
+            sink(report.with_percentages(measurements(world, "message", done, bytes=nbytes)))
     finally:
         team.close()
 

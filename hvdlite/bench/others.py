@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from hvdlite.bench.report import Record
 from hvdlite.bench.world import World
+from hvdlite.tuning.place import boot_id
 
-__all__ = ["Others", "Taken", "machine_seconds", "shares"]
+__all__ = ["Others", "Taken", "share_since", "shares", "taken", "taken_since"]
 
 _STAT = Path("/proc/stat")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -24,7 +24,7 @@ class Taken(NamedTuple):
         there: the time that the processors have run.
         busy: the time that processes took.
         stolen: the time that the hypervisor gave to other guests.
-        own: the time that this process took.
+        own: the time that this process took, and its children whose end it has waited for.
     """
 
     there: float
@@ -33,31 +33,36 @@ class Taken(NamedTuple):
     own: float
 
 
-def _now() -> Taken:
+def taken() -> Taken:
+    """The processor time so far."""
     user, nice, system, _idle, _iowait, _irq, _softirq, stolen = (
         int(ticks) / _TICKS for ticks in _STAT.read_text().split(maxsplit=9)[1:9]
     )
-    return Taken(time.monotonic() * (os.cpu_count() or 1), user + nice + system, stolen, time.process_time())
+    return Taken(time.monotonic() * (os.cpu_count() or 1), user + nice + system, stolen, sum(os.times()[:4]))
 
 
-def machine_seconds() -> tuple[float, float]:
-    """The seconds that the processors have run so far, and the seconds that processes and other guests took of them."""
-    now = _now()
-    return now.there, now.busy + now.stolen
+def taken_since(begun: Taken) -> Taken:
+    """The processor time from then on."""
+    return Taken(*(after - before for after, before in zip(taken(), begun, strict=True)))
 
 
-def shares(taken: Iterable[tuple[str, Taken]]) -> tuple[float, float]:
+def shares(measured: Iterable[tuple[str, Taken]]) -> tuple[float, float]:
     """The largest share of the processor time that other processes took on any machine, and the largest that other guests took.
 
     Args:
-        taken: for each rank, the id of its machine and the processor time that it has measured.
+        measured: for each rank, the id of its machine and the processor time that it has measured.
     """
     machines: dict[str, list[Taken]] = defaultdict(list)
-    for machine, counts in taken:
+    for machine, counts in measured:
         machines[machine].append(counts)
     processes = (max(0.0, ranks[0].busy - sum(rank.own for rank in ranks)) / ranks[0].there for ranks in machines.values())
     guests = (ranks[0].stolen / ranks[0].there for ranks in machines.values())
     return max(processes), max(guests)
+
+
+def share_since(begun: Taken) -> float:
+    """The share of this machine's processors that others took from then on."""
+    return sum(shares([("", taken_since(begun))]))
 
 
 class Others:
@@ -66,11 +71,9 @@ class Others:
     def __init__(self, world: World) -> None:
         self._world = world
         world.barrier()
-        self._begun = _now()
+        self._begun = taken()
 
     def record(self) -> Record:
         """The record ``others``: the shares of the processors that others took since this object was made."""
-        now = _now()
-        counts = Taken(*(after - before for after, before in zip(now, self._begun, strict=True)))
-        processes, guests = shares(self._world.everyone((_BOOT.read_text().strip(), counts)))
+        processes, guests = shares(self._world.everyone((boot_id(), taken_since(self._begun))))
         return {"record": "others", "processes": processes, "guests": guests}

@@ -1,7 +1,7 @@
 """The peers, which are hvdlite and the other libraries of this environment that can reduce arrays, and two ceilings.
 
-A peer is made collectively, on all ranks or on none. All peers sum float32 arrays in memory of the benchmark. Over 400 lines,
-because it has one class for each library and mode.
+A peer is made collectively, on all ranks or on none. All peers sum float32 arrays in memory of the benchmark; on a GPU these
+are tensors of torch. Over 400 lines, because it has one class for each library and mode.
 """
 
 import importlib
@@ -9,8 +9,8 @@ import importlib.metadata
 import importlib.util
 import socket
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,12 +20,23 @@ from numpy.typing import NDArray
 from hvdlite.bench import oneccl
 from hvdlite.bench.machine import aligned_zeros
 from hvdlite.bench.world import World
-from hvdlite.config import set_unless_set
+from hvdlite.config import from_environment, set_unless_set
 from hvdlite.dtypes import code_of_name
 from hvdlite.requests import Kind, Request, member_names, tensor_name
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["CEILINGS", "PEERS", "Array", "Peer", "Submissions", "installed", "join_gloo", "join_group", "leave_groups"]
+__all__ = [
+    "CEILINGS",
+    "CUDA_CEILINGS",
+    "CUDA_PEERS",
+    "PEERS",
+    "Array",
+    "Peer",
+    "Submissions",
+    "installed",
+    "join_gloo",
+    "leave_groups",
+]
 
 Array = NDArray[np.float32]
 
@@ -35,13 +46,13 @@ class Submissions:
 
     Args:
         starts: functions that submit one tensor each and return its handle.
-        finish: a function that waits for all handles.
+        finish: a function that waits for all handles; by default submitting a tensor waits for it.
 
     Attributes:
         submitted: the time in seconds that submitting all tensors took in the last `run`.
     """
 
-    def __init__(self, starts: Iterable[Callable[[], Any]], finish: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, starts: Iterable[Callable[[], Any]], finish: Callable[[list[Any]], Any] | None = None) -> None:
         self._starts = list(starts)
         self._finish = finish
         self.submitted = 0.0
@@ -51,7 +62,8 @@ class Submissions:
         begun = time.perf_counter_ns()
         tokens = [start() for start in self._starts]
         self.submitted = (time.perf_counter_ns() - begun) / 1e9
-        self._finish(tokens)
+        if self._finish is not None:
+            self._finish(tokens)
 
 
 class Peer(ABC):
@@ -72,8 +84,8 @@ class Peer(ABC):
         """The reason why the peer cannot be measured here; None if it can. The call is not collective and starts nothing."""
         return None
 
-    @abstractmethod
-    def __init__(self, world: World) -> None: ...
+    def __init__(self, world: World) -> None:  # noqa: B027 - ceilings have nothing to start
+        """Starts the peer. Collective."""
 
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         """A function that reduces the array and returns when the result is there; None if the peer has no such call.
@@ -120,8 +132,6 @@ _NO_TORCH = "pip install torch"
 class _HorovodNames(Peer):
     """A module with Horovod's names, and tensors of its framework."""
 
-    _unnamed = True
-
     def __init__(self, world: World) -> None:
         self._hvd, self._tensor = self._load()
         self._hvd.init()
@@ -134,9 +144,15 @@ class _HorovodNames(Peer):
             return importlib.import_module("hvdlite"), lambda array: array
         return importlib.import_module("hvdlite.torch"), _torch_tensor
 
+    def version(self) -> str:
+        return str(importlib.metadata.version(self._hvd.__name__.split(".")[0]))
+
+
+class _InPlace(_HorovodNames):
+    """A module with Horovod's names, in place."""
+
     def blocking(self, array: Array) -> Callable[[], Any] | None:
-        name = {} if self._unnamed else {"name": f"bench.{array.nbytes}"}
-        return partial(self._hvd.allreduce_, self._tensor(array), op=self._hvd.Sum, **name)
+        return partial(self._hvd.allreduce_, self._tensor(array), op=self._hvd.Sum)
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         hvd, tensors = self._hvd, [self._tensor(array) for array in arrays]
@@ -146,11 +162,8 @@ class _HorovodNames(Peer):
         ]
         return Submissions(starts, lambda handles: [hvd.synchronize(handle) for handle in handles])
 
-    def version(self) -> str:
-        return str(importlib.metadata.version(self._hvd.__name__.split(".")[0]))
 
-
-class _Hvdlite(_HorovodNames):
+class _Hvdlite(_InPlace):
     """hvdlite in place, through its door for torch, or for NumPy if torch is missing."""
 
     name = "hvdlite"
@@ -160,7 +173,7 @@ class _Hvdlite(_HorovodNames):
         return partial(self._hvd.send, tensor, other), partial(self._hvd.recv, tensor, other)
 
 
-class _HvdliteOut(_Hvdlite):
+class _HvdliteOut(_HorovodNames):
     """hvdlite out of place: the result is a new tensor."""
 
     name = "hvdlite-out"
@@ -168,19 +181,15 @@ class _HvdliteOut(_Hvdlite):
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(self._hvd.allreduce, self._tensor(array), op=self._hvd.Sum)
 
-    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
-        return None
 
-
-class _HvdliteNamed(_Hvdlite):
+class _HvdliteNamed(_HorovodNames):
     """hvdlite in place, with a name that the user gives instead of an automatic one."""
 
     name = "hvdlite-named"
     by_default = False
-    _unnamed = False
 
-    def batch(self, arrays: Sequence[Array]) -> Submissions | None:
-        return None
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        return partial(self._hvd.allreduce_, self._tensor(array), name=f"bench.{array.nbytes}", op=self._hvd.Sum)
 
 
 class _HvdliteNumpy(_Hvdlite):
@@ -193,13 +202,10 @@ class _HvdliteNumpy(_Hvdlite):
         return importlib.import_module("hvdlite"), lambda array: array
 
 
-class _HvdliteGrouped(_Hvdlite):
+class _HvdliteGrouped(_HorovodNames):
     """hvdlite with all tensors in one call."""
 
     name = "hvdlite-grouped"
-
-    def blocking(self, array: Array) -> Callable[[], Any] | None:
-        return None
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         hvd, tensors = self._hvd, [self._tensor(array) for array in arrays]
@@ -207,14 +213,11 @@ class _HvdliteGrouped(_Hvdlite):
         return Submissions([start], lambda handles: hvd.synchronize(handles[0]))
 
 
-class _HvdliteEngine(_Hvdlite):
+class _HvdliteEngine(_HorovodNames):
     """hvdlite's engine, without a door: each tensor is described by integers and a name."""
 
     name = "hvdlite-engine"
     by_default = False
-
-    def blocking(self, array: Array) -> Callable[[], Any] | None:
-        return None
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         engine, dtype = RUNTIME.require(), code_of_name("float32")
@@ -225,13 +228,10 @@ class _HvdliteEngine(_Hvdlite):
         return Submissions(starts, lambda handles: engine.wait_many(handles, []))
 
 
-class _HvdlitePrepared(_Hvdlite):
+class _HvdlitePrepared(_HorovodNames):
     """hvdlite with a prepared group: a submission has only the tensors' addresses, as in DistributedOptimizer."""
 
     name = "hvdlite-prepared"
-
-    def blocking(self, array: Array) -> Callable[[], Any] | None:
-        return None
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         engine = RUNTIME.require()
@@ -250,7 +250,7 @@ class _HvdlitePrepared(_Hvdlite):
         )
 
 
-class _Horovod(_HorovodNames):
+class _Horovod(_InPlace):
     """Horovod in place, through its door for torch."""
 
     name = "horovod"
@@ -267,9 +267,10 @@ class _Horovod(_HorovodNames):
 
 
 def _torch_tensor(array: Array) -> Any:
+    """A tensor of torch with the memory of an array of NumPy. A tensor of torch, such as one on a GPU, is returned itself."""
     import torch
 
-    return torch.from_numpy(array)
+    return torch.as_tensor(array)
 
 
 # --- MPI --------------------------------------------------------------------------------------------------------------
@@ -315,8 +316,7 @@ class _Mpi4pyBlocking(_Mpi4py):
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
         mpi = self._mpi
-        calls = [partial(self._comm.Allreduce, mpi.IN_PLACE, [array, mpi.FLOAT]) for array in arrays]
-        return Submissions(calls, lambda tokens: None)
+        return Submissions(partial(self._comm.Allreduce, mpi.IN_PLACE, [array, mpi.FLOAT]) for array in arrays)
 
 
 # --- torch.distributed ------------------------------------------------------------------------------------------------
@@ -328,10 +328,10 @@ def _distributed() -> Any:
 
 def join_gloo(world: World) -> None:
     """Makes torch's default process group, on gloo, unless there is one. Collective."""
-    join_group(world, "gloo")
+    _join_group(world, "gloo")
 
 
-def join_group(world: World, backend: str) -> None:
+def _join_group(world: World, backend: str) -> None:
     """Makes torch's default process group, on `backend`, unless there is one. Collective."""
     dist = _distributed()
     if dist.is_initialized():
@@ -410,7 +410,7 @@ class _OneCcl(Peer):
         return partial(self._comm.sum, array.ctypes.data, array.size)
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
-        return Submissions([partial(self._comm.sum, array.ctypes.data, array.size) for array in arrays], lambda tokens: None)
+        return Submissions(partial(self._comm.sum, array.ctypes.data, array.size) for array in arrays)
 
     def version(self) -> str:
         return self._comm.version()
@@ -428,15 +428,11 @@ class _Memcpy(Peer):
     name = "memcpy"
     sums = False
 
-    def __init__(self, world: World) -> None:
-        pass
-
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(np.copyto, aligned_zeros(array.shape), array)
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
-        pairs = [(aligned_zeros(array.shape), array) for array in arrays]
-        return Submissions([partial(np.copyto, *pair) for pair in pairs], lambda tokens: None)
+        return Submissions(partial(np.copyto, aligned_zeros(array.shape), array) for array in arrays)
 
 
 class _Rewrite(Peer):
@@ -445,17 +441,70 @@ class _Rewrite(Peer):
     name = "rewrite"
     sums = False
 
-    def __init__(self, world: World) -> None:
-        pass
-
     def blocking(self, array: Array) -> Callable[[], Any] | None:
         return partial(np.negative, array, array)
 
     def batch(self, arrays: Sequence[Array]) -> Submissions | None:
-        return Submissions([partial(np.negative, array, array) for array in arrays], lambda tokens: None)
+        return Submissions(partial(np.negative, array, array) for array in arrays)
 
 
-_KINDS: tuple[type[Peer], ...] = (
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+class _Routed(_HorovodNames):
+    def version(self) -> str:
+        return f"route {from_environment().values['gpu_route']}"
+
+
+class _HvdliteOnGpu(_Routed, _Hvdlite):
+    """hvdlite in place, through its door for torch."""
+
+
+class _HvdliteOnGpuOut(_Routed, _HvdliteOut):
+    """hvdlite out of place: the result is a new tensor."""
+
+
+class _TorchNccl(_Gloo):
+    """torch.distributed on NCCL."""
+
+    name = "nccl"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        import torch
+
+        dist = _distributed()
+        if not (dist.is_available() and dist.is_nccl_available()):
+            return "this torch was built without NCCL"
+        return "ranks share a GPU" if RUNTIME.require_topology().local_size > torch.cuda.device_count() else None
+
+    def __init__(self, world: World) -> None:
+        _join_group(world, "nccl")
+        self._group = _distributed().group.WORLD
+
+    def version(self) -> str:
+        import torch
+
+        nccl: Any = torch.cuda.nccl
+        return f"torch {torch.__version__}, NCCL {'.'.join(map(str, nccl.version()))}"
+
+
+class _DeviceCopy(Peer):
+    """The GPU copies the tensor to other memory."""
+
+    name = "memcpy"
+    sums = False
+
+    def blocking(self, array: Array) -> Callable[[], Any] | None:
+        tensor: Any = array
+        return partial(tensor.clone().copy_, tensor)
+
+
+def _by_name(*kinds: type[Peer]) -> dict[str, type[Peer]]:
+    return {kind.name: kind for kind in kinds}
+
+
+PEERS = _by_name(
     _Hvdlite,
     _HvdliteOut,
     _HvdliteNamed,
@@ -469,5 +518,6 @@ _KINDS: tuple[type[Peer], ...] = (
     _Horovod,
     _OneCcl,
 )
-PEERS: Mapping[str, type[Peer]] = {kind.name: kind for kind in _KINDS}
 CEILINGS: tuple[type[Peer], ...] = (_Memcpy, _Rewrite)
+CUDA_PEERS = _by_name(_HvdliteOnGpu, _HvdliteOnGpuOut, _TorchNccl)
+CUDA_CEILINGS: tuple[type[Peer], ...] = (_DeviceCopy,)

@@ -8,13 +8,12 @@ A *record* is one line of the output: a dictionary with the key ``record``. Its 
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "BASELINES",
     "CEILINGS",
-    "ISSUED",
     "absences",
     "bandwidths",
     "bound_seconds",
@@ -49,17 +48,6 @@ BASELINES = {"training": "none", "tensorflow_ops": "baseline", "backward": "none
 
 _QUIET = 0.05  # the share of the processors that others may take without a warning
 
-# The loads and stores that each of p ranks of a host issues for S bytes, in units of S. The floor is 2: each input is loaded
-# once and each output is stored once. "private" goes tile by tile through shared slots, and no rank packs its own slice.
-ISSUED: Mapping[str, Callable[[int], float]] = {
-    "floor": lambda ranks: 2.0,
-    "private": lambda ranks: 5.0 - 2.0 / ranks,
-    "packed": lambda ranks: 5.0 + 1.0 / ranks,
-    "mpi_single_copy": lambda ranks: 7.0 * (ranks - 1) / ranks,
-    "mpi_two_copies": lambda ranks: 9.0 * (ranks - 1) / ranks,
-    "horovod": lambda ranks: 15.0 - 9.0 / ranks,
-}
-
 # The keys that form a group. Measurements with equal values of all these keys were made alternately and can be compared.
 _GROUP = ("case", "model", "zero_grad", "loop", "ranks", "bind", "cache", "bytes", "tensors")
 
@@ -89,16 +77,18 @@ def overheads(with_it: Sequence[float], without: Sequence[float]) -> dict[str, f
     return {key: 100 * (value - 1) for key, value in ratios(with_it, without).items()}
 
 
-def bound_seconds(path: str, ranks: int, copy_seconds: float) -> float:
-    """The time in seconds in which a data path issues its loads and stores, at the rate of copies that all ranks make at once.
+def bound_seconds(ranks: int, copy_seconds: float) -> float:
+    """The time in seconds in which ranks with private buffers issue their loads and stores, at the rate of copies.
+
+    For S bytes, each of p ranks of a host issues (5 - 2 / p) S bytes: the data go tile by tile through shared slots, and no
+    rank packs its own slice. The floor is 2 S bytes: each input is loaded once and each output is stored once.
 
     Args:
-        path: a name in `ISSUED`.
         ranks: the number of ranks of one host.
         copy_seconds: the time of a copy of the same S bytes if all ranks make one at the same time. A copy issues 2 S bytes.
             This time includes the effect that the ranks share memory and perhaps cores.
     """
-    return ISSUED[path](ranks) / ISSUED["floor"](ranks) * copy_seconds
+    return (5.0 - 2.0 / ranks) / 2.0 * copy_seconds
 
 
 def percentages(seconds: float, ranks: int, ceilings: Mapping[str, float]) -> dict[str, float]:
@@ -111,7 +101,7 @@ def percentages(seconds: float, ranks: int, ceilings: Mapping[str, float]) -> di
     """
     reached = {f"percent_of_{name}": 100 * ceiling / seconds for name, ceiling in ceilings.items()}
     if "memcpy" in ceilings:
-        reached["percent_of_bound"] = 100 * bound_seconds("private", ranks, ceilings["memcpy"]) / seconds
+        reached["percent_of_bound"] = 100 * bound_seconds(ranks, ceilings["memcpy"]) / seconds
     return reached
 
 

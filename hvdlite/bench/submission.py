@@ -4,20 +4,19 @@ All tensors are small and equal, so the time is that of the call and not of the 
 compares a backward with its hooks to a backward without hooks.
 """
 
+import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
-from hvdlite.bench import report
-from hvdlite.bench.collectives import SMALL_ELEMENTS, batches
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.collectives import SMALL_ELEMENTS, Sink, batches
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.peers import installed
 from hvdlite.bench.team import Team, refuse_wrong
 from hvdlite.bench.world import World
 
-__all__ = ["BACKWARDS", "PEERS", "SubmissionPlan", "run"]
+__all__ = ["BACKWARDS", "PEERS", "run"]
 
 PEERS = ("hvdlite", "hvdlite-numpy", "hvdlite-grouped", "hvdlite-engine", "hvdlite-prepared")
 BACKWARDS = ("none", "hooks", "reduced")
@@ -25,21 +24,13 @@ BACKWARDS = ("none", "hooks", "reduced")
 _EFFORT = Effort(sample_seconds=0, most_calls=1, block_seconds=0.1, most_samples=5, most_rounds=400)
 
 
-@dataclass(frozen=True)
-class SubmissionPlan:
-    """The selection to measure.
-
-    Attributes:
-        tensors: the number of tensors that are submitted before the wait, and of the gradients of a backward.
-        seconds: the approximate limit for all measurements.
-    """
-
-    tensors: int = 100
-    seconds: float = 20.0
-
-
-def run(world: World, plan: SubmissionPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
     """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
+
+    Args:
+        world: the ranks.
+        options: those of the command ``submission``.
+        sink: a function that gets the records.
 
     Raises:
         WrongSum: a result is wrong. All ranks raise it.
@@ -47,24 +38,20 @@ def run(world: World, plan: SubmissionPlan, sink: Callable[[Sequence[report.Reco
     team = Team(world, PEERS)
     try:
         sink(team.records)
-        batches(world, team, "submission", [(SMALL_ELEMENTS,)] * plan.tensors, plan.seconds / 2, sink, _EFFORT)
+        batches(team, "submission", [(SMALL_ELEMENTS,)] * options.tensors, options.seconds / 2, sink, _EFFORT)
         absent = world.all_agree(installed("torch", "pip install torch"))
         sink([{"record": "peer", "peer": "hooks", "absent": absent, "version": ""}])
         if absent is None:
-            _backwards(world, plan, sink)
+            _backwards(world, options, sink)
     finally:
         team.close()
 
 
-def _backwards(world: World, plan: SubmissionPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+def _backwards(world: World, options: argparse.Namespace, sink: Sink) -> None:
     with ExitStack() as open_contexts:
-        subjects = [_backward(world, way, plan.tensors, open_contexts) for way in BACKWARDS]
-        done = measure(world, subjects, _EFFORT, plan.seconds / 2)
-    more = {"ranks": world.size, "bind": world.bind, "tensors": plan.tensors}
-    group = []
-    for way, at in done.items():
-        group.append(report.measurement("backward", way, divided(at.rounds, plan.tensors), at.calls, **more))
-    sink(group)
+        subjects = [_backward(world, way, options.tensors, open_contexts) for way in BACKWARDS]
+        done = measure(world, subjects, _EFFORT, options.seconds / 2)
+    sink(measurements(world, "backward", done, tensors=options.tensors))
 
 
 def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> Subject:
@@ -97,7 +84,7 @@ def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> S
         forward()
         backward()
         _check(world, way, params, 2 + world.rank)
-    return Subject(way, [forward], backward)
+    return Subject(way, backward, count, forward)
 
 
 def _check(world: World, way: str, params: Sequence[Any], wanted: float) -> None:

@@ -43,8 +43,8 @@ def tables(records: Sequence[Record]) -> str:
             parts.append("Versions: " + ", ".join(f"{peer}: {version}" for peer, version in known.items()) + ".")
         parts += [f"Not measured: {peer} ({reason})." for peer, reason in absences(run).items()]
         measured = [record for record in run if record["record"] == "measurement"]
-        for title, chosen, render in _SECTIONS:
-            found = [record for record in measured if chosen(record)]
+        for title, cases, render in _SECTIONS:
+            found = [record for record in measured if record["case"] in cases]
             if found:
                 parts += [f"**{title}**", render(found)]
     return "\n\n".join(parts)
@@ -142,7 +142,11 @@ def _times(records: Sequence[Record]) -> str:
 
 
 def _time(record: Record | None) -> str:
-    return "" if record is None else _seconds(record)
+    if record is None:
+        return ""
+    if "overhead_percent" in record:
+        return f"{format_seconds(record['median'])}, {_spread(record['overhead_percent'], '+.0f')} %"
+    return _seconds(record)
 
 
 def _ratios(records: Sequence[Record]) -> str:
@@ -173,21 +177,6 @@ def _idle(records: Sequence[Record]) -> str:
     return markdown(["", "of a core"], rows)
 
 
-def _training(records: Sequence[Record]) -> str:
-    groups = _grouped(records)
-    peers = _peers(groups)
-    rows = []
-    for group in groups:
-        rows.append([_label(group), *(_step(group.get(peer)) for peer in peers)])
-    return markdown(["", *peers], rows)
-
-
-def _step(record: Record | None) -> str:
-    if record is None or "overhead_percent" not in record:
-        return _time(record)
-    return f"{format_seconds(record['median'])}, {_spread(record['overhead_percent'], '+.0f')} %"
-
-
 def _ops(records: Sequence[Record]) -> str:
     rows = []
     for group in _grouped(records):
@@ -211,33 +200,22 @@ def _submission(records: Sequence[Record]) -> str:
 
 _COMPARED = ("allreduce", "gradients", "small", "gradients_submit", "small_submit")
 
-_SECTIONS: tuple[tuple[str, Callable[[Record], bool], Callable[[Sequence[Record]], str]], ...] = (
-    ("Times: median (least..most)", lambda record: record["case"] in _COMPARED, _times),
+# The title of each table, the cases of its measurements, and the function that makes it.
+_SECTIONS: tuple[tuple[str, Sequence[str], Callable[[Sequence[Record]], str]], ...] = (
+    ("Times: median (least..most)", _COMPARED, _times),
     (
         "Times as multiples of hvdlite's: median (least..most) of the rounds; and the part of each limit that hvdlite reaches",
-        lambda record: record["case"] in _COMPARED,
+        _COMPARED,
         _ratios,
     ),
-    ("One message, one way: median (least..most)", lambda record: record["case"] == "message", _times),
-    ("Processor time of an idle engine", lambda record: record["case"] == "idle", _idle),
+    ("One message, one way: median (least..most)", ("message",), _times),
+    ("Processor time of an idle engine", ("idle",), _idle),
     (
         "A step of training, and the time that it adds to one without communication: median (least..most) of the rounds",
-        lambda record: record["case"] == "training",
-        _training,
+        ("training",),
+        _times,
     ),
-    (
-        "A graph of operations on one rank: median (least..most) of the rounds",
-        lambda record: record["case"] == "tensorflow_ops",
-        _ops,
-    ),
-    (
-        "Submitting one of many small tensors: median (least..most)",
-        lambda record: record["case"] in ("submission", "submission_submit"),
-        _submission,
-    ),
-    (
-        "A backward of many small gradients: median (least..most), and the added time",
-        lambda record: record["case"] == "backward",
-        _ops,
-    ),
+    ("A graph of operations on one rank: median (least..most) of the rounds", ("tensorflow_ops",), _ops),
+    ("Submitting one of many small tensors: median (least..most)", ("submission", "submission_submit"), _submission),
+    ("A backward of many small gradients: median (least..most), and the added time", ("backward",), _ops),
 )

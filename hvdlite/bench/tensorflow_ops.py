@@ -4,37 +4,28 @@ Each graph doubles many small tensors. The baseline only doubles them; the other
 allreduce waits for no other rank, so the added time is that of the operation itself.
 """
 
+import argparse
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from hvdlite.bench import report
-from hvdlite.bench.measure import Effort, Subject, divided, measure
+from hvdlite.bench.collectives import Sink
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.world import World
 
-__all__ = ["OpsPlan", "run"]
+__all__ = ["run"]
 
 _EFFORT = Effort(sample_seconds=0.02, most_calls=50, block_seconds=0.2, most_rounds=100)
 
 
-@dataclass(frozen=True)
-class OpsPlan:
-    """The selection to measure.
+def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
+    """Measures, and passes the records of the graphs to `sink`, on all ranks. Collective.
 
-    Attributes:
-        tensors: the number of tensors in a graph.
-        elements: the number of float32 elements of each tensor.
-        seconds: the approximate time for all measurements.
+    Args:
+        world: the ranks.
+        options: those of the command ``tensorflow-ops``.
+        sink: a function that gets the records.
     """
-
-    tensors: int = 160
-    elements: int = 1000
-    seconds: float = 20.0
-
-
-def run(world: World, plan: OpsPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
-    """Measures, and passes the record of each graph to `sink`, on all ranks. Collective."""
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
@@ -43,11 +34,9 @@ def run(world: World, plan: OpsPlan, sink: Callable[[Sequence[report.Record]], N
     hvd.init()
     versions = {"baseline": f"TensorFlow {tf.__version__}", "hvdlite": importlib.metadata.version("hvdlite")}
     sink([{"record": "peer", "peer": peer, "absent": None, "version": version} for peer, version in versions.items()])
-    tensors = [tf.random.stateless_uniform([plan.elements], seed=(world.rank, place)) for place in range(plan.tensors)]
-    done = measure(world, [_subject(name, graph, tensors) for name, graph in _graphs().items()], _EFFORT, plan.seconds)
-    more = {"tensors": plan.tensors, "elements": plan.elements, "ranks": world.size, "bind": world.bind}
-    for peer, at in done.items():
-        sink([report.measurement("tensorflow_ops", peer, divided(at.rounds, plan.tensors), at.calls, **more)])
+    tensors = [tf.random.stateless_uniform([options.elements], seed=(world.rank, place)) for place in range(options.tensors)]
+    done = measure(world, [_subject(name, graph, tensors) for name, graph in _graphs().items()], _EFFORT, options.seconds)
+    sink(measurements(world, "tensorflow_ops", done, tensors=options.tensors, elements=options.elements))
 
 
 def _subject(name: str, graph: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> Subject:
@@ -55,7 +44,7 @@ def _subject(name: str, graph: Callable[[Sequence[Any]], list[Any]], tensors: Se
 
     given = list(tensors)
     function = tf.function(graph, jit_compile=False).get_concrete_function(given)
-    return Subject(name, [], lambda: function(given))
+    return Subject(name, lambda: function(given), len(given))
 
 
 def _graphs() -> Mapping[str, Callable[[Sequence[Any]], list[Any]]]:

@@ -4,19 +4,23 @@ All ways start from the same weights and use the same data. Before a way is time
 with the average that MPI computes of the ranks' own gradients.
 """
 
+import argparse
 import gc
 import importlib
 import importlib.metadata
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite.bench import report
-from hvdlite.bench.measure import Effort, Subject, measure
+from hvdlite.bench.collectives import Sink
+from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.models import MODELS, Model
 from hvdlite.bench.peers import PEERS, join_gloo, leave_groups
 from hvdlite.bench.team import refuse_wrong
@@ -25,7 +29,7 @@ from hvdlite.bench.world import World
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WAYS", "ZERO_GRAD", "TrainingPlan", "check_gradient", "run"]
+__all__ = ["WAYS", "ZERO_GRAD", "NetworkTraining", "measure_ways", "run"]
 
 # Between two steps torch either frees the gradients (its default) or keeps their memory and writes zeros into it.
 ZERO_GRAD = ("none", "zero")
@@ -34,23 +38,6 @@ _BATCHES = 16  # the number of different batches
 _LEARNING_RATE = 1e-3
 _TOLERANCE = 1e-4  # the largest error, relative to the gradient's norm; sums in another order differ by far less
 _EFFORT = Effort(sample_seconds=0.25, most_calls=200, most_samples=1)
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """The selection to measure.
-
-    Attributes:
-        models: names of `MODELS`.
-        zero_grad: names of `ZERO_GRAD`.
-        ways: names of `WAYS`.
-        seconds: the approximate time for all measurements.
-    """
-
-    models: Sequence[str]
-    zero_grad: Sequence[str]
-    ways: Sequence[str]
-    seconds: float
 
 
 # --- the ways ---------------------------------------------------------------------------------------------------------
@@ -63,15 +50,15 @@ class Way:
     """A way to average gradients.
 
     Attributes:
-        missing: returns the reason why the way cannot be measured here, or None.
         wrap: makes a network and its optimizer train on all ranks. Collective.
-        version: returns the version of the way's software.
+        missing: returns the reason why the way cannot be measured here, or None.
+        version: returns the version of the way's software; empty if there is none.
         by_default: does the way take part if ``--peers`` is not given?
     """
 
-    missing: Callable[[], str | None]
     wrap: "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]"
-    version: Callable[[], str]
+    missing: Callable[[], str | None] = lambda: None
+    version: Callable[[], str] = str
     by_default: bool = True
 
 
@@ -119,23 +106,28 @@ def _version_of(package: str) -> Callable[[], str]:
 
 
 WAYS: Mapping[str, Way] = {
-    "none": Way(lambda: None, _alone, lambda: ""),
-    "lockstep": Way(lambda: None, _in_step, lambda: ""),
-    "hvdlite": Way(lambda: None, _by_module("hvdlite.torch"), _version_of("hvdlite")),
+    "none": Way(_alone),
+    "lockstep": Way(_in_step),
+    "hvdlite": Way(_by_module("hvdlite.torch"), version=_version_of("hvdlite")),
     "hvdlite-view": Way(
-        lambda: None, _by_module("hvdlite.torch", gradient_as_bucket_view=True), _version_of("hvdlite"), by_default=False
+        _by_module("hvdlite.torch", gradient_as_bucket_view=True), version=_version_of("hvdlite"), by_default=False
     ),
-    "ddp": Way(PEERS["gloo"].missing, _by_ddp(view=False), _version_of("torch")),
-    "ddp-view": Way(PEERS["gloo"].missing, _by_ddp(view=True), _version_of("torch")),
-    "horovod": Way(PEERS["horovod"].missing, _by_module("horovod.torch"), _version_of("horovod")),
+    "ddp": Way(_by_ddp(view=False), PEERS["gloo"].missing, _version_of("torch")),
+    "ddp-view": Way(_by_ddp(view=True), PEERS["gloo"].missing, _version_of("torch")),
+    "horovod": Way(_by_module("horovod.torch"), PEERS["horovod"].missing, _version_of("horovod")),
 }
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(world: World, plan: TrainingPlan, sink: Callable[[Sequence[report.Record]], None]) -> None:
+def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
     """Measures, and passes the records of each group of comparable measurements to `sink`, on all ranks. Collective.
+
+    Args:
+        world: the ranks.
+        options: those of the command ``training``.
+        sink: a function that gets the records.
 
     Raises:
         WrongSum: a way does not average the gradients. All ranks raise it.
@@ -143,36 +135,79 @@ def run(world: World, plan: TrainingPlan, sink: Callable[[Sequence[report.Record
     import torch
 
     torch.set_num_threads(world.cores)
-    absent = {name: world.all_agree(WAYS[name].missing()) for name in plan.ways}
+    absent = {name: world.all_agree(WAYS[name].missing()) for name in options.peers}
     sink(
         [
             {"record": "peer", "peer": name, "absent": reason, "version": "" if reason else WAYS[name].version()}
             for name, reason in absent.items()
         ]
     )
-    present = [name for name in plan.ways if absent[name] is None]
-    groups = list(itertools.product(plan.models, plan.zero_grad))
+    present = [name for name in options.peers if absent[name] is None]
+    groups = list(itertools.product(options.models, options.zero_grad))
     try:
         for model, zero_grad in groups:
-            sink(_measured(world, model, zero_grad, present, plan.seconds / len(groups)))
+            batches = _make_batches(MODELS[model], world.rank)
+            make = partial(_Training, world, MODELS[model], zero_grad, batches)
+            about = {"model": model, "zero_grad": zero_grad}
+            sink(measure_ways(world, present, make, about, options.seconds / len(groups)))
             gc.collect()  # frees the networks before the next ones are made
     finally:
         leave_groups()
 
 
-def _measured(world: World, model: str, zero_grad: str, ways: Sequence[str], seconds: float) -> list[report.Record]:
-    batches = _make_batches(MODELS[model], world.rank)
-    average = _average_gradient(world, MODELS[model], batches)
+class NetworkTraining(ABC):
+    """One network that is trained in one way.
+
+    Attributes:
+        STEPS: the number of steps in a call of `steps`.
+    """
+
+    STEPS = 1
+
+    @abstractmethod
+    def steps(self) -> None:
+        """Makes `STEPS` steps."""
+
+    def first_step(self) -> None:
+        """Makes one step on the first batch."""
+        self.steps()
+
+    @abstractmethod
+    def first_gradient(self) -> NDArray[np.float32]:
+        """The gradient of the first step, to be called after this step. It is found in the optimizer's momentum."""
+
+
+def measure_ways(
+    world: World, ways: Sequence[str], make: Callable[[str], NetworkTraining], about: report.Record, seconds: float
+) -> list[report.Record]:
+    """Checks the gradients of all ways, and measures their steps. Collective.
+
+    Args:
+        world: the ranks.
+        ways: the names of the ways.
+        make: a function that makes the network for a way; for the way ``none`` also without a measurement.
+        about: the keys of the records that name the model and the loop.
+        seconds: the approximate time.
+
+    Raises:
+        WrongSum: a way does not average the gradients. All ranks raise it.
+    """
+    alone = make("none")
+    alone.first_step()
+    average, steps = world.sum(alone.first_gradient()) / np.float32(world.size), alone.STEPS
+    del alone  # its memory is free for the others
     subjects = []
-    for name in ways:
-        training = _Training(world, name, MODELS[model], zero_grad, batches)
-        training.step()
-        check_gradient(world, name, model, training.first_gradient(), average, name in ("none", "lockstep"))
-        subjects.append(Subject(name, [], training.step))
+    for way in ways:
+        training = make(way)
+        training.first_step()
+        what = f"{way} on {', '.join(about.values())}"
+        _check_gradient(world, what, training.first_gradient(), average, way in ("none", "lockstep"))
+        training.steps()
+        subjects.append(Subject(way, training.steps, training.STEPS))
     done = measure(world, subjects, _EFFORT, seconds)
-    more = {"model": model, "zero_grad": zero_grad, "gradient_bytes": average.nbytes, "ranks": world.size, "bind": world.bind}
-    group = [report.measurement("training", name, at.rounds, at.calls, **more) for name, at in done.items()]
-    return report.with_percentages(group)
+    for samples in done.values():
+        samples.calls *= steps
+    return report.with_percentages(measurements(world, "training", done, **about, gradient_bytes=average.nbytes))
 
 
 _Batch = tuple["torch.Tensor", "torch.Tensor"]
@@ -192,10 +227,8 @@ def _make_batches(model: Model, rank: int) -> list[_Batch]:
     ]
 
 
-class _Training:
-    """One network that is trained in one way."""
-
-    def __init__(self, world: World, way: str, model: Model, zero_grad: str, batches: Sequence[_Batch]) -> None:
+class _Training(NetworkTraining):
+    def __init__(self, world: World, model: Model, zero_grad: str, batches: Sequence[_Batch], way: str) -> None:
         import torch
 
         torch.manual_seed(1)
@@ -208,7 +241,7 @@ class _Training:
         self._inputs, self._labels = (tensor.clone() for tensor in batches[0])
         self._loss = torch.nn.functional.cross_entropy
 
-    def step(self) -> None:
+    def steps(self) -> None:
         """Makes one step on the next batch. The batch is copied into the memory of the last one, as loaders do."""
         inputs, labels = next(self._turns)
         self._inputs.copy_(inputs)
@@ -218,29 +251,18 @@ class _Training:
         self._optimizer.step()
 
     def first_gradient(self) -> NDArray[np.float32]:
-        """The gradient of the first step, to be called after this step. The optimizer's momentum is then this gradient."""
         momenta = [self._optimizer.state[parameter]["momentum_buffer"] for parameter in self._parameters]
         return np.concatenate([momentum.numpy().ravel() for momentum in momenta])
 
 
-def _average_gradient(world: World, model: Model, batches: Sequence[_Batch]) -> NDArray[np.float32]:
-    """The average of the ranks' own gradients, computed by MPI. Collective."""
-    alone = _Training(world, "none", model, "none", batches)
-    alone.step()
-    total = world.sum(alone.first_gradient())
-    total /= world.size
-    return total
-
-
-def check_gradient(
-    world: World, way: str, model: str, gradient: NDArray[np.float32], average: NDArray[np.float32], alone: bool
+def _check_gradient(
+    world: World, subject: str, gradient: NDArray[np.float32], average: NDArray[np.float32], alone: bool
 ) -> None:
     """Checks that this rank's gradient is the average over the ranks; or, with `alone`, that it is not. Collective.
 
     Args:
         world: the ranks.
-        way: the name of the way, for the error.
-        model: the name of the model, for the error.
+        subject: the name of the way and the model, for the error.
         gradient: all elements of this rank's gradient, float32.
         average: the right average, with the shape of `gradient`.
         alone: does the way average nothing?
@@ -253,4 +275,4 @@ def check_gradient(
         problem = "all ranks have the same gradient, so the check shows nothing" if error < 100 * _TOLERANCE else None
     else:
         problem = None if error <= _TOLERANCE else f"the gradient has an error of {100 * error:.3g} %"
-    refuse_wrong(world, f"{way} on {model}", problem)
+    refuse_wrong(world, subject, problem)

@@ -25,10 +25,10 @@ from hvdlite.launcher.slurm import read_allocation
 from hvdlite.tuning import files
 from hvdlite.tuning.place import cpu_name
 
-__all__ = ["CHECKS", "Finding", "cgroup_limits", "framework", "smoke"]
+__all__ = ["CHECKS", "Finding", "cgroup_limits", "framework", "judged", "smoke"]
 
 _MIB = 1 << 20
-SMOKE_SECONDS = 120.0
+_SMOKE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ class Finding:
     remedy: str = ""
 
 
+def judged(check: str, good: bool, found: str, remedy: str, otherwise: str = "warn") -> Finding:
+    """The finding ``ok``, or if the subject is not `good`, the finding `otherwise` with its remedy."""
+    return Finding(check, "ok", found) if good else Finding(check, otherwise, found, remedy)
+
+
 # --- Python and MPI -----------------------------------------------------------------------------------------------------
 
 
@@ -62,7 +67,7 @@ def knobs() -> Iterator[Finding]:
     set_by = [f"{variable}={os.environ.get(variable, '')}" for variable in config.origins.values()]
     problems = [*config.warnings, *config.notes]
     found = "; ".join([", ".join(set_by) or "no variable sets a knob: all have their defaults", *problems])
-    yield Finding("knobs", "warn" if problems else "ok", found, "unset the variables that have no effect" if problems else "")
+    yield judged("knobs", not problems, found, "unset the variables that have no effect")
 
 
 def tuning() -> Iterator[Finding]:
@@ -78,11 +83,7 @@ def tuning() -> Iterator[Finding]:
 
 def mpi() -> Iterator[Finding]:
     """The MPI that mpi4py loads, the compiled part of hvdlite, and the matching mpirun."""
-    try:
-        loaded = probes.probe(probes.MPI, seconds=60.0)
-        problem = ""
-    except probes.ProbeError as error:
-        loaded, problem = error.found, str(error)
+    loaded, problem = probes.probe(probes.MPI)
     if loaded:
         libraries = ", ".join(loaded["libraries"]) or loaded["module"]
         yield Finding("MPI loaded", "ok", f"mpi4py {loaded['mpi4py']} loads {loaded['version']} ({libraries})")
@@ -93,34 +94,23 @@ def mpi() -> Iterator[Finding]:
         remedy = "run python -c 'from mpi4py import MPI', which shows MPI's own messages"
         yield Finding("MPI starts", "fail", f"MPI_Init_thread fails: {problem}", remedy)
     elif loaded:
-        yield _threads(loaded)
+        level = loaded["thread"]
+        remedy = "hvdlite's engine needs at least MPI_THREAD_SERIALIZED: use an MPI that was built with support for threads"
+        enough = level in ("THREAD_MULTIPLE", "THREAD_SERIALIZED")
+        yield judged("MPI starts", enough, f"it offers the thread level MPI_{level}", remedy, "fail")
     yield from _compiled(str(loaded.get("family", "")))
     yield from _launcher(loaded)
 
 
-def _threads(loaded: Mapping[str, Any]) -> Finding:
-    level = f"it offers the thread level MPI_{loaded['thread']}"
-    if loaded["thread"] in ("THREAD_MULTIPLE", "THREAD_SERIALIZED"):
-        return Finding("MPI starts", "ok", level)
-    remedy = "hvdlite's engine needs at least MPI_THREAD_SERIALIZED: use an MPI that was built with support for threads"
-    return Finding("MPI starts", "fail", level, remedy)
-
-
 def _compiled(family: str) -> Iterator[Finding]:
-    try:
-        found = probes.probe(probes.ENGINE, seconds=60.0)
-        problem = ""
-    except probes.ProbeError as error:
-        found, problem = error.found, str(error)
+    found, problem = probes.probe(probes.ENGINE)
     rebuild = "build hvdlite again (pip install --force-reinstall --no-deps --no-cache-dir hvdlite; in a clone: make develop)"
-    if problem:
-        yield Finding("native engine", "fail", f"it cannot be loaded: {problem}", rebuild)
-    else:
-        yield Finding("native engine", "ok", f"it can be loaded, from {found.get('engine', '')}")
+    said = f"it cannot be loaded: {problem}" if problem else f"it can be loaded, from {found['engine']}"
+    yield judged("native engine", not problem, said, rebuild, "fail")
     shims = dict(found.get("shims", {}))
     named = ", ".join(f"{name} ({path})" for name, path in shims.items()) or "none"
     if not family or family in shims:
-        yield Finding("built for", "ok" if shims else "fail", f"hvdlite was built for {named}", "" if shims else rebuild)
+        yield judged("built for", bool(shims), f"hvdlite was built for {named}", rebuild, "fail")
     else:
         found_text = f"hvdlite was built for {named}, but mpi4py loads {family}"
         yield Finding("built for", "fail", found_text, f"set HVDLITE_MPI={family} and {rebuild}")
@@ -134,10 +124,8 @@ def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
         return
     number = ".".join(map(str, program.version))
     where = f"hvdlite run starts {program.path} ({program.title}): {program.reason}"
-    if loaded and number not in str(loaded["version"]):
-        yield Finding("mpirun", "warn", where, f"mpi4py loads {loaded['version']}: use the mpirun of that MPI (--mpirun)")
-    else:
-        yield Finding("mpirun", "ok", where)
+    version = str(loaded.get("version", number))
+    yield judged("mpirun", number in version, where, f"mpi4py loads {version}: use the mpirun of that MPI (--mpirun)")
     with contextlib.suppress(HvdliteError):
         allocation = read_allocation(os.environ)
         if allocation is not None:
@@ -150,35 +138,27 @@ def _launcher(loaded: Mapping[str, Any]) -> Iterator[Finding]:
 
 def shared_memory() -> Iterator[Finding]:
     """The shared memory through which ranks of one host exchange tensors."""
-    with_memfd = hasattr(os, "memfd_create")
-    if with_memfd:
-        try:
-            descriptor = os.memfd_create("hvdlite-doctor")
-            os.posix_fallocate(descriptor, 0, _MIB)
-            os.close(descriptor)
-        except OSError as error:
-            with_memfd = False
-            yield Finding(
-                "memfd",
-                "warn",
-                f"memfd_create fails: {error.strerror}",
-                "allow memfd_create, or make /dev/shm larger; see docs/launching.md",
-            )
-    if with_memfd:
-        yield Finding("memfd", "ok", "memfd_create works: ranks of this host can share memory")
+    problem = ""
+    try:
+        descriptor = os.memfd_create("hvdlite-doctor")
+        os.posix_fallocate(descriptor, 0, _MIB)
+        os.close(descriptor)
+    except (AttributeError, OSError) as error:  # a Python that was built for an old system has no memfd_create
+        problem = f"memfd_create fails: {getattr(error, 'strerror', None) or error}"
+    found = problem or "memfd_create works: ranks of this host can share memory"
+    yield judged("memfd", not problem, found, "allow memfd_create, or make /dev/shm larger; see docs/launching.md")
     try:
         space = os.statvfs("/dev/shm")
     except OSError as error:
-        yield Finding(
-            "/dev/shm", "none" if with_memfd else "warn", error.strerror or "", "" if with_memfd else "mount a tmpfs there"
-        )
+        status, remedy = ("warn", "mount a tmpfs there") if problem else ("none", "")
+        yield Finding("/dev/shm", status, error.strerror or "", remedy)
         return
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     found = f"it has {size // _MIB} MiB, and {free // _MIB} MiB of them are free"
     # PyTorch's data loaders and MPI need space in /dev/shm as well.
-    small = free < 512 * _MIB
+    enough = free >= 512 * _MIB
     remedy = "give the container more: docker run --shm-size=8g, or an emptyDir with medium Memory (docs/launching.md)"
-    yield Finding("/dev/shm", "warn" if small else "ok", found, remedy if small else "")
+    yield judged("/dev/shm", enough, found, remedy)
 
 
 def cgroup_limits(text: str, root: str = "/sys/fs/cgroup") -> tuple[float | None, int | None]:
@@ -219,12 +199,11 @@ def processors() -> Iterator[Finding]:
         quota, memory = cgroup_limits(Path("/proc/self/cgroup").read_text())
     except (OSError, ValueError):
         quota = memory = None
-    few = quota is not None and quota < physical
     found += f"; the control group allows {quota:g}" if quota is not None else ""
     remedy = (
         "all ranks and their threads together get no more than that: start fewer ranks, set OMP_NUM_THREADS, or raise the limit"
     )
-    yield Finding("processors", "warn" if few else "ok", found, remedy if few else "")
+    yield judged("processors", quota is None or quota >= physical, found, remedy)
     if memory is not None:
         yield Finding("memory limit", "ok", f"the control group allows {memory // _MIB} MiB, shared memory included")
 
@@ -244,7 +223,7 @@ def limits() -> Iterator[Finding]:
         enough = soft == resource.RLIM_INFINITY or soft >= least
         found = f"the limit is {_limit(soft)}{unit}, and can be raised to {_limit(hard)}"
         found += "" if enough else f"; in general a job needs at least {least}{unit}"
-        yield Finding(name, "ok" if enough else "warn", found, "" if enough else remedy)
+        yield judged(name, enough, found, remedy)
 
 
 def _limit(value: int) -> str:
@@ -287,11 +266,7 @@ def _address(interface: str) -> str:
 
 def gpus() -> Iterator[Finding]:
     """The CUDA driver, its GPUs, and the NCCL that hvdlite would use."""
-    try:
-        found = probes.probe(probes.CUDA, seconds=60.0)
-        problem = ""
-    except probes.ProbeError as error:
-        found, problem = error.found, str(error)
+    found, problem = probes.probe(probes.CUDA)
     if not found.get("driver"):
         text = f"there is no driver ({found.get('problem') or problem}): tensors in host memory work, tensors on GPUs do not"
         yield Finding("CUDA", "none", text)
@@ -303,18 +278,12 @@ def gpus() -> Iterator[Finding]:
         return
     yield Finding("CUDA", "ok", f"there is a driver for CUDA {found['driver']}, with {devices}")
     if problem:
-        yield Finding(
-            "NCCL", "warn", f"hvdlite could not check: {problem}", "run python -c 'import hvdlite; print(hvdlite.nccl_built())'"
-        )
-    elif not found["nccl_built"]:
-        yield Finding(
-            "NCCL",
-            "warn",
-            "there is none: GPU tensors go through host memory",
-            "pip install nvidia-nccl-cu12 (-cu13 for CUDA 13)",
-        )
-    else:
-        yield Finding("NCCL", "ok", f"hvdlite uses it, version code {found['nccl_built']}")
+        remedy = "run python -c 'import hvdlite; print(hvdlite.nccl_built())'"
+        yield Finding("NCCL", "warn", f"hvdlite could not check: {problem}", remedy)
+        return
+    version = found["nccl_built"]
+    text = f"hvdlite uses it, version code {version}" if version else "there is none: GPU tensors go through host memory"
+    yield judged("NCCL", version, text, "pip install nvidia-nccl-cu12 (-cu13 for CUDA 13)")
 
 
 # Each framework, with the door for it.
@@ -328,20 +297,20 @@ _FRAMEWORKS = {
 }
 
 
-def framework(name: str, door: str, seconds: float = 180.0) -> Finding:
+def framework(name: str, door: str) -> Finding:
     """A framework, and the door for it."""
-    try:
-        version = probes.probe(probes.FRAMEWORK, [name, door], seconds)["version"]
-    except probes.ProbeError as error:
-        if error.found:
-            text = f"version {error.found['version']} is installed, but {door} cannot be imported: {error}"
-            return Finding(name, "fail", text, "see docs/compatibility.md for the versions that work")
-        needed = name == "numpy"
-        if f"No module named '{name}'" in str(error):
-            return Finding(name, "fail" if needed else "none", "it is not installed", "pip install numpy" if needed else "")
-        remedy = f"run python -c 'import {name}', which prints the whole error, or install {name} again"
-        return Finding(name, "fail" if needed else "warn", f"it cannot be imported: {error}", remedy)
-    return Finding(name, "ok", f"version {version} is installed" + (f", and {door} can be imported" if door else ""))
+    found, problem = probes.probe(probes.FRAMEWORK, [name, door], seconds=180.0)
+    installed = f"version {found.get('version')} is installed"
+    if not problem:
+        return Finding(name, "ok", installed + (f", and {door} can be imported" if door else ""))
+    if found:
+        remedy = "see docs/compatibility.md for the versions that work"
+        return Finding(name, "fail", f"{installed}, but {door} cannot be imported: {problem}", remedy)
+    needed = name == "numpy"
+    if f"No module named '{name}'" in problem:
+        return Finding(name, "fail" if needed else "none", "it is not installed", "pip install numpy" if needed else "")
+    remedy = f"run python -c 'import {name}', which prints the whole error, or install {name} again"
+    return Finding(name, "fail" if needed else "warn", f"it cannot be imported: {problem}", remedy)
 
 
 def frameworks() -> Iterator[Finding]:
@@ -353,36 +322,33 @@ def frameworks() -> Iterator[Finding]:
 # --- a job --------------------------------------------------------------------------------------------------------------
 
 
-def smoke(ranks: int = 2, seconds: float = SMOKE_SECONDS) -> Iterator[Finding]:
+def smoke() -> Iterator[Finding]:
     """A small job of two ranks that add up an array."""
+    check = "a job of 2 ranks"
     with open(os.devnull, "w") as nowhere:
-        output = RankOutput(ranks, stdout=nowhere, stderr=nowhere)
+        output = RankOutput(2, stdout=nowhere, stderr=nowhere)
         try:
-            wishes = Wishes(np=0, root=os.geteuid() == 0, environ=plan.environment())
-            chosen = plan.make(wishes, ranks, launcher="mpirun")
-            job = LaunchedJob(chosen.line, [sys.executable, "-c", probes.SMOKE], ranks, wishes.environ, output)
-            timer = threading.Timer(seconds, job.interrupt, [0])
+            job = LaunchedJob(plan.make(Wishes(), 2, launcher="mpirun"), [sys.executable, "-c", probes.SMOKE], output)
+            timer = threading.Timer(_SMOKE_SECONDS, job.interrupt, [0])
             timer.start()
             try:
                 outcome = job.run()
             finally:
                 timer.cancel()
         except HvdliteError as error:
-            yield Finding(
-                "a job of 2 ranks", "fail", f"it could not be started: {error}", "first repair the parts that failed above"
-            )
+            yield Finding(check, "fail", f"it could not be started: {error}", "first repair the parts that failed above")
             return
     look = "run `hvdlite run --verbose -n 2 python train.py`, which prints the command line and the ranks' output"
     if outcome.interrupted:
-        yield Finding("a job of 2 ranks", "fail", f"it had not ended after {seconds:.0f} seconds", look)
+        yield Finding(check, "fail", f"it had not ended after {_SMOKE_SECONDS:.0f} seconds", look)
     elif outcome.failure is not None:
         words = outcome.words[-1] if outcome.words else "it printed nothing"
         found = f"rank {outcome.failure.rank} {outcome.failure.how}: {words}"
-        yield Finding("a job of 2 ranks", "fail", found, "look for this error in docs/errors.md")
+        yield Finding(check, "fail", found, "look for this error in docs/errors.md")
     elif outcome.status or outcome.problem:
-        yield Finding("a job of 2 ranks", "fail", outcome.problem or f"mpirun ended with exit code {outcome.status}", look)
+        yield Finding(check, "fail", outcome.problem or f"mpirun ended with exit code {outcome.status}", look)
     else:
-        yield Finding("a job of 2 ranks", "ok", "both ranks got the right sum of an array")
+        yield Finding(check, "ok", "both ranks got the right sum of an array")
 
 
 CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {

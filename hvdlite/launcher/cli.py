@@ -121,9 +121,7 @@ def _run(arguments: argparse.Namespace) -> int:
     output = RankOutput(
         chosen.size, not arguments.no_tag_output, arguments.prefix_output_with_timestamp, arguments.output_filename
     )
-    job = LaunchedJob(
-        chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, arguments.start_timeout, arguments.grace
-    )
+    job = LaunchedJob(chosen, command, output, arguments.start_timeout, arguments.grace)
     with told_to_end(job) as received:
         outcome = job.run()
     report(outcome, output)
@@ -137,31 +135,26 @@ def _wishes(arguments: argparse.Namespace) -> tuple[Wishes, list[str]]:
         variables["NCCL_SOCKET_IFNAME"] = ",".join(interfaces)
     if arguments.tcp:
         variables["NCCL_IB_DISABLE"] = "1"
-    if arguments.min_np is not None:
-        variables["HVDLITE_ELASTIC_MIN_RANKS"] = str(arguments.min_np)
-    if arguments.reset_limit is not None:
-        variables["HVDLITE_ELASTIC_RESET_LIMIT"] = str(arguments.reset_limit)
-    if arguments.spares is not None:
-        variables["HVDLITE_ELASTIC_SPARES"] = str(arguments.spares)
+    elastic = {"MIN_RANKS": arguments.min_np, "RESET_LIMIT": arguments.reset_limit, "SPARES": arguments.spares}
+    variables |= {f"HVDLITE_ELASTIC_{name}": str(value) for name, value in elastic.items() if value is not None}
     names = []
     for setting in arguments.env:
         name, equals, value = setting.partition("=")
+        if not name:
+            raise InvalidArgumentError(f"-x {setting} names no variable: write -x NAME or -x NAME=VALUE")
         names.append(name)
         if equals:
             variables[name] = value
     return Wishes(
-        np=0,
-        root=os.geteuid() == 0,
         oversubscribe=arguments.oversubscribe,
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,
         interfaces=interfaces,
         tcp_streams=arguments.tcp_streams,
         tcp_buffer_bytes=arguments.tcp_buffer_bytes,
-        environ=plan.environment(),
         names=tuple(names),
         variables=variables,
-        elastic=arguments.elastic or any((arguments.min_np, arguments.reset_limit, arguments.spares)),
+        elastic=arguments.elastic or any(elastic.values()),
         mpi_args=(*plan.words_of("--mpi-args", arguments.mpi_args), *plan.words_of("--binding-args", arguments.binding_args)),
     ), warnings
 

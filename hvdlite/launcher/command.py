@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from hvdlite.config import outside_of_jobs
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
 from hvdlite.launcher.mpirun import Mpirun
 from hvdlite.launcher.rank import ASKS
 
-__all__ = ["PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
+__all__ = ["BY_SSH", "PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
 
 # The variables that ranks on other hosts get: those about computing, and those about the locations of libraries. All other
 # variables (HOME, HOSTNAME, SSH_*...) belong to the host.
@@ -26,7 +27,7 @@ _BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "ran
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's wishes for a job.
+    """The user's wishes for a job. `hvdlite.launcher.plan.make` sets the first four.
 
     Attributes:
         np: the number of ranks.
@@ -38,14 +39,14 @@ class Wishes:
         interfaces: the network interfaces to use.
         tcp_streams: the number of TCP connections between two ranks on different hosts; None: MPI's own number.
         tcp_buffer_bytes: the bytes of the send buffer and of the receive buffer of each connection; None: the kernel's choice.
-        environ: the environment of the ranks.
+        environ: the environment of the ranks; by default this process's, without variables that other launchers have set.
         names: names of variables to pass to the ranks, besides PASSED.
         variables: variables to add to the environment, with values.
         elastic: does the job continue when ranks are lost?
         mpi_args: arguments for the launcher, which are passed unchanged.
     """
 
-    np: int
+    np: int = 0
     hosts: tuple[Host, ...] = ()
     allocated: tuple[Host, ...] = ()
     root: bool = False
@@ -55,7 +56,7 @@ class Wishes:
     interfaces: tuple[str, ...] = ()
     tcp_streams: int | None = None
     tcp_buffer_bytes: int | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=outside_of_jobs)
     names: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     elastic: bool = False
@@ -98,10 +99,8 @@ def names_binding(arguments: Sequence[str]) -> bool:
 
 def passed_names(wishes: Wishes) -> list[str]:
     """The names of the variables that ranks on other hosts get."""
-    found = set(wishes.names) | set(wishes.variables)
-    for name in wishes.environ:
-        if any(fnmatchcase(name, pattern) for pattern in PASSED):
-            found.add(name)
+    inherited = {name for name in wishes.environ if any(fnmatchcase(name, pattern) for pattern in PASSED)}
+    found = {*wishes.names, *wishes.variables, *inherited}
     # mpirun cannot pass a variable whose name a shell does not accept (bash exports functions under such names).
     return sorted(
         name for name in found if name.isidentifier() and not any(fnmatchcase(name, pattern) for pattern in _NOT_PASSED)
@@ -121,7 +120,7 @@ def mpirun_line(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
             "behind the name of a host (a:4), or let ranks share cores with --oversubscribe"
         )
     line = _open_mpi(mpirun, wishes) if mpirun.family == "openmpi" else _hydra(mpirun, wishes)
-    return replace(line, remedy=_BY_SSH) if wishes.remote else line
+    return replace(line, remedy=BY_SSH) if wishes.remote else line
 
 
 def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
@@ -204,7 +203,7 @@ def _hydra(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     return LauncherCommand((*words, *wishes.mpi_args), variables)
 
 
-_BY_SSH = "`ssh HOST true` must work here without a password, and each HOST needs Python and hvdlite at the same paths"
+BY_SSH = "`ssh HOST true` must work here without a password, and each HOST needs Python and hvdlite at the same paths"
 
 
 def _ssh_options(wishes: Wishes) -> str:

@@ -4,7 +4,7 @@ A figure that is not known is None. This module only computes figures; it asks n
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["STALL_SECONDS", "Answer", "JobFigures", "RankFigures", "figures_of_job", "figures_of_rank"]
@@ -60,7 +60,7 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class JobFigures:
-    """The figures of a job for the time between two looks.
+    """The figures of a job for the time between two looks, in types that JSON can express.
 
     Attributes:
         job: the name of the job.
@@ -84,10 +84,6 @@ class JobFigures:
     waited_for: int | None
     waited_for_share: float | None
     last_stall: Mapping[str, Any] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """All figures by name, in types that JSON can express."""
-        return asdict(self)
 
 
 def figures_of_rank(before: Answer, after: Answer) -> RankFigures:
@@ -156,9 +152,7 @@ def figures_of_job(
     present = {each.rank for each in ranks}
     gone = [answer for rank, answer in before.items() if rank not in present]
     ranks += [RankFigures(answer["rank"], answer["host"], answer["pid"], "ended") for answer in gone]
-    asked: dict[str, int] = {}
-    for each in ranks:
-        asked[each.host] = asked.get(each.host, 0) + 1
+    asked = {each.host for each in ranks}
     rank, share = _most_waited_for(ranks)
     return JobFigures(
         job=first["job"],

@@ -5,7 +5,6 @@ knob reads has no effect; if it turns a feature on, a warning says why. A flag f
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.errors import InvalidArgumentError
@@ -93,17 +92,10 @@ REFUSED: dict[tuple[str, ...], tuple[int, str]] = {
 
 
 class _RefuseFlag(argparse.Action):
-    """Refuses a flag, and prints the reason."""
+    """Refuses a flag, and prints the reason, which is the action's `const`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
-        flag = rest[-1]
-        parser.error(f"{flag} is not offered: {self.reason}")
-
-    reason = ""
-
-
-def _refusing(reason: str) -> type[argparse.Action]:
-    return type("_RefuseFlag", (_RefuseFlag,), {"reason": reason})
+        parser.error(f"{rest[-1]} is not offered: {self.const}")
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -113,17 +105,10 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     )
     # A flag that has no value in horovodrun has no value in hvdlite run.
     switches = {name for flag in HOROVODRUN if flag.value is not None for name in flag.names}
-    taken = {name for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
-    for knob in KNOBS:
-        if f"--{knob.name.replace('_', '-')}" not in taken:
-            continue
+    taken = {name: knob for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
+    for name, knob in taken.items():
         text = knob.doc.replace("%", "%%")
-        group.add_argument(
-            f"--{knob.name.replace('_', '-')}",
-            dest=f"knob_{knob.name}",
-            metavar=_metavar(knob),
-            help=f"{text} [{_default(knob)}]",
-        )
+        group.add_argument(name, dest=f"knob_{knob.name}", metavar=_metavar(knob), help=f"{text} [{_default(knob)}]")
     group = parser.add_argument_group("flags of horovodrun", "these flags have the same names and meanings in horovodrun")
     for flag in HOROVODRUN:
         names = [name for name in flag.names if name not in taken]
@@ -131,7 +116,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
             setting = {"action": "store_const", "const": flag.value} if flag.value is not None else {"metavar": "VALUE"}
             group.add_argument(*names, dest=flag.dest, help=_help(flag), **setting)  # type: ignore[arg-type]
     for names_, (count, reason) in REFUSED.items():
-        group.add_argument(*names_, action=_refusing(reason), nargs=count, help=argparse.SUPPRESS)
+        group.add_argument(*names_, action=_RefuseFlag, const=reason, nargs=count, help=argparse.SUPPRESS)
 
 
 def _metavar(knob: Knob) -> str:
@@ -208,8 +193,3 @@ def _check(variables: dict[str, str]) -> None:
                     pass
             flag = f"--{knob.name.replace('_', '-')}"
             raise InvalidArgumentError(f"{flag} {text}: {knob.name} is {knob.accepted}") from None
-
-
-def unknown_variables(flags: Sequence[CommandFlag] = HOROVODRUN) -> list[str]:
-    """The variables of these flags that no knob reads and for which no reason is given; a test checks that there are none."""
-    return [flag.variable for flag in flags if _knob(flag.variable) is None and flag.variable not in MEANINGLESS]

@@ -102,12 +102,9 @@ def run(
     if nics:
         variables["NCCL_SOCKET_IFNAME"] = ",".join(nics)
     wishes = Wishes(
-        np=0,
-        root=os.geteuid() == 0,
         ssh_port=ssh_port,
         ssh_identity_file=ssh_identity_file or "",
         interfaces=nics,
-        environ=plan.environment(),
         variables=variables,
         mpi_args=plan.words_of("mpi_args", mpi_args or ""),
     )
@@ -126,7 +123,7 @@ def run(
         root = str(Path(__file__).parents[2])
         command = [executable or sys.executable, "-c", _START, private, root]
         output = RankOutput(chosen.size, tag_output, folder=output_filename)
-        job = LaunchedJob(chosen.line, command, chosen.size, wishes.environ, output, chosen.bind, start_timeout)
+        job = LaunchedJob(chosen, command, output, start_timeout)
         # Ctrl-C raises KeyboardInterrupt, and the caller may continue. A signal that ends a process by default ends first the
         # job, and then this process.
         ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]

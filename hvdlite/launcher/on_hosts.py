@@ -19,7 +19,7 @@ from hvdlite.launcher.hosts import Host, format_hosts, parse_hosts
 from hvdlite.launcher.job import JobOutcome, LaunchedJob, told_to_end
 from hvdlite.launcher.output import RankOutput
 
-__all__ = ["add_flags", "names_of", "run_on_hosts"]
+__all__ = ["add_flags", "run_on_hosts"]
 
 _GRACE = 1.0  # the seconds in which the programs have to end when they are told to end
 
@@ -28,15 +28,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say how programs are started on other hosts."""
     group = parser.add_argument_group("starting programs on other hosts", "these flags mean the same as for `hvdlite run`")
     plan.add_flags(group)
-
-
-def names_of(hosts: str) -> list[str]:
-    """The names in a list of hosts in the form of ``-H``.
-
-    Raises:
-        InvalidArgumentError: `hosts` does not have this form.
-    """
-    return [host.name for host in parse_hosts(hosts)]
 
 
 def run_on_hosts(
@@ -60,21 +51,18 @@ def run_on_hosts(
         KeyboardInterrupt: this process got a signal that asks it to end. The programs have ended then.
     """
     plan.refuse_nested("this command with --hosts")
-    hosts = tuple(Host(name) for name in names_of(arguments.hosts))
+    hosts = tuple(Host(host.name) for host in parse_hosts(arguments.hosts))
     wishes = Wishes(
-        np=0,
-        root=os.geteuid() == 0,
         ssh_port=arguments.ssh_port,
         ssh_identity_file=arguments.ssh_identity_file,
-        environ=plan.environment(),
         mpi_args=plan.words_of("--mpi-args", arguments.mpi_args),
     )
     chosen = plan.make(
         wishes, len(hosts), format_hosts(hosts), launcher=arguments.launcher, mpirun=arguments.mpirun, bind="none"
     )
-    line = chosen.line
-    if Path(line.words[0]).name == "srun" and "--overlap" not in line.words:  # a running job keeps its resources
-        line = replace(line, words=(*line.words, "--overlap"))
+    words = chosen.line.words
+    if Path(words[0]).name == "srun" and "--overlap" not in words:  # a running job keeps its resources
+        chosen = replace(chosen, line=replace(chosen.line, words=(*words, "--overlap")))
     late: list[bool] = []
 
     def give_up() -> None:
@@ -83,7 +71,7 @@ def run_on_hosts(
 
     with open(os.devnull, "w") as nowhere:
         output = _LinesOfHosts(len(hosts), take, nowhere)
-        job = LaunchedJob(line, command, len(hosts), wishes.environ, output, bind=False, grace=_GRACE)
+        job = LaunchedJob(chosen, command, output, grace=_GRACE)
         output.stop = lambda: job.interrupt(signal.SIGTERM)
         timer = threading.Timer(seconds or 0.0, give_up)
         if seconds is not None:

@@ -53,11 +53,6 @@ class RankExit:
         self.rank, self.host, self.pid, self.code, self.stopped = rank, host, pid, code, stopped
 
     @property
-    def failed(self) -> bool:
-        """Did it fail?"""
-        return self.code != 0
-
-    @property
     def how(self) -> str:
         """The end in words."""
         return (
@@ -225,7 +220,7 @@ def first_failure(
         started: for each rank, its host and process id.
         tail: a function that returns the last lines of a rank's stderr.
     """
-    failed = [ending for ending in endings if ending.failed]
+    failed = [ending for ending in endings if ending.code != 0]
     failed.sort(key=lambda ending: ending.stopped)  # the sort is stable
     if not failed:
         return None

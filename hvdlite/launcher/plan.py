@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hvdlite.config import launcher_claim, outside_of_jobs
+from hvdlite.config import launcher_claim
 from hvdlite.errors import InvalidArgumentError, SystemFailure
 from hvdlite.launcher import mpirun as mpi
 from hvdlite.launcher.command import LauncherCommand, Wishes, mpirun_line, names_binding, srun_line
@@ -22,7 +23,6 @@ __all__ = [
     "add_flags",
     "add_job_flags",
     "allocated_hosts",
-    "environment",
     "job_words",
     "make",
     "positive",
@@ -40,6 +40,7 @@ class LaunchPlan:
 
     Attributes:
         line: the launcher's command line.
+        environ: the launcher's environment, which the ranks of this host get as well.
         size: the number of ranks.
         bind: is each rank bound to its share of the cores by the process that hvdlite starts beside it?
         remote: are there ranks on other hosts?
@@ -47,6 +48,7 @@ class LaunchPlan:
     """
 
     line: LauncherCommand
+    environ: Mapping[str, str]
     size: int
     bind: bool
     remote: bool
@@ -167,11 +169,6 @@ def words_of(flag: str, text: str) -> tuple[str, ...]:
         raise InvalidArgumentError(f"{flag} {text}: {error} (quote the text as in a shell)") from None
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, without variables that other launchers have set."""
-    return outside_of_jobs()
-
-
 def refuse_nested(what: str) -> None:
     """Raises InvalidArgumentError in a process that is itself a rank of a job."""
     claim = launcher_claim()
@@ -202,7 +199,7 @@ def make(
     """The plan for a job.
 
     Args:
-        wishes: the user's wishes, without the number of ranks and the hosts.
+        wishes: the user's wishes, without those that this function sets.
         np: the number of ranks; None for the number of slots of the hosts or of the allocation.
         hosts: the hosts in the form of ``-H``; empty for this host, or for the hosts of the allocation.
         hostfile: the path of a host file; empty for none.
@@ -222,16 +219,18 @@ def make(
     allocation = read_allocation(wishes.environ)
     allocated = allocated_hosts(wishes.environ, allocation)
     size = np if np is not None else _default_size(named, allocated, allocation)
-    wishes = replace(wishes, np=size, hosts=named, allocated=allocated)
+    wishes = replace(wishes, np=size, hosts=named, allocated=allocated, root=os.geteuid() == 0)
     notes: list[str] = []
+    line = None
+    own_binding = False
     if launcher == "srun" or (launcher == "auto" and allocation is not None and not mpirun):
         line = _by_srun(wishes, allocation, required=launcher == "srun", notes=notes)
-        if line is not None:
-            return LaunchPlan(line, size, False, wishes.remote, tuple(notes))
-    program = mpi.find(mpirun)
-    notes.append(f"{program.path} ({program.title}) starts the ranks: {program.reason}")
-    own_binding = bind == "auto" and not names_binding(wishes.mpi_args)
-    return LaunchPlan(mpirun_line(program, wishes), size, own_binding, wishes.remote, tuple(notes))
+    if line is None:
+        program = mpi.find(mpirun)
+        notes.append(f"{program.path} ({program.title}) starts the ranks: {program.reason}")
+        line = mpirun_line(program, wishes)
+        own_binding = bind == "auto" and not names_binding(wishes.mpi_args)
+    return LaunchPlan(line, {**wishes.environ, **line.variables}, size, own_binding, wishes.remote, tuple(notes))
 
 
 def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: Allocation | None) -> int:
@@ -250,22 +249,18 @@ def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, note
         raise InvalidArgumentError(
             "--launcher srun: this process is in no allocation of Slurm (SLURM_JOB_ID is not set); use salloc or sbatch"
         )
-    srun = shutil.which("srun")
-    problem = "" if srun else "there is no srun on PATH"
-    plugin = None
-    if srun:
-        loaded = mpi.ask_mpi4py()
-        listing = _listing(srun)
-        plugin = choose_plugin(listing, loaded.family)
-        if plugin is None:
-            problem = f"srun has no plugin that starts {loaded.version} (srun --mpi=list prints: {' '.join(listing.split())})"
-    if problem or srun is None or plugin is None:
-        if required:
-            raise SystemFailure(f"--launcher srun: {problem}")
-        notes.append(f"mpirun starts the ranks, and not srun, although this is allocation {allocation.job} of Slurm: {problem}")
-        return None
-    notes.append(f"{srun} --mpi={plugin} starts the ranks: this is allocation {allocation.job} of Slurm")
-    return srun_line(srun, plugin, wishes, len(allocation.hosts), allocation.inside_step)
+    if srun := shutil.which("srun"):
+        loaded, listing = mpi.ask_mpi4py(), _listing(srun)
+        if plugin := choose_plugin(listing, loaded.family):
+            notes.append(f"{srun} --mpi={plugin} starts the ranks: this is allocation {allocation.job} of Slurm")
+            return srun_line(srun, plugin, wishes, len(allocation.hosts), allocation.inside_step)
+        problem = f"srun has no plugin that starts {loaded.version} (srun --mpi=list prints: {' '.join(listing.split())})"
+    else:
+        problem = "there is no srun on PATH"
+    if required:
+        raise SystemFailure(f"--launcher srun: {problem}")
+    notes.append(f"mpirun starts the ranks, and not srun, although this is allocation {allocation.job} of Slurm: {problem}")
+    return None
 
 
 def _listing(srun: str) -> str:

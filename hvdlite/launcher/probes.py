@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdlite.config import outside_of_jobs
 
-__all__ = ["CUDA", "ENGINE", "FRAMEWORK", "MPI", "SMOKE", "ProbeError", "probe"]
+__all__ = ["CUDA", "ENGINE", "FRAMEWORK", "LOADED_MPI", "MPI", "SMOKE", "probe"]
 
 _MARK = "hvdlite-probe:"
 _SAY = f"def say(**found):\n    print({_MARK!r} + __import__('json').dumps(found), flush=True)\n"
@@ -18,17 +18,21 @@ _SAY = f"def say(**found):\n    print({_MARK!r} + __import__('json').dumps(found
 _HERE = str(Path(__file__).resolve().parents[2])
 _FIND = f"import sys\nsys.path[:] = filter(None, sys.path)\nif {_HERE!r} not in sys.path:\n    sys.path.insert(0, {_HERE!r})\n"
 
-MPI = """
+# Loads MPI but does not initialise it.
+LOADED_MPI = """
 import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
 from hvdlite import _native
-loaded = _native.loaded_mpi()
-say(family=loaded.family, version=loaded.version, module=loaded.module, libraries=loaded.libraries, mpi4py=mpi4py.__version__)
+mpi = _native.loaded_mpi()
+found = dict(family=mpi.family, version=mpi.version, module=mpi.module, libraries=mpi.libraries, mpi4py=mpi4py.__version__)
+say(**found)
+"""
+
+MPI = f"""{LOADED_MPI}
 MPI.Init_thread(MPI.THREAD_MULTIPLE)
-names = {getattr(MPI, name): name for name in ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")}
-say(family=loaded.family, version=loaded.version, module=loaded.module, libraries=loaded.libraries, mpi4py=mpi4py.__version__,
-    thread=names[MPI.Query_thread()], description=MPI.Get_library_version().strip("\\0 \\n"))
+names = ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")
+say(**found, thread=next(name for name in names if getattr(MPI, name) == MPI.Query_thread()))
 import os, sys
 sys.stdout.flush()
 os._exit(0)
@@ -38,11 +42,10 @@ ENGINE = """
 from pathlib import Path
 import hvdlite
 from hvdlite import _native
-folder = Path(hvdlite.__file__).parent
-shims = _native.built_shims(folder)
-say(folder=str(folder), shims=shims)
+shims = _native.built_shims(Path(hvdlite.__file__).parent)
+say(shims=shims)
 from hvdlite import _engine
-say(folder=str(folder), shims=shims, engine=_engine.__file__)
+say(shims=shims, engine=_engine.__file__)
 """
 
 # Prints the driver's report first, and then the report with hvdlite's part.
@@ -68,7 +71,7 @@ else:
             found["devices"].append(name.value.decode())
 say(**found)
 import hvdlite
-say(**found, cuda_built=bool(hvdlite.cuda_built()), nccl_built=int(hvdlite.nccl_built()))
+say(**found, nccl_built=int(hvdlite.nccl_built()))
 """
 
 # Imports the framework, then its door, if there is one.
@@ -91,58 +94,35 @@ hvdlite.shutdown()
 """
 
 
-class ProbeError(Exception):
-    """A probe raised, crashed or took too long.
-
-    Attributes:
-        found: the last result that the probe printed before; empty if it printed none.
-    """
-
-    def __init__(self, text: str, found: dict[str, Any]) -> None:
-        super().__init__(text)
-        self.found = found
-
-
-def probe(program: str, arguments: Sequence[str] = (), seconds: float = 120.0) -> dict[str, Any]:
-    """Runs a program of this module and returns the last result that it prints.
+def probe(program: str, arguments: Sequence[str] = (), seconds: float = 60.0) -> tuple[dict[str, Any], str]:
+    """Runs a program of this module; returns the last result that it prints, and its problem.
 
     Args:
         program: the text of the program.
         arguments: the program's arguments.
         seconds: the time after which the program is killed.
 
-    Raises:
-        ProbeError: the program raised, crashed or took too long.
+    Returns:
+        The result, empty if the program has printed none; and in words how the program raised, crashed or took too long, empty
+        if it did not.
     """
     command = [sys.executable, "-c", _FIND + _SAY + program, *arguments]
-    process = subprocess.Popen(
-        command,
-        env=outside_of_jobs(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    late = False
     try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        late = True
-        process.kill()
-        out, err = process.communicate()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    said = [json.loads(line.removeprefix(_MARK)) for line in out.splitlines() if line.startswith(_MARK)]
-    found = said[-1] if said else {}
-    if late:
-        raise ProbeError(f"it took more than {seconds:.0f} seconds", found)
-    if process.returncode < 0:
-        number = -process.returncode
-        raise ProbeError(f"signal {number} ({signal.Signals(number).name}) ended it", found)
-    if process.returncode:
-        lines = [line for line in err.strip().splitlines() if line.strip()]
-        raise ProbeError(lines[-1] if lines else f"it ended with exit code {process.returncode}", found)
+        done = subprocess.run(
+            command, env=outside_of_jobs(), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return _last_said(late.stdout or b""), f"it took more than {seconds:.0f} seconds"
+    problem = ""
+    if done.returncode < 0:
+        problem = f"signal {-done.returncode} ({signal.Signals(-done.returncode).name}) ended it"
+    elif done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        problem = lines[-1] if lines else f"it ended with exit code {done.returncode}"
+    return _last_said(done.stdout), problem
+
+
+def _last_said(output: bytes) -> dict[str, Any]:
+    said = [line.removeprefix(_MARK) for line in output.decode(errors="replace").splitlines() if line.startswith(_MARK)]
+    found: dict[str, Any] = json.loads(said[-1]) if said else {}
     return found

@@ -22,11 +22,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ASKS", "HEADER", "MARK", "Segments", "core_share", "cores", "first_of", "local_place", "rank_of", "short_path"]
+__all__ = ["ASKS", "HEADER", "MARK", "Segments", "at_parent_end", "core_share", "cores", "local_place", "rank_of", "short_path"]
 
 # The header of a message on the socket: its kind (h: hello, o: stdout, e: stderr, x: exit), and the length of its payload.
 HEADER = struct.Struct("!cI")
@@ -76,19 +76,19 @@ class Segments:
         return [(rest.decode(errors="replace"), "\n")] if rest else []
 
 
-def first_of(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
+def _first_of(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
     """The number in the first of the variables `names` that has a number; None if none has."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
     """This process's rank, from the variables of its launcher; 0 without a launcher."""
-    return first_of(environ, _RANK) or 0
+    return _first_of(environ, _RANK) or 0
 
 
 def local_place(environ: Mapping[str, str]) -> tuple[int, int]:
     """This process's local rank and local size, from the variables of its launcher; ``(0, 0)`` if they are not set."""
-    rank, size = first_of(environ, _LOCAL_RANK), first_of(environ, _LOCAL_SIZE)
+    rank, size = _first_of(environ, _LOCAL_RANK), _first_of(environ, _LOCAL_SIZE)
     return (rank, size) if rank is not None and size else (0, 0)
 
 
@@ -133,9 +133,9 @@ def core_share(available: Sequence[Sequence[int]], local_rank: int, local_size: 
     Args:
         available: the host's cores, each as the list of its processors.
         local_rank: the rank's number among the ranks of the host.
-        local_size: the number of ranks on the host; 0 if unknown.
+        local_size: the number of ranks on the host.
     """
-    each = len(available) // local_size if local_size else 0
+    each = len(available) // local_size
     if each < 2:
         return set()
     return {cpu for core in available[local_rank * each : (local_rank + 1) * each] for cpu in core}
@@ -225,12 +225,15 @@ def _connect(path: str, rank: int) -> "_Socket | _Lines":
 # --- the program --------------------------------------------------------------------------------------------------------
 
 
-def _die_with_parent() -> None:
-    """Asks the kernel to kill the program when this process ends. Runs in the child before it starts the program."""
-    with contextlib.suppress(Exception):
+def at_parent_end(number: int) -> Callable[[], object]:
+    """A function that a new process runs before its program. It asks the kernel for a signal when the parent ends."""
+    try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return lambda: None
+    return lambda: prctl(1, number)  # PR_SET_PDEATHSIG
 
 
 class _Supervisor:
@@ -240,7 +243,7 @@ class _Supervisor:
         self._channel = channel
         self._grace = grace
         self._is_remote = channel.connection is None
-        self._told_to_stop = 0.0  # the time of the first request to end
+        self.stopped = False  # was the program told to end?
         self._kills_at = 0.0
         self._held = False  # has the launcher asked for the end, so that this process must wait for the launcher?
         self._killed = False
@@ -259,7 +262,7 @@ class _Supervisor:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             close_fds=False,  # MPICH's mpirun exchanges messages with the rank through an inherited file
-            preexec_fn=_die_with_parent,
+            preexec_fn=at_parent_end(signal.SIGKILL),
         )
 
     def _signalled(self, number: int, frame: Any) -> None:
@@ -274,7 +277,7 @@ class _Supervisor:
             self._register(selector)
             ended = 0.0
             while True:
-                for key, _ in selector.select(0.1 if ended or self._told_to_stop else 1.0):
+                for key, _ in selector.select(0.1 if ended or self.stopped else 1.0):
                     self._handle(selector, key)
                 open_streams = [key for key in selector.get_map().values() if key.data in ("o", "e")]
                 if not ended and self.process.poll() is not None:
@@ -327,7 +330,7 @@ class _Supervisor:
         if os.getppid() != self._parent:
             self._held = False
             self._stop(signal.SIGTERM, _GRACE_SECONDS)
-        if self._told_to_stop and not self._killed and time.monotonic() > self._kills_at:
+        if self.stopped and not self._killed and time.monotonic() > self._kills_at:
             self._killed = True
             self._send(signal.SIGKILL)
 
@@ -336,19 +339,14 @@ class _Supervisor:
         does so.
         """
         self._held = held
-        if not self._told_to_stop:
-            self._told_to_stop = time.monotonic()
-            self._kills_at = self._told_to_stop + grace
+        if not self.stopped:
+            self.stopped = True
+            self._kills_at = time.monotonic() + grace
             self._send(number)
 
     def _send(self, number: int) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
-
-    @property
-    def stopped(self) -> bool:
-        """Was the program told to end?"""
-        return bool(self._told_to_stop)
 
 
 def _end_as(code: int) -> None:

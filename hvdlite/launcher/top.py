@@ -10,11 +10,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 from hvdlite._version import __version__
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.launcher import on_hosts, plan
 from hvdlite.launcher.figures import Answer, JobFigures, figures_of_job
+from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.view_agent import EVERY_JOB, looks
 
 __all__ = ["EPILOG", "JobViewer", "LooksTogether", "add_flags", "choose_job", "run"]
@@ -165,7 +167,7 @@ def _ask_here(arguments: argparse.Namespace, viewer: JobViewer) -> None:
 def _ask_hosts(arguments: argparse.Namespace, viewer: JobViewer) -> None:
     agent = [sys.executable, "-m", "hvdlite.launcher.view_agent", str(arguments.interval)]
     agent += [str(_LOOKS_ONCE if arguments.once else 0), arguments.job or EVERY_JOB]
-    together = LooksTogether(len(on_hosts.names_of(arguments.hosts)), viewer)
+    together = LooksTogether(len(parse_hosts(arguments.hosts)), viewer)
     on_hosts.run_on_hosts(arguments, agent, together.take)
 
 
@@ -202,7 +204,7 @@ class LooksTogether:
 @contextlib.contextmanager
 def _display(arguments: argparse.Namespace) -> Iterator[Callable[[JobFigures], None]]:
     if arguments.json:
-        yield lambda figures: print(json.dumps(figures.as_dict()), flush=True)
+        yield lambda figures: print(json.dumps(asdict(figures)), flush=True)
         return
     try:
         from hvdlite.launcher import top_page

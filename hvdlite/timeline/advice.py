@@ -24,7 +24,7 @@ def advice(analysis: Analysis) -> list[str]:
     """The advice: a list of at least one sentence, the most important first."""
     first = analysis.first_steps
     time = sum(analysis.lengths[first:])
-    counted = [shares[first:] for shares in analysis.shares]
+    counted = [rank.shares[first:] for rank in analysis.ranks.values()]
     ranks = len(counted)
     wait = sum(share.wait for shares in counted for share in shares) / ranks
     exposed = sum(share.communicate - share.hidden for shares in counted for share in shares) / ranks
@@ -35,7 +35,7 @@ def advice(analysis: Analysis) -> list[str]:
             "computation, or at the input."
         )
     lines += _about_late_ranks(analysis, wait - exposed, time)
-    overlap = analysis.overlap(0)
+    overlap = analysis.first.overlap
     if exposed > _NOTHING * time and overlap is not None and overlap < 0.5:
         lines.append(
             f"Only {overlap:.0%} of the time in which data moves is hidden behind computation. With a smaller "
@@ -43,10 +43,8 @@ def advice(analysis: Analysis) -> list[str]:
             "(compression=hvdlite.Compression.bf16) fewer bytes are sent."
         )
     lines += _about_fusion(analysis)
-    if analysis.dropped:
-        lines.append(
-            f"{analysis.dropped} events are missing from the traces, because the disk was too slow. Trace fewer steps."
-        )
+    if dropped := sum(rank.trace.dropped for rank in analysis.ranks.values()):
+        lines.append(f"{dropped} events are missing from the traces, because the disk was too slow. Trace fewer steps.")
     return (lines or ["There is nothing unusual in these traces."]) + _about_first_steps(analysis)
 
 
@@ -65,12 +63,11 @@ def _about_slow_steps(analysis: Analysis, time: float) -> list[tuple[float, str]
     """Sentences about steps that take much longer than others, each with the share of the time that it concerns."""
     found = []
     first, usual = analysis.first_steps, median(analysis.lengths)
-    for rank, lost in analysis.lost.items():
-        tail = find_tail(lost, usual, analysis.boundaries, first)
+    for rank, late in analysis.late.items():
+        tail = find_tail(late.lost, usual, analysis.boundaries, first)
         if tail.excess > _NOTHING * time:
             found.append((tail.excess / time, _rank_was_late(analysis, rank, tail, time)))
-    total = [sum(lost) for lost in zip(*analysis.lost.values(), strict=True)] or [0.0] * len(analysis.lengths)
-    others = [length - waited for length, waited in zip(analysis.lengths, total, strict=True)]
+    others = [length - sum(late.lost[step] for late in analysis.late.values()) for step, length in enumerate(analysis.lengths)]
     tail = find_tail([max(0.0, value - usual) for value in others], usual, analysis.boundaries, first)
     if tail.excess > _NOTHING * time:
         found.append((tail.excess / time, _all_were_slow(analysis, tail, time)))
@@ -88,7 +85,7 @@ def _how_often(analysis: Analysis, tail: Tail) -> str:
 def _rank_was_late(analysis: Analysis, rank: int, tail: Tail, time: float) -> str:
     late = analysis.late[rank]
     inside, outside = _inside_and_outside(analysis, tail)
-    where = busiest_calls(analysis, _place(analysis, rank), common(late.spans, inside), outside)
+    where = busiest_calls(analysis.ranks[rank], common(late.spans, inside), outside)
     return (
         f"{_named(analysis, rank)} made the others wait for {_percent(tail.excess, time)} of the time "
         f"({_milliseconds(tail.excess)} of {_milliseconds(time)}) {_how_often(analysis, tail)}: {_milliseconds(tail.each)} "
@@ -105,17 +102,17 @@ def _all_were_slow(analysis: Analysis, tail: Tail, time: float) -> str:
     }  # time in a slow step minus time in another step, on the first rank
     steps = range(analysis.first_steps, len(analysis.lengths))
     for step in steps:
-        share = analysis.shares[0][step]
+        share = analysis.first.shares[step]
         weight = 1 / len(slow) if step in slow else -1 / max(1, len(steps) - len(slow))
         more["computation"] += weight * share.compute
         more["waiting while data moves"] += weight * (share.communicate - share.hidden)
     what = max(more, key=lambda name: more[name])
     inside, outside = _inside_and_outside(analysis, tail)
-    where = busiest_calls(analysis, 0, inside, outside) if what == "computation" else None
+    where = busiest_calls(analysis.first, inside, outside) if what == "computation" else None
     return (
         f"All ranks together are slow {_how_often(analysis, tail)}: each slow step takes {_milliseconds(tail.each)} longer, "
         f"together {_percent(tail.excess, time)} of the time. Most of it is {what}. "
-        f"{_where(where, f'In these steps the program of rank {analysis.ranks[0][0]} was')}".rstrip()
+        f"{_where(where, f'In these steps the program of rank {analysis.first.trace.rank} was')}".rstrip()
     )
 
 
@@ -134,26 +131,24 @@ def _inside_and_outside(analysis: Analysis, tail: Tail) -> tuple[list[Span], lis
 # --- every step ---------------------------------------------------------------------------------------------------------
 
 
-def _place(analysis: Analysis, rank: int) -> int:
-    return next(place for place, (number, _) in enumerate(analysis.ranks) if number == rank)
-
-
 def _named(analysis: Analysis, rank: int) -> str:
-    return f"Rank {rank} (host {dict(analysis.ranks)[rank]})"
+    return f"Rank {rank} (host {analysis.ranks[rank].trace.host})"
 
 
 def _about_late_ranks(analysis: Analysis, idle: float, time: float) -> list[str]:
     """Sentences about waiting in most steps. They leave out the waiting in few slow steps."""
     usual = median(analysis.lengths)
-    tails = {rank: find_tail(lost, usual, analysis.boundaries, analysis.first_steps) for rank, lost in analysis.lost.items()}
-    steady = {rank: sum(analysis.lost[rank][analysis.first_steps :]) - tail.excess for rank, tail in tails.items()}
+    steady = {}
+    for rank, late in analysis.late.items():
+        tail = find_tail(late.lost, usual, analysis.boundaries, analysis.first_steps)
+        steady[rank] = sum(late.lost[analysis.first_steps :]) - tail.excess
     total = sum(steady.values())
     if idle < _NOTHING * time or total < _NOTHING * time:
         return []
     rank = max(steady, key=lambda each: steady[each])
     if len(analysis.ranks) > 1 and steady[rank] > 1.5 * total / len(analysis.ranks):
         late = analysis.late[rank]
-        where = busiest_calls(analysis, _place(analysis, rank), late.spans)
+        where = busiest_calls(analysis.ranks[rank], late.spans)
         return [
             f"{_named(analysis, rank)} is the last to arrive in most steps. The others wait for it for "
             f"{_percent(steady[rank], time)} of the time, which is {_percent(steady[rank], total)} of all waiting for ranks, "
@@ -182,9 +177,7 @@ def _about_first_steps(analysis: Analysis) -> list[str]:
 
 
 def _about_fusion(analysis: Analysis) -> list[str]:
-    if not analysis.fused:
-        return []
-    steps = max(1, len(analysis.boundaries) - 1)
+    steps = len(analysis.boundaries) - 1
     alone = sum(1 for tensors, num_bytes in analysis.fused if tensors == 1 and num_bytes < _SMALL_BYTES)
     if alone / steps > 8:
         return [

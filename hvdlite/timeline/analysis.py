@@ -10,7 +10,7 @@ from statistics import median
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.timeline.files import Span, Trace, TracedOperation, align, matches
 
-__all__ = ["Analysis", "LateRank", "Share", "analyse"]
+__all__ = ["Analysis", "LateRank", "RankAnalysis", "Share", "analyse"]
 
 
 @dataclass
@@ -47,6 +47,8 @@ class LateRank:
         tensors: number of these operations by name of the tensor.
         members: the ranks that took part in them, with this one.
         spans: the times of lateness, on the clock of the first trace.
+        lost: for each step, the time in which the programs of other ranks waited for this rank (the mean over the other
+            `members`).
     """
 
     times: int = 0
@@ -54,6 +56,34 @@ class LateRank:
     tensors: Counter[str] = field(default_factory=Counter)
     members: set[int] = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+
+
+@dataclass
+class RankAnalysis:
+    """The results for one rank.
+
+    Attributes:
+        trace: the rank's trace.
+        shift: the number to add to the trace's times (`align`).
+        shares: the `Share` of each step.
+    """
+
+    trace: Trace
+    shift: float
+    shares: list[Share]
+
+    @property
+    def typical(self) -> Share:
+        """The medians over the steps."""
+        parts = zip(*((s.step, s.wait, s.communicate, s.hidden) for s in self.shares), strict=True)
+        return Share(*map(median, parts))
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the communication that was hidden behind other work; None if there was no communication."""
+        total = sum(share.communicate for share in self.shares)
+        return sum(share.hidden for share in self.shares) / total if total > 0 else None
 
 
 @dataclass
@@ -61,51 +91,34 @@ class Analysis:
     """The results of `analyse`. Times are in microseconds.
 
     Attributes:
-        ranks: the ranks that have a trace, each with the name of its host.
+        ranks: the ranks that have a trace, by their numbers and in this order.
         boundaries: times at which steps begin, on the clock of the first rank.
-        shares: for each rank a list with the `Share` of each step.
         late: the `LateRank` of each rank that was ever the last, by rank.
-        lost: for each late rank a list with the time of each step in which the programs of other ranks waited for this rank
-            (the mean over the other `LateRank.members`).
         first_steps: number of steps at the beginning that took far longer than later steps.
         fused: number of tensors and bytes of each FusedOp of the first rank.
         unfused: number of operations of the first rank whose data travelled with the agreement.
         num_bytes: bytes that a step of the first rank reduces or moves (the median).
         operations: number of operations in a step (the median).
-        dropped: number of events that are missing in the traces of all ranks.
-        traces: the traces, in the order of ranks.
-        shifts: for each trace, the number to add to its times (`align`).
     """
 
-    ranks: list[tuple[int, str]]
+    ranks: dict[int, RankAnalysis]
     boundaries: list[float]
-    shares: list[list[Share]]
     late: dict[int, LateRank]
-    lost: dict[int, list[float]]
     first_steps: int
     fused: list[tuple[int, int]]
     unfused: int
     num_bytes: float
     operations: float
-    dropped: int
-    traces: Sequence[Trace]
-    shifts: Sequence[float]
 
-    def typical(self, place: int) -> Share:
-        """The medians over the steps of a rank. `place` is its index in `ranks`."""
-        shares = self.shares[place]
-        middle = [median(values) for values in zip(*((s.step, s.wait, s.communicate, s.hidden) for s in shares), strict=True)]
-        return Share(*middle)
+    @property
+    def first(self) -> RankAnalysis:
+        """The first of the ranks."""
+        return next(iter(self.ranks.values()))
 
     @property
     def lengths(self) -> list[float]:
         """The time of each step on the first rank."""
         return [end - begin for begin, end in itertools.pairwise(self.boundaries)]
-
-    def overlap(self, place: int) -> float | None:
-        """The share of a rank's communication that was hidden behind other work; None if there was no communication."""
-        total = sum(share.communicate for share in self.shares[place])
-        return sum(share.hidden for share in self.shares[place]) / total if total > 0 else None
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
@@ -160,7 +173,7 @@ def _boundaries(trace: Trace) -> list[float]:
 
 def _shares(trace: Trace, boundaries: Sequence[float], shift: float) -> list[Share]:
     waits = union(trace.waits)
-    moving = union(operation.data for operation in trace.operations.values() if operation.data)
+    moving = union(operation.data for operation in trace.operations.values())
     exposed = common(waits, moving)
     shares = []
     for begin, end in itertools.pairwise(boundaries):
@@ -198,15 +211,12 @@ def _late(traces: Sequence[Trace], shifts: Sequence[float]) -> dict[int, LateRan
     return dict(late)
 
 
-def _lost(
-    traces: Sequence[Trace], shifts: Sequence[float], late: dict[int, LateRank], boundaries: Sequence[float]
-) -> dict[int, list[float]]:
+def _add_lost(traces: Sequence[Trace], shifts: Sequence[float], late: dict[int, LateRank], boundaries: Sequence[float]) -> None:
     waits = {
         trace.rank: union((begin + shift, end + shift) for begin, end in trace.waits)
         for trace, shift in zip(traces, shifts, strict=True)
     }
     waiting_of: dict[frozenset[int], _WaitingRanks] = {}
-    lost = {}
     for rank, entry in late.items():
         members = frozenset(entry.members)
         if members not in waiting_of:
@@ -214,14 +224,13 @@ def _lost(
         waiting = waiting_of[members]
         # A program that gets its results by callbacks has no waits in its trace. It counts as waiting.
         callbacks = sum(not waits[member] for member in members if member != rank)
-        lost[rank] = [0.0] * (len(boundaries) - 1)
+        entry.lost = [0.0] * (len(boundaries) - 1)
         for span in entry.spans:
             for step in range(max(0, bisect_right(boundaries, span[0]) - 1), bisect_left(boundaries, span[1])):
                 begin, end = max(span[0], boundaries[step]), min(span[1], boundaries[min(step + 1, len(boundaries) - 1)])
                 if begin < end:
                     others = waiting.time_between(begin, end) - length_within(waits[rank], begin, end)
-                    lost[rank][step] += (others + callbacks * (end - begin)) / (len(members) - 1)
-    return lost
+                    entry.lost[step] += (others + callbacks * (end - begin)) / (len(members) - 1)
 
 
 class _WaitingRanks:
@@ -281,18 +290,15 @@ def analyse(traces: Sequence[Trace]) -> Analysis:
         steps[bisect_right(boundaries, operation.submitted)].append(operation.num_bytes)
     inner = [steps[index] for index in range(1, len(boundaries))]
     late = _late(traces, shifts)
+    _add_lost(traces, shifts, late, boundaries)
+    placed = zip(traces, shifts, strict=True)
     return Analysis(
-        ranks=[(trace.rank, trace.host) for trace in traces],
+        ranks={trace.rank: RankAnalysis(trace, shift, _shares(trace, boundaries, shift)) for trace, shift in placed},
         boundaries=boundaries,
-        shares=[_shares(trace, boundaries, shift) for trace, shift in zip(traces, shifts, strict=True)],
         late=late,
-        lost=_lost(traces, shifts, late, boundaries),
         first_steps=_first_steps([end - begin for begin, end in itertools.pairwise(boundaries)]),
         fused=[(len(group), sum(operation.num_bytes for operation in group)) for group in fused.values()],
         unfused=unfused,
         num_bytes=median(sum(sizes) for sizes in inner),
         operations=median(len(sizes) for sizes in inner),
-        dropped=sum(trace.dropped for trace in traces),
-        traces=traces,
-        shifts=shifts,
     )

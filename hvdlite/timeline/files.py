@@ -37,32 +37,30 @@ _SAME_CLOCK, _OTHER_CLOCK = 1.0, 2_000.0
 
 @dataclass
 class TracedOperation:
-    """One operation of one rank. Times are in microseconds, on the clock of `Trace.events`.
+    """One operation of one rank that has ended without an error. Times are in microseconds, on the clock of `Trace.events`.
 
     Attributes:
         name: the tensor's name.
         kind: the kind of the operation, such as ``ALLREDUCE``.
         submitted: time at which the program asked for it.
-        agreed: time at which this rank knew that all ranks had asked for it.
-        data: begin and end of the time in which its data moved; None if it failed or has not ended.
+        data: begin and end of the time in which its data moved.
         num_bytes: bytes of the tensor.
         fused_op: the number of the FusedOp; 0 if the data travelled with the agreement.
         process_set: the id of the process set, the same on all ranks.
     """
 
     name: str
-    kind: str = ""
-    submitted: float = 0.0
-    agreed: float = 0.0
-    data: Span | None = None
-    num_bytes: int = 0
-    fused_op: int = 0
-    process_set: int = 0
+    kind: str
+    submitted: float
+    data: Span
+    num_bytes: int
+    fused_op: int
+    process_set: int
 
     @property
     def end(self) -> float:
-        """The time at which its data had moved; if it has not ended, the time of the agreement."""
-        return self.data[1] if self.data else self.agreed
+        """The time at which its data had moved."""
+        return self.data[1]
 
     def apart(self, other: "TracedOperation", shift: float) -> float:
         """How far the times of another rank's operation are from these times. `shift` is added to the other's."""
@@ -192,7 +190,7 @@ def _parse(text: str) -> Any:
 
 def _follow(trace: Trace) -> None:
     names = {event["tid"]: event["args"]["name"] for event in trace.events if event["name"] == "thread_name"}
-    known: dict[int, TracedOperation] = {}
+    submitted: dict[int, float] = {}
     for event in trace.events:
         if event["name"] == "DROPPED":
             trace.dropped = event["args"]["events"]
@@ -205,21 +203,22 @@ def _follow(trace: Trace) -> None:
         if name == STACK:
             trace.stacks.append(((begin, end), event["args"]["calls"]))
             continue
-        number = event["args"]["operation"]
-        operation = known.get(number)
-        if operation is None:
-            operation = known[number] = TracedOperation(names.get(event["tid"], "?"), submitted=begin, agreed=end)
-        if name.startswith("NEGOTIATE_"):
-            operation.agreed = end
-        elif "bytes" in event["args"] and "failed" not in event["args"]:
+        about = event["args"]
+        number = about["operation"]
+        submitted.setdefault(number, begin)
+        if not name.startswith("NEGOTIATE_") and "bytes" in about and "failed" not in about:
             # The name of the row has Horovod's prefix, which is the kind.
-            operation.kind = operation.name.partition(".")[0].upper() if name == _AGREED else name
-            operation.name = operation.name.removeprefix(f"{operation.kind.lower()}.")
-            operation.data = begin, end
-            operation.num_bytes = event["args"]["bytes"]
-            operation.fused_op = event["args"].get("fused_op", 0)
-            operation.process_set = event["args"].get("process_set", 0)
-            trace.operations[number] = operation
+            row = names.get(event["tid"], "?")
+            kind = row.partition(".")[0].upper() if name == _AGREED else name
+            trace.operations[number] = TracedOperation(
+                row.removeprefix(f"{kind.lower()}."),
+                kind,
+                submitted[number],
+                (begin, end),
+                about["bytes"],
+                about.get("fused_op", 0),
+                about.get("process_set", 0),
+            )
 
 
 def occurrences(trace: Trace) -> dict[tuple[str, str, int], list[TracedOperation]]:
@@ -295,7 +294,7 @@ def align(traces: Sequence[Trace]) -> list[float]:
         guess = trace.clock_to_epoch - first.clock_to_epoch
         least, most = float("-inf"), float("inf")
         for mine, theirs in matches(first, trace, guess):
-            if mine.kind in _ALL_WAIT_FOR_ALL and mine.data and theirs.data:
+            if mine.kind in _ALL_WAIT_FOR_ALL:
                 least = max(least, mine.data[0] - theirs.data[1])
                 most = min(most, mine.data[1] - theirs.data[0])
         # If the clocks drift, no number satisfies all bounds. The middle is then the best estimate.

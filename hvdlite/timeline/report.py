@@ -34,10 +34,10 @@ svg text { font: 12px system-ui, sans-serif; fill: #333; }
 
 def page(analysis: Analysis) -> str:
     """The page as HTML. It is complete: it loads no scripts, fonts or other files."""
-    hosts = Counter(host for _, host in analysis.ranks)
+    hosts = {rank.trace.host for rank in analysis.ranks.values()}
     steps = len(analysis.boundaries) - 1
-    step = median(analysis.typical(place).step for place in range(len(analysis.ranks)))
-    missing = analysis.traces[0].size - len(analysis.ranks)
+    step = median(rank.typical.step for rank in analysis.ranks.values())
+    missing = analysis.first.trace.size - len(analysis.ranks)
     lead = (
         f"{_count(len(analysis.ranks), 'rank')} on {_count(len(hosts), 'host')}, {_count(steps, 'step')}; "
         f"a step takes {_time(step)} and has {analysis.operations:.0f} operations of {_size(analysis.num_bytes)} in all "
@@ -126,11 +126,11 @@ def _parts(share: Share) -> list[tuple[str, str, float]]:
 
 
 def _rank_bars(analysis: Analysis) -> str:
-    shares = [analysis.typical(place) for place in range(len(analysis.ranks))]
-    longest = max(share.step for share in shares)
+    shares = {rank: each.typical for rank, each in analysis.ranks.items()}
+    longest = max(share.step for share in shares.values())
     scale = (_WIDTH - 80) / longest
     content = ""
-    for row, ((rank, _), share) in enumerate(zip(analysis.ranks, shares, strict=True)):
+    for row, (rank, share) in enumerate(shares.items()):
         y = row * 26
         content += f"<text x='0' y='{y + 15}'>rank {rank}</text>"
         x = 70.0
@@ -143,11 +143,11 @@ def _rank_bars(analysis: Analysis) -> str:
 
 def _rank_table(analysis: Analysis) -> str:
     rows = []
-    for place, (rank, host) in enumerate(analysis.ranks):
-        share, overlap, late = analysis.typical(place), analysis.overlap(place), analysis.late.get(rank)
+    for rank, each in analysis.ranks.items():
+        share, overlap, late = each.typical, each.overlap, analysis.late.get(rank)
         rows.append(
             (
-                f"{rank} ({host})",
+                f"{rank} ({each.trace.host})",
                 _time(share.step),
                 _time(share.compute),
                 _time(share.wait),
@@ -162,11 +162,11 @@ def _rank_table(analysis: Analysis) -> str:
 
 
 def _step_bars(analysis: Analysis) -> str:
-    shares = analysis.shares[0][-_MOST_STEPS:]
+    shares = analysis.first.shares[-_MOST_STEPS:]
     longest = max(share.step for share in shares)
     height, width = 120.0, (_WIDTH - 70) / len(shares)
     content = f"<text x='0' y='12'>{_time(longest)}</text><text x='0' y='{height:.0f}'>0</text>"
-    first = len(analysis.shares[0]) - len(shares)
+    first = len(analysis.first.shares) - len(shares)
     for index, share in enumerate(shares):
         y = height
         for colour, what, time in _parts(share):
@@ -174,7 +174,7 @@ def _step_bars(analysis: Analysis) -> str:
             y -= bar
             title = f"step {first + index}: {what} for {_time(time)}"
             content += _box(70 + index * width, y, width * 0.9, bar, colour, title)
-    note = f"<p class='note'>Rank {analysis.ranks[0][0]}, the last {_count(len(shares), 'step')}.</p>"
+    note = f"<p class='note'>Rank {analysis.first.trace.rank}, the last {_count(len(shares), 'step')}.</p>"
     return _svg(height + 4, content, "the time of each step") + note
 
 
@@ -189,7 +189,8 @@ def _one_step(analysis: Analysis) -> str:
     begin, end = _typical_step(analysis)
     scale = (_WIDTH - 80) / (end - begin)
     content, y = "", 0.0
-    for trace, shift in zip(analysis.traces, analysis.shifts, strict=True):
+    for rank in analysis.ranks.values():
+        trace, shift = rank.trace, rank.shift
         content += f"<text x='0' y='{y + 12}'>rank {trace.rank}</text>"
         content += _box(70, y, (end - begin) * scale, 12, _COMPUTE, "computes")
         for since, until in _clip(trace.waits, begin - shift, end - shift):
@@ -214,10 +215,7 @@ def _moves(trace: Trace) -> list[tuple[Span, str]]:
         groups[operation.fused_op or -number].append(operation)
     moves = []
     for group in groups.values():
-        spans = [operation.data for operation in group if operation.data]
-        if not spans:
-            continue
-        span = (min(since for since, _ in spans), max(until for _, until in spans))
+        span = (min(operation.data[0] for operation in group), max(operation.end for operation in group))
         names = ", ".join(operation.name for operation in group[:3]) + (", ..." if len(group) > 3 else "")
         total = _size(sum(operation.num_bytes for operation in group))
         moves.append(
@@ -248,20 +246,19 @@ def _slow_table(analysis: Analysis) -> str:
     lengths = analysis.lengths
     rows = []
     for step in sorted(range(len(lengths)), key=lambda each: -lengths[each])[:_MOST_SLOW]:
-        waited = {rank: lost[step] for rank, lost in analysis.lost.items() if lost[step]}
-        rank = max(waited, key=lambda each: waited[each], default=analysis.ranks[0][0])
+        waited = {rank: late.lost[step] for rank, late in analysis.late.items() if late.lost[step]}
+        rank = max(waited, key=lambda each: waited[each], default=analysis.first.trace.rank)
         lost = waited.get(rank, 0.0)
         row = [f"{step}", _time(lengths[step]), f"rank {rank}" if lost else "-", _time(lost) if lost else "-"]
-        place = next(place for place, (number, _) in enumerate(analysis.ranks) if number == rank)
         begin, end = analysis.boundaries[step], analysis.boundaries[step + 1]
         late = analysis.late[rank].spans if lost else [(begin, end)]
-        calls = busiest_calls(analysis, place, common(late, [(begin, end)]))
+        calls = busiest_calls(analysis.ranks[rank], common(late, [(begin, end)]))
         rows.append((*row, f"{calls[0]} ({calls[1]:.0%})" if calls else "-"))
     head = ("step", "took", "others waited for", "on average", "where its program was most of the time")
     note = (
-        f"<p class='note'>The longest step is first; times are from the clock of rank {analysis.ranks[0][0]}. The last column "
-        "shows, from samples of the Python stack, where that rank was while the others waited for it, or else where the first "
-        "rank was in the whole step.</p>"
+        f"<p class='note'>The longest step is first; times are from the clock of rank {analysis.first.trace.rank}. The last "
+        "column shows, from samples of the Python stack, where that rank was while the others waited for it, or else where the "
+        "first rank was in the whole step.</p>"
     )
     return _table(head, rows) + note
 
@@ -271,7 +268,7 @@ def _fusion_table(analysis: Analysis) -> str:
     sizes = [num_bytes for _, num_bytes in analysis.fused]
     tensors = [count for count, _ in analysis.fused]
     begin, end = analysis.boundaries[0], analysis.boundaries[-1]
-    moving = union(operation.data for operation in analysis.traces[0].operations.values() if operation.data)
+    moving = union(operation.data for operation in analysis.first.trace.operations.values())
     busy = length_within(moving, begin, end)
     rows = [("FusedOps a step", f"{len(sizes) / steps:.1f}"), ("with the agreement, a step", f"{analysis.unfused / steps:.1f}")]
     if sizes:
@@ -281,6 +278,6 @@ def _fusion_table(analysis: Analysis) -> str:
             ("rate while data moves", f"{sum(sizes) / max(busy, 1.0) / 1e3:.2f} GB/s (algbw)"),
         ]
     return (
-        _table(("", f"rank {analysis.ranks[0][0]}"), rows)
+        _table(("", f"rank {analysis.first.trace.rank}"), rows)
         + "<p class='note'>The data of tiny tensors travel in the messages of the agreement.</p>"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hvdlite.timeline.analysis import Analysis, length_within, union
+from hvdlite.timeline.analysis import RankAnalysis, length_within, union
 from hvdlite.timeline.files import Span
 
 __all__ = ["Tail", "busiest_calls", "find_tail"]
@@ -31,13 +31,11 @@ class Tail:
     Attributes:
         steps: the numbers of the steps.
         excess: sum over these steps of their value minus the median, in microseconds.
-        usual: the median of all steps, in microseconds.
         rhythm: a text such as ``every 10th step``; empty if the steps have no rhythm.
     """
 
     steps: tuple[int, ...]
     excess: float
-    usual: float
     rhythm: str
 
     @property
@@ -63,7 +61,7 @@ def find_tail(values: Sequence[float], usual_step: float, begins: Sequence[float
         slow = {step: slow[step] for step in beats}
     else:
         rhythm = _rhythm_of_time([begins[step] for step in slow])
-    return Tail(tuple(slow), sum(slow.values()), usual, rhythm)
+    return Tail(tuple(slow), sum(slow.values()), rhythm)
 
 
 def _rhythm_of_steps(slow: dict[int, float], first: int, steps: int) -> tuple[str, list[int]]:
@@ -103,14 +101,11 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def busiest_calls(
-    analysis: Analysis, place: int, spans: Iterable[Span], usually: Iterable[Span] = ()
-) -> tuple[str, float] | None:
+def busiest_calls(rank: RankAnalysis, spans: Iterable[Span], usually: Iterable[Span] = ()) -> tuple[str, float] | None:
     """The Python calls in which a rank's program was most of the time in these spans.
 
     Args:
-        analysis: the analysis of the job.
-        place: the rank's index in `Analysis.ranks`.
+        rank: the rank.
         spans: the spans to look at, on the clock of the first rank.
         usually: spans to compare with: the result is then the calls whose share of the time increases most from them to
             `spans`.
@@ -118,20 +113,20 @@ def busiest_calls(
     Returns:
         The innermost calls, and their share of the samples in `spans` (0 to 1). None: the spans have no samples.
     """
-    here, whole = _time_by_calls(analysis, place, spans)
+    here, whole = _time_by_calls(rank, spans)
     if not whole:
         return None
-    elsewhere, other = _time_by_calls(analysis, place, usually)
+    elsewhere, other = _time_by_calls(rank, usually)
     score = {calls: time - elsewhere.get(calls, 0.0) * (whole / other if other else 0.0) for calls, time in here.items()}
     calls = max(score, key=lambda each: score[each])
     return calls, here[calls] / whole
 
 
-def _time_by_calls(analysis: Analysis, place: int, spans: Iterable[Span]) -> tuple[dict[str, float], float]:
+def _time_by_calls(rank: RankAnalysis, spans: Iterable[Span]) -> tuple[dict[str, float], float]:
     found: dict[str, float] = defaultdict(float)
-    shift, joined = analysis.shifts[place], union(spans)
-    for (begin, end), calls in analysis.traces[place].stacks:
-        time = length_within(joined, begin + shift, end + shift)
+    joined = union(spans)
+    for (begin, end), calls in rank.trace.stacks:
+        time = length_within(joined, begin + rank.shift, end + rank.shift)
         if time > 0:
             found[" > ".join(calls.split(" > ")[-_CALLS:])] += time
     return found, sum(found.values())

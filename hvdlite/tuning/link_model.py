@@ -6,7 +6,7 @@ a step. Meanwhile buckets of gradients become ready one after the other, and the
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -243,24 +243,22 @@ def describe(link: HostLink) -> str:
     )
 
 
-def table(rows: Sequence[tuple[ExchangeMethod, float, float | None]]) -> list[str]:
-    """Lines of a table of methods: the predicted seconds of a step, and the measured ones (None: not measured)."""
+def table(rows: Sequence[tuple[ExchangeMethod, float, float]]) -> list[str]:
+    """Lines of a table of methods: the predicted seconds of a step, and the measured ones."""
     lines = [f"{'method':14}{'predicted':>12}{'measured':>12}  argument of DistributedOptimizer"]
     for method, predicted, measured in rows:
-        found = "-" if measured is None else f"{1e3 * measured:.1f} ms"
-        lines.append(f"{method.name:14}{f'{1e3 * predicted:.1f} ms':>12}{found:>12}  {method.argument or '(the default)'}")
+        times = "".join(f"{f'{1e3 * seconds:.1f} ms':>12}" for seconds in (predicted, measured))
+        lines.append(f"{method.name:14}{times}  {method.argument or '(the default)'}")
     return lines
 
 
-def advice(rows: Sequence[tuple[ExchangeMethod, float, float | None]], compute: float) -> str:
+def advice(seconds: Mapping[ExchangeMethod, float], compute: float) -> str:
     """One sentence: which method to take.
 
     Args:
-        rows: as `table` takes them, of `ALL_METHODS`. The measured seconds are used where there are any, otherwise the
-            predicted ones.
+        seconds: the seconds of a step with each of `ALL_METHODS`.
         compute: the seconds of a step without communication.
     """
-    seconds = {method: predicted if measured is None else measured for method, predicted, measured in rows}
     chosen = choose(AUTO_METHODS, seconds.__getitem__)
     fastest = min(seconds, key=seconds.__getitem__)
     plain, alone = format_seconds(seconds[NONE]), f"{format_seconds(compute)} without communication"

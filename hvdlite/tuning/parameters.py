@@ -4,11 +4,9 @@ A setting keeps the bits if every sum is still made in the same order. docs/algo
 algorithm depends; the rules here are for all process sets that a job may have, not only the one of all ranks.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdlite.config import Config
-from hvdlite.knobs import KNOBS
 from hvdlite.tuning.search import Parameter, Value
 
 __all__ = ["TUNABLE", "JobShape", "keeps_bits", "parameters"]
@@ -31,8 +29,6 @@ _UNORDERED = ("spin_us", "allreduce_algorithm")
 
 # The names of all knobs that a tuning may set.
 TUNABLE = tuple(_LADDERS)
-
-_BY_NAME = {knob.name: knob for knob in KNOBS}
 
 
 @dataclass(frozen=True)
@@ -74,6 +70,8 @@ def matters(name: str, shape: JobShape) -> bool:
         return shape.shares
     if name == "remote_message_bytes":
         return several_hosts
+    if name == "recursive_doubling_max_bytes" and shape.deterministic and shape.ranks > 2:
+        return False  # every allreduce and reducescatter is direct then
     if name in ("segment_bytes", "recursive_doubling_max_bytes", "allreduce_algorithm"):
         # On one host with shared memory nothing travels in messages.
         return several_hosts or not shape.shares
@@ -102,25 +100,12 @@ def parameters(shape: JobShape, config: Config, any_bits: bool = False) -> tuple
     """
     found, left_out = [], []
     for name, values in _LADDERS.items():
-        if name in config.origins or not matters(name, shape) or _useless(name, shape):
+        if name in config.origins or not matters(name, shape):
             continue
         if not (any_bits or keeps_bits(name, shape)):
             left_out.append(name)
             continue
-        allowed = _allowed(name, values, shape)
-        found.append(Parameter(name, allowed, ordered=name not in _UNORDERED))
+        if name == "allreduce_algorithm" and shape.deterministic:
+            values = ("auto", "direct", "recursive_doubling")  # init() refuses a ring then
+        found.append(Parameter(name, values, ordered=name not in _UNORDERED))
     return found, left_out
-
-
-def _useless(name: str, shape: JobShape) -> bool:
-    # With DETERMINISTIC and three ranks or more every allreduce and reducescatter is direct.
-    return name == "recursive_doubling_max_bytes" and shape.deterministic and shape.ranks > 2
-
-
-def _allowed(name: str, values: Sequence[Value], shape: JobShape) -> tuple[Value, ...]:
-    default = _BY_NAME[name].default
-    if default not in values:
-        raise ValueError(f"the default of {name} is not on its ladder")
-    if name == "allreduce_algorithm" and shape.deterministic:
-        return ("auto", "direct", "recursive_doubling")  # init() refuses a ring then
-    return tuple(values)

@@ -1,7 +1,7 @@
 """The search for settings that are faster than the defaults: it chooses what to measure next, and evaluates the times.
 
-It is a generator: it yields the settings of which it needs a sample, and gets the sample by ``send``. So it does not depend on
-how, where and on how many ranks samples are taken. Ranks that send the same samples get the same result.
+The caller's function takes the samples. So the search does not depend on how, where and on how many ranks samples are taken.
+Ranks whose functions return the same numbers get the same result.
 
 It compares two settings in rounds. In a round each is sampled once, in an order that alternates, so that other work of the
 machine affects both alike. The first samples of each are discarded. A setting is better if a sign test over the rounds shows
@@ -12,28 +12,15 @@ twice the rounds. If this does not confirm the winner, the result is the default
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-__all__ = [
-    "Comparison",
-    "Parameter",
-    "Rules",
-    "Sample",
-    "Search",
-    "SearchResult",
-    "Settings",
-    "Value",
-    "chance",
-    "drive",
-    "search",
-]
+__all__ = ["Comparison", "Parameter", "Rules", "SearchResult", "Settings", "Value", "chance", "search"]
 
 Value = int | float | str
 Settings = Mapping[str, Value]
-# A sample: the seconds of each case, always of the same cases; None: no time is left.
-Sample = Sequence[float] | None
-Search = Generator[Settings, Sample, "SearchResult"]
+_Take = Callable[[Settings], Sequence[float]]  # takes a sample: the seconds of each case
 
 
 @dataclass(frozen=True)
@@ -149,87 +136,68 @@ class _TimeUp(Exception):
     """The time for measurements is over."""
 
 
-def search(parameters: Sequence[Parameter], defaults: Settings, rules: Rules | None = None) -> Search:
+def search(
+    parameters: Sequence[Parameter],
+    defaults: Settings,
+    rules: Rules,
+    sample: Callable[[Settings], tuple[Sequence[float], float]],
+    seconds: float,
+) -> SearchResult:
     """Looks for better settings than the defaults.
 
     Args:
         parameters: the parameters to search.
         defaults: the default value of each parameter.
         rules: the rules of comparisons.
-
-    Returns:
-        A generator of the settings to sample, which is sent the samples. None instead of a sample ends the search. The winner
-        by then is still compared with the defaults; if None comes again, the result is the defaults.
-
-    Raises:
-        ValueError: a default is not among its parameter's values.
-    """
-    rules = rules or Rules()
-    for parameter in parameters:
-        if defaults[parameter.name] not in parameter.values:
-            raise ValueError(f"the default of {parameter.name}, {defaults[parameter.name]}, is not among its values")
-    return _search(parameters, defaults, rules)
-
-
-def drive(searching: Search, sample: Callable[[Settings], tuple[Sequence[float], float]], seconds: float) -> SearchResult:
-    """Runs a search.
-
-    Args:
-        searching: as `search` gives it.
-        sample: the seconds of each case with some settings, and the seconds that have passed altogether.
+        sample: a function that takes a sample with some settings. It returns the seconds of each case, always of the same
+            cases, and the seconds that have passed altogether.
         seconds: three quarters of this are for the search, and the rest is for the comparison of the winner with the defaults.
             If that comparison has not ended after 1.5 times this, the result is the defaults.
 
-    Returns:
-        The result.
+    Raises:
+        ValueError: a default is not among its parameter's values, or a sample has no times.
     """
-    limits = [0.75 * seconds, 1.5 * seconds]
-    try:
-        settings = next(searching)
-        while True:
-            times, passed = sample(settings)
-            over = bool(limits) and passed > limits[0]
-            if over:
-                limits.pop(0)
-            settings = searching.send(None if over else times)
-    except StopIteration as end:
-        outcome: SearchResult = end.value
-        return outcome
+    for parameter in parameters:
+        if defaults[parameter.name] not in parameter.values:
+            raise ValueError(f"the default of {parameter.name}, {defaults[parameter.name]}, is not among its values")
 
+    def take(until: float, settings: Settings) -> Sequence[float]:
+        times, passed = sample(settings)
+        if passed > until:
+            raise _TimeUp
+        if not times or min(times) <= 0:
+            raise ValueError(f"a sample has a time above zero for each case, not {list(times)}")
+        return times
 
-def _search(parameters: Sequence[Parameter], defaults: Settings, rules: Rules) -> Search:
     start = {parameter.name: defaults[parameter.name] for parameter in parameters}
-    walk = _Walk(rules, dict(start))
-    try:
-        yield from walk.all(parameters)
-    except _TimeUp:
-        walk.outcome.complete = False
-        walk.outcome.trials = [trial for trial in walk.outcome.trials if trial.gains]
+    walk = _Walk(rules, start, partial(take, 0.75 * seconds))
     outcome = walk.outcome
-    outcome.defaults = start
+    try:
+        walk.all(parameters)
+    except _TimeUp:
+        outcome.complete = False
+        outcome.trials = [trial for trial in outcome.trials if trial.gains]
     if outcome.chosen != start:
         confirmed = False
-        outcome.validation = Comparison(start, dict(outcome.chosen))
+        outcome.validation = Comparison(start, outcome.chosen)
         try:
             twice = Rules(rules.warm_up, 2 * rules.rounds, rules.significance, rules.least_gain)
-            confirmed = yield from _compare(outcome.validation, twice)
+            confirmed = _compare(outcome.validation, twice, partial(take, 1.5 * seconds))
         except _TimeUp:
             outcome.complete = False
         if not confirmed:
-            outcome.chosen = dict(start)
+            outcome.chosen = start
     return outcome
 
 
-def _compare(comparison: Comparison, rules: Rules) -> Generator[Settings, Sample, bool]:
+def _compare(comparison: Comparison, rules: Rules, take: _Take) -> bool:
     pair = (comparison.base, comparison.candidate)
     for settings in pair:
         for _ in range(rules.warm_up):
-            yield from _sample(settings)
+            take(settings)
     lost = 0
     for number in range(rules.rounds):
-        samples: dict[int, Sequence[float]] = {}
-        for place in (0, 1) if number % 2 == 0 else (1, 0):
-            samples[place] = yield from _sample(pair[place])
+        samples = {place: take(pair[place]) for place in ((0, 1) if number % 2 == 0 else (1, 0))}
         by_case = [math.log(base / candidate) for base, candidate in zip(samples[0], samples[1], strict=True)]
         comparison.cases.append(by_case)
         comparison.gains.append(statistics.fmean(by_case))
@@ -240,56 +208,47 @@ def _compare(comparison: Comparison, rules: Rules) -> Generator[Settings, Sample
     return comparison.better
 
 
-def _sample(settings: Settings) -> Generator[Settings, Sample, Sequence[float]]:
-    sample = yield settings
-    if sample is None:
-        raise _TimeUp
-    if not sample or min(sample) <= 0:
-        raise ValueError(f"a sample has a time above zero for each case, not {list(sample)}")
-    return sample
-
-
 class _Walk:
     """The walk from the defaults to better and better settings."""
 
-    def __init__(self, rules: Rules, start: dict[str, Value]) -> None:
-        self._rules = rules
+    def __init__(self, rules: Rules, start: dict[str, Value], take: _Take) -> None:
+        self._rules, self._take = rules, take
         self._known: set[tuple[tuple[str, Value], ...]] = {_key(start)}  # nothing is tried twice
         self.outcome = SearchResult(start, start)
 
-    def all(self, parameters: Sequence[Parameter]) -> Generator[Settings, Sample, None]:
+    def all(self, parameters: Sequence[Parameter]) -> None:
         """Goes through the parameters until a whole sweep has changed nothing, at most `Rules.sweeps` times."""
         for _ in range(self._rules.sweeps):
-            before = dict(self.outcome.chosen)
+            before = self.outcome.chosen
             for parameter in parameters:
-                yield from self._along(parameter)
+                self._along(parameter)
             if self.outcome.chosen == before:
                 return
 
-    def _along(self, parameter: Parameter) -> Generator[Settings, Sample, None]:
+    def _along(self, parameter: Parameter) -> None:
         if not parameter.ordered:
             for value in parameter.values:
-                yield from self._try(parameter.name, value)
+                self._try(parameter.name, value)
             return
         for direction in (1, -1):
             start = parameter.values.index(self.outcome.chosen[parameter.name])
             place, failures, moved = start + direction, 0, False
             while 0 <= place < len(parameter.values) and failures < self._rules.patience:
-                better = yield from self._try(parameter.name, parameter.values[place])
+                better = self._try(parameter.name, parameter.values[place])
                 failures = 0 if better else failures + 1
                 moved = moved or better
                 place += direction
             if moved:
                 return
 
-    def _try(self, name: str, value: Value) -> Generator[Settings, Sample, bool]:
+    def _try(self, name: str, value: Value) -> bool:
         candidate = {**self.outcome.chosen, name: value}
         if _key(candidate) in self._known:
             return False
         self._known.add(_key(candidate))
-        comparison = Comparison(dict(self.outcome.chosen), candidate)
+        comparison = Comparison(self.outcome.chosen, candidate)
         self.outcome.trials.append(comparison)
-        better = yield from _compare(comparison, self._rules)
+        better = _compare(comparison, self._rules, self._take)
         if better:
             self.outcome.chosen = candidate
         return better

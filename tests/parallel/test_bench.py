@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tempfile
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from support.world import WORLD
 
 from hvdlite.bench import cuda_collectives, messages, oneccl, submission, tables, team, training
 from hvdlite.bench.__main__ import main
-from hvdlite.bench.peers import PEERS
+from hvdlite.bench.peers import CUDA_PEERS, PEERS
 from hvdlite.bench.training import WAYS
 from hvdlite.bench.world import World
 
@@ -81,7 +82,7 @@ def check_submitting(records, case, parts):
         assert record["min"] <= measured(records, case=case)[peer]["max"] / parts
 
 
-class HostInPlaceOfGpu:
+class HostInPlaceOfGpu(cuda_collectives.RankGpu):
     """Tensors in host memory: all but the GPU's own part of the measurement."""
 
     name, shared = "no GPU at all", False
@@ -98,10 +99,9 @@ class HostInPlaceOfGpu:
 def test_cuda_tensors_without_a_gpu():
     """The measurement of CUDA tensors, with tensors in host memory; NCCL, which has no GPU here, is absent with its reason."""
     gpu, world, records = HostInPlaceOfGpu(), World(), []
+    options = Namespace(cases=cuda_collectives.CASES, peers=list(CUDA_PEERS), sizes=[4, 64 << 10], tensors=20, seconds=0.2)
     try:
-        cuda_collectives.run(
-            world, cuda_collectives.CudaPlan(sizes=[4, 64 << 10], tensors=20, seconds=0.2), records.extend, gpu
-        )
+        cuda_collectives.run(world, options, records.extend, gpu)
     finally:
         world.close()
     assert records[0] == {"record": "gpu", "name": "no GPU at all", "shared": False}
@@ -166,7 +166,7 @@ def test_messages_of_something_else_are_noticed(monkeypatch):
 def run_messages():
     world = World()
     try:
-        messages.run(world, messages.MessagesPlan((8,), 0.1), lambda _: None)
+        messages.run(world, Namespace(sizes=[8], seconds=0.1), lambda _: None)
     finally:
         world.close()
 
@@ -236,7 +236,7 @@ class Broken(PEERS["mpi4py"]):
 
 
 def test_a_wrong_sum_ends_the_run_on_all_ranks(monkeypatch):
-    monkeypatch.setattr(team, "PEERS", {"mpi4py": PEERS["mpi4py"], "forgetful": Forgetful})
+    monkeypatch.setattr(team.HostMemory, "peers", {"mpi4py": PEERS["mpi4py"], "forgetful": Forgetful})
     world = World()
     with pytest.raises(team.WrongSum, match=r"forgetful: rank 1: the sum of 16 KiB is wrong"):
         team.Team(world, None)
@@ -244,7 +244,7 @@ def test_a_wrong_sum_ends_the_run_on_all_ranks(monkeypatch):
 
 
 def test_a_peer_that_does_not_start_is_absent_on_all_ranks(monkeypatch):
-    monkeypatch.setattr(team, "PEERS", {"broken": Broken, "mpi4py": PEERS["mpi4py"]})
+    monkeypatch.setattr(team.HostMemory, "peers", {"broken": Broken, "mpi4py": PEERS["mpi4py"]})
     world = World()
     found = team.Team(world, None)
     assert [peer.name for peer in found.peers] == ["mpi4py"]
@@ -258,7 +258,7 @@ def test_horovod_takes_part_where_it_is_installed(monkeypatch):
     import hvdlite.torch
 
     monkeypatch.setitem(sys.modules, "horovod.torch", hvdlite.torch)  # which has the same names
-    monkeypatch.setattr(team, "PEERS", {"horovod": PEERS["horovod"]})
+    monkeypatch.setattr(team.HostMemory, "peers", {"horovod": PEERS["horovod"]})
     world = World()
     found = team.Team(world, ["horovod"])  # whose sums are checked there
     assert [(record["peer"], record["absent"]) for record in found.records] == [("horovod", None)]
@@ -323,7 +323,7 @@ def install_oneccl(monkeypatch, folder, library):
 def test_oneccl_takes_part_where_it_is_installed(monkeypatch, tmp_path):
     library = FakeOneCcl()
     install_oneccl(monkeypatch, tmp_path, library)
-    monkeypatch.setattr(team, "PEERS", {"oneccl": PEERS["oneccl"]})
+    monkeypatch.setattr(team.HostMemory, "peers", {"oneccl": PEERS["oneccl"]})
     monkeypatch.setenv("CCL_WORKER_OFFLOAD", "1")
     world = World()
     found = team.Team(world, None)  # whose sums are checked there
@@ -348,7 +348,7 @@ def test_the_log_of_oneccl_is_not_among_the_tables(capfd):
 def test_oneccl_that_does_not_start_is_absent_on_all_ranks(monkeypatch, tmp_path):
     library = FakeOneCcl()
     install_oneccl(monkeypatch, tmp_path, library)
-    monkeypatch.setattr(team, "PEERS", {"oneccl": PEERS["oneccl"]})
+    monkeypatch.setattr(team.HostMemory, "peers", {"oneccl": PEERS["oneccl"]})
     library.onecclGetUniqueId = lambda unique: 3  # on rank 0: the others wait for its id
     world = World()
     found = team.Team(world, None)

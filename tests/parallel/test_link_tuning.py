@@ -46,6 +46,13 @@ def test_the_report_has_predicted_and_measured_times(monkeypatch, capsys):
     assert lines[-1].startswith("Use ")
 
 
+def test_gradients_larger_than_the_memory_are_refused_first(capsys, monkeypatch):
+    monkeypatch.setattr(link_tuning, "measure_link", lambda process_set: pytest.fail("measured"))
+    assert link_tuning.main(["--parameters", str(10**15), "--step-time", "0.001"]) == 1
+    said = capsys.readouterr().err
+    assert ("--parameters 1000000000000000: the gradients" in said and "give fewer parameters" in said) == (WORLD.rank == 0)
+
+
 def test_one_host_has_no_link_to_measure(capsys, monkeypatch):
     monkeypatch.setattr(link_measurement, "own_seconds", lambda *_: pytest.fail("measured"))
     assert link_tuning.main(["--parameters", "10", "--step-time", "0.001"]) == 1

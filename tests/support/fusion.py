@@ -161,6 +161,13 @@ def convert(
     return target.bytes.copy()
 
 
+def uploads(fusion: Fusion) -> int:
+    """The number of tensor lists that were copied to the GPU."""
+    function = fusion._core.hvdlite_fusion_uploads
+    function.argtypes, function.restype = [c_void_p], c_int64
+    return int(function(fusion._handle))
+
+
 @contextmanager
 def opened(**others: Any) -> Iterator[Fusion]:
     """The kernels of the first fake GPU."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from support.hosts import emulated_hosts
 
-from hvdlite.bench import guard
+from hvdlite.bench import guard, others
+from hvdlite.errors import SystemFailure
 
 FIGURES = {
     "wire": guard.Figure("wire", "an allreduce of 4 MiB, two hosts of two ranks"),
@@ -76,16 +77,16 @@ print(json.dumps([hvdlite.__file__, {"wire": wire, "overlap": overlap}[sys.argv[
 
 def measure(build: Path) -> guard.Run:
     """Runs one job of each kind on new hosts, and returns the figures."""
-    others, figures = guard.OtherLoad(), {}
+    begun, figures = others.taken(), {}
     for name, ranks in RANKS.items():
         with emulated_hosts(2, rate_mbit=1000, delay_us=1000) as hosts:
             job = hosts.run(ranks, PROGRAM, {"PYTHONPATH": str(build), "HVDLITE_BUCKET_BYTES": str(2 << 20)}, [name])
         if job.returncode != 0:
-            raise guard.GuardError(f"a job of {build} failed: {job.report()}")
+            raise SystemFailure(f"a job of {build} failed: {job.report()}")
         package, figures[name] = json.loads(job.stdout[0])
         if not Path(package).is_relative_to(build):
-            raise guard.GuardError(f"a job of {build} has imported {package}")
-    return guard.Run(figures, others.share())
+            raise SystemFailure(f"a job of {build} has imported {package}")
+    return guard.Run(figures, others.share_since(begun))
 
 
 def main() -> int:
@@ -97,7 +98,7 @@ def main() -> int:
         builds = [guard.check_build(folder) for folder in (Path(__file__).parents[2], words.against)]
         plan = guard.GuardPlan(any_load=words.any_load)
         records = guard.compare(builds, plan, measure, lambda line: print(line, file=sys.stderr, flush=True))
-    except guard.GuardError as error:
+    except SystemFailure as error:
         print(f"guard_hosts: {error}", file=sys.stderr)
         return 2
     print(guard.table(records, FIGURES))

@@ -16,6 +16,7 @@ from hvdlite.bench.models import resnet50_shapes
 from hvdlite.bench.peers import PEERS, installed
 from hvdlite.bench.team import contribution, expected_sum
 from hvdlite.bench.world import cores_per_rank
+from hvdlite.errors import SystemFailure
 from hvdlite.launcher.mpirun import Mpirun
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -111,25 +112,27 @@ def test_absent_peers_say_why(monkeypatch):
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_each_mpirun_gets_its_own_words():
-    ours = launch.mpirun_command(Mpirun("mpirun", "openmpi", (5, 0, 11)), 4, "core", root=True)
-    assert " ".join(ours) == "mpirun --allow-run-as-root --oversubscribe --bind-to core:overload-allowed -n 4"
-    unbound = launch.mpirun_command(Mpirun("mpirun", "openmpi"), 2, "none", root=False)
-    assert " ".join(unbound) == "mpirun --oversubscribe --bind-to none -n 2"
-    theirs = launch.mpirun_command(Mpirun("mpirun", "mpich", (4, 2)), 2, "core", root=True)
-    assert " ".join(theirs) == "mpirun -bind-to core -n 2"
+def test_each_mpirun_gets_its_own_words(monkeypatch):
+    monkeypatch.setattr(launch.os, "geteuid", lambda: 0)
+    ours = launch.mpirun_command(Mpirun("mpirun", "openmpi", (5, 0, 11)), 4, "core")
+    assert " ".join(ours) == "mpirun --allow-run-as-root -n 4 --oversubscribe --bind-to core:overload-allowed"
+    monkeypatch.setattr(launch.os, "geteuid", lambda: 1000)
+    unbound = launch.mpirun_command(Mpirun("mpirun", "openmpi"), 2, "none")
+    assert " ".join(unbound) == "mpirun -n 2 --oversubscribe --bind-to none"
+    theirs = launch.mpirun_command(Mpirun("mpirun", "mpich", (4, 2)), 2, "core")
+    assert " ".join(theirs) == "mpirun -n 2 -bind-to core"
 
 
 def test_ranks_are_started_by_the_mpirun_of_the_loaded_mpi(monkeypatch, tmp_path):
     """As the launcher finds it, and not by the first one on PATH."""
     log, program = tmp_path / "log", tmp_path / "mpirun.right"
-    program.write_text(f'#!/bin/sh\necho "$@" > {log}\n')
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" > {log}\n')
     program.chmod(0o755)
     monkeypatch.setattr(launch.mpirun, "find", lambda: Mpirun(str(program), "mpich"))
     launch.start(2, "none", ["collectives", "--sizes", "4"])
-    assert log.read_text() == f"-bind-to none -n 2 {sys.executable} -m hvdlite.bench collectives --sizes 4\n"
+    assert log.read_text() == f"-n 2 -bind-to none {sys.executable} -m hvdlite.bench collectives --sizes 4\n"
     program.write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(launch.LaunchError, match="the ranks ended with status 3"):
+    with pytest.raises(SystemFailure, match="the ranks ended with status 3"):
         launch.start(2, "none", ["collectives"])
 
 

@@ -4,13 +4,13 @@ import json
 import random
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hvdlite.bench import __main__ as bench
-from hvdlite.bench import guard
-from hvdlite.bench.guard import FIGURES, GuardError, GuardPlan, Run
+from hvdlite.bench import guard, others
+from hvdlite.bench.guard import FIGURES, GuardPlan, Run
+from hvdlite.errors import SystemFailure
 
 THIS, OTHER = Path("/this"), Path("/other")
 
@@ -92,7 +92,7 @@ def test_turns_with_other_load_are_measured_again():
 
 def test_a_machine_that_is_never_quiet_ends_it():
     measure, asked = made_up(1e-3, loads=lambda number: 0.5)
-    with pytest.raises(GuardError, match=r"not quiet: in 21 turns .* 50%\. End them .*, or use --any-load"):
+    with pytest.raises(SystemFailure, match=r"not quiet: in 21 turns .* 50%\. End them .*, or use --any-load"):
         compared(measure)
     assert len(asked) == 21
     records, _ = compared(made_up(1e-3, loads=lambda number: 0.5)[0], any_load=True)
@@ -100,13 +100,12 @@ def test_a_machine_that_is_never_quiet_ends_it():
 
 
 def test_what_a_job_takes_itself_is_no_other_load(monkeypatch):
-    machine = iter([(100.0, 50.0), (110.0, 56.0), (120.0, 57.0)])  # there, busy
-    seconds = iter([1.0, 2.0, 1.5, 6.5, 2.5, 7.5])  # of this process and of its children
-    monkeypatch.setattr(guard, "machine_seconds", lambda: next(machine))
-    monkeypatch.setattr(guard.resource, "getrusage", lambda who: SimpleNamespace(ru_utime=next(seconds), ru_stime=0.5))
-    others = guard.OtherLoad()
-    assert others.share() == pytest.approx((6 - 5) / 10)
-    assert others.share() == 0, "more than the machine has counted"
+    times = iter([(1.0, 0.5, 2.0, 0.5, 0.0), (1.5, 0.5, 6.5, 0.5, 0.0)])  # the last two before the clock: of its children
+    monkeypatch.setattr(others.os, "times", lambda: next(times))
+    begun = others.taken()
+    assert others.taken_since(begun).own == 5.0
+    assert others.shares([("", others.Taken(10.0, 6.0, 0.0, 5.0))]) == pytest.approx((0.1, 0.0))
+    assert others.shares([("", others.Taken(10.0, 4.9, 0.0, 5.0))]) == (0.0, 0.0), "more than the machine has counted"
 
 
 # --- the command --------------------------------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ def job_that(checkout, text):
 
 
 def test_a_job_without_figures_shows_its_last_words(checkout):
-    with pytest.raises(GuardError, match=r"the job pair of .* ended with status 3 and no figures:\nno such device"):
+    with pytest.raises(SystemFailure, match=r"the job pair of .* ended with status 3 and no figures:\nno such device"):
         job_that(checkout, "import sys; sys.exit(print('no such device') or 3)")
 
 
@@ -176,13 +175,13 @@ def test_a_job_says_which_package_it_has_measured(checkout):
     text = f"import json, sys; json.dump({said}, open(sys.argv[-1] + '/figures.json', 'w'))"
     inside = str(checkout / "hvdlite" / "__init__.py")
     assert job_that(checkout, text.format(inside)) == {"small": 2.0}
-    with pytest.raises(GuardError, match=r"has imported /elsewhere/hvdlite/__init__\.py"):
+    with pytest.raises(SystemFailure, match=r"has imported /elsewhere/hvdlite/__init__\.py"):
         job_that(checkout, text.format("/elsewhere/hvdlite/__init__.py"))
 
 
 def test_a_job_imports_the_build_first(checkout):
     said = "import os; print('first', os.environ['PYTHONPATH'].split(os.pathsep)[0])"
-    with pytest.raises(GuardError, match=f"first {checkout}"):
+    with pytest.raises(SystemFailure, match=f"first {checkout}"):
         job_that(checkout, said)
 
 

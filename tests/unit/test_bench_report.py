@@ -28,24 +28,9 @@ def test_ratios_pair_the_rounds():
     assert report.overheads([1.5, 11.0], [1.0, 10.0]) == pytest.approx({"median": 30.0, "min": 10.0, "max": 50.0})
 
 
-@pytest.mark.parametrize(
-    ("path", "two", "four"),
-    [
-        ("floor", 2.0, 2.0),
-        ("private", 4.0, 4.5),
-        ("packed", 5.5, 5.25),
-        ("mpi_single_copy", 3.5, 5.25),
-        ("mpi_two_copies", 4.5, 6.75),
-        ("horovod", 10.5, 12.75),
-    ],
-)
-def test_issued_loads_and_stores(path, two, four):
-    assert (report.ISSUED[path](2), report.ISSUED[path](4)) == (two, four)
-
-
 def test_the_bound_follows_from_a_copy_by_all_ranks():
-    assert report.bound_seconds("floor", 2, 3.5e-3) == 3.5e-3
-    assert report.bound_seconds("private", 2, 3.5e-3) == 7e-3
+    assert report.bound_seconds(2, 3.5e-3) == 7e-3
+    assert report.bound_seconds(4, 4.0) == 9.0
     reached = report.percentages(4.375e-3, 2, {"memcpy": 3.5e-3, "rewrite": 1.75e-3})
     assert reached == pytest.approx({"percent_of_memcpy": 80.0, "percent_of_rewrite": 40.0, "percent_of_bound": 160.0})
     assert report.percentages(1.0, 2, {}) == {}

@@ -160,13 +160,13 @@ def test_programs_run_beside_a_job_of_slurm(monkeypatch, launcher, added):
     words = []
 
     class Job:
-        def __init__(self, line, *arguments, **options):
-            words.extend(line.words)
+        def __init__(self, chosen, *arguments, **options):
+            words.extend(chosen.line.words)
 
         def run(self):
             return JobOutcome(0)
 
-    chosen = LaunchPlan(LauncherCommand((launcher, "--ntasks=2"), {}), 2, False, True, ())
+    chosen = LaunchPlan(LauncherCommand((launcher, "--ntasks=2"), {}), {}, 2, False, True, ())
     monkeypatch.setattr(on_hosts.plan, "make", lambda *arguments, **options: chosen)
     monkeypatch.setattr(on_hosts, "LaunchedJob", Job)
     on_hosts.run_on_hosts(cli.make_parser().parse_args(["doctor", "--hosts", "a,b"]), ["true"], lambda *_: True)

@@ -141,7 +141,6 @@ def test_cores_are_dealt_out_by_neighbourhood(tmp_path):
     assert rank.core_share(found, 1, 2) == {1, 5, 3, 7}
     assert rank.core_share(found, 0, 1) == set(range(8))
     assert rank.core_share(found, 0, 3) == set()  # one core each: none is better
-    assert rank.core_share(found, 0, 0) == set()
     assert rank.cores([1, 3], str(tmp_path / "absent")) == [[1], [3]]
 
 

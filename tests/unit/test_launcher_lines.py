@@ -191,7 +191,7 @@ def test_the_mpirun_beside_the_library_comes_first(tmp_path, monkeypatch):
     monkeypatch.setattr(mpirun.sys, "prefix", str(tmp_path / "own"))
     monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
     loaded = Loaded("openmpi", "Open MPI v5.0.11", "m", (str(library),))
-    monkeypatch.setattr(mpirun, "ask_mpi4py", lambda python: loaded)
+    monkeypatch.setattr(mpirun, "ask_mpi4py", lambda: loaded)
     found = mpirun.find()
     assert (found.path, found.reason) == (programs["lib"], f"it belongs to the library that mpi4py loads, {library}")
     os.remove(programs["lib"])
@@ -246,14 +246,14 @@ def allocation(tmp_path, monkeypatch):
 
 
 def test_in_an_allocation_srun_starts_the_ranks(allocation):
-    chosen = plan.make(Wishes(np=0, environ=allocation), None)
+    chosen = plan.make(Wishes(environ=allocation), None)
     assert chosen.line.words[1:3] == ("--ntasks=2", "--mpi=pmix")
     assert (chosen.size, chosen.bind, chosen.remote) == (2, False, True)
     assert "allocation 5 of Slurm" in chosen.notes[0]
 
 
 def test_in_an_allocation_mpirun_can_be_asked_for(allocation):
-    chosen = plan.make(Wishes(np=0, environ=allocation), 4, launcher="mpirun")
+    chosen = plan.make(Wishes(environ=allocation), 4, launcher="mpirun")
     assert "--host" not in chosen.line.words  # mpirun knows
     assert "--oversubscribe" not in chosen.line.words
     assert chosen.size == 4
@@ -263,16 +263,16 @@ def test_an_srun_that_cannot_start_this_mpi(allocation, tmp_path, monkeypatch):
     monkeypatch.setattr(plan.mpi, "ask_mpi4py", lambda *args: Loaded("mpich", "MPICH 4.2", "m"))
     program(tmp_path, "srun", "printf 'MPI plugin types are...\\n\\tnone\\n'")
     with pytest.raises(SystemFailure, match=r"--launcher srun: srun has no plugin that starts MPICH 4\.2"):
-        plan.make(Wishes(np=0, environ=allocation), 2, launcher="srun")
+        plan.make(Wishes(environ=allocation), 2, launcher="srun")
     monkeypatch.setattr(plan.mpi, "find", lambda path: HYDRA)
-    chosen = plan.make(Wishes(np=0, environ=allocation), 2)
+    chosen = plan.make(Wishes(environ=allocation), 2)
     assert chosen.line.words[0] == HYDRA.path
     assert "mpirun starts the ranks, and not srun" in chosen.notes[0]
 
 
 def test_srun_without_an_allocation():
     with pytest.raises(InvalidArgumentError, match="this process is in no allocation of Slurm"):
-        plan.make(Wishes(np=0), 2, launcher="srun")
+        plan.make(Wishes(), 2, launcher="srun")
 
 
 @pytest.mark.parametrize(
@@ -291,16 +291,16 @@ def test_calls_that_no_rank_could_make(call, said):
 
 def test_how_many_ranks(tmp_path):
     with pytest.raises(InvalidArgumentError, match="give the number of ranks"):
-        plan.make(Wishes(np=0), None)
+        plan.make(Wishes(), None)
     with pytest.raises(InvalidArgumentError, match="-H and --hostfile"):
-        plan.make(Wishes(np=0), 2, "a", "b")
+        plan.make(Wishes(), 2, "a", "b")
     for size in (0, -1, "2", 2.0, True):
         with pytest.raises(InvalidArgumentError, match=re.escape(f"must be a whole number above 0, got {size!r}")):
-            plan.make(Wishes(np=0), size)
-    assert plan.make(Wishes(np=0), None, "a:2,b:3").size == 5
+            plan.make(Wishes(), size)
+    assert plan.make(Wishes(), None, "a:2,b:3").size == 5
     nodes = tmp_path / "nodes"
     nodes.write_text("n1\nn1\nn2\n")
-    chosen = plan.make(Wishes(np=0, environ={"PBS_NODEFILE": str(nodes)}), None)
+    chosen = plan.make(Wishes(environ={"PBS_NODEFILE": str(nodes)}), None)
     assert (chosen.size, chosen.remote) == (3, True)
 
 

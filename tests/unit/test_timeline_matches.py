@@ -11,7 +11,7 @@ STEP = 10_000.0  # microseconds
 def trace_of(rank, times):
     """A trace with one tensor, from the times at which this rank asked for it and at which its data had moved."""
     operations = {
-        number: files.TracedOperation("gradient", "ALLREDUCE", begin, end, (end, end))
+        number: files.TracedOperation("gradient", "ALLREDUCE", begin, (end, end), num_bytes=4, fused_op=0, process_set=0)
         for number, (begin, end) in enumerate(times, 1)
     }
     return files.Trace(rank, 2, "a", "a", 0.0, [], operations)
@@ -86,4 +86,4 @@ def test_only_ranks_of_its_process_set_wait_for_a_late_rank():
         for operation in traces[-1].operations.values():
             operation.process_set = process_set
             traces[-1].waits.append((operation.submitted, operation.end))
-    assert analyse(traces).lost == {1: [5_000.0] * 3}
+    assert {rank: late.lost for rank, late in analyse(traces).late.items()} == {1: [5_000.0] * 3}

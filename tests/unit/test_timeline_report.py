@@ -116,10 +116,10 @@ def test_clocks_of_hosts_are_aligned_within_an_operation(tmp_path, skew):
 def test_where_a_step_goes(tmp_path):
     found = analyse(job(tmp_path, [{}, {"wait": 500.0}]))
     assert len(found.boundaries) == 20
-    first, second = found.typical(0), found.typical(1)
+    first, second = found.ranks[0].typical, found.ranks[1].typical
     assert (first.step, first.wait, first.communicate, first.hidden) == pytest.approx((STEP, 2000, 1000, 0))
     assert (second.wait, second.hidden) == pytest.approx((500, 500))
-    assert (found.overlap(0), found.overlap(1)) == pytest.approx((0.0, 0.5))
+    assert (found.ranks[0].overlap, found.ranks[1].overlap) == pytest.approx((0.0, 0.5))
     assert (found.operations, found.num_bytes) == (2, 8192)
     assert found.fused == [(2, 8192)] * 20
 
@@ -129,7 +129,7 @@ def test_who_is_late(tmp_path):
     assert set(found.late) == {1}
     assert found.late[1].times == 40
     assert found.late[1].lateness == pytest.approx(40 * 1200, rel=0.9)
-    assert not any(found.lost[1])  # the others do other things until data moves
+    assert not any(found.late[1].lost)  # the others do other things until data moves
 
 
 def test_a_rank_that_is_late_in_every_step(tmp_path):
@@ -215,13 +215,13 @@ def test_a_late_rank_among_several(tmp_path):
     traces[3].waits.clear()
     del traces[4].waits[1:]
     found = analyse(traces)
-    assert found.lost[1][5:8] == pytest.approx([20_000 * 3 / 4, 0, 0])
-    assert not any(found.lost.get(4, ()))
+    assert found.late[1].lost[5:8] == pytest.approx([20_000 * 3 / 4, 0, 0])
+    assert 4 not in found.late or not any(found.late[4].lost)
 
 
 def test_the_trace_of_one_rank(tmp_path):
     found = analyse(job(tmp_path, [{"slow": {9: (50_000.0, SLEEPS)}}], longer={9: 50_000.0}))
-    assert found.lost == {}
+    assert found.late == {}
     assert advice(found)[0].startswith(
         "All ranks together are slow in step 8: each slow step takes 50 ms longer"
     )  # it asks late for the next

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_ranks_that_are_silent_or_gone_and_hosts_that_were_not_asked():
     found = figures_of_job(before, [silent(2), answer(0, 11.0)])
     assert [(each.rank, each.state) for each in found.ranks] == [(0, "answers"), (1, "ended"), (2, "silent")]
     assert found.not_asked == {"b": 2}
-    assert json.loads(json.dumps(found.as_dict()))["ranks"][2]["computing"] is None
+    assert json.loads(json.dumps(asdict(found)))["ranks"][2]["computing"] is None
 
 
 def test_the_last_stall_is_remembered():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hvdlite.tuning.search import Parameter, Rules, chance, drive, search
+from hvdlite.tuning.search import Parameter, Rules, chance, search
 
 TILES = Parameter("tile", (1, 2, 4, 8, 16, 32))
 SPINS = Parameter("spin", (-1, 0, 50), ordered=False)
@@ -37,7 +37,7 @@ class Machine:
 
 def tuned(cost, parameters=(TILES, SPINS), rules=None, seconds=1e9, **machine):
     fake = Machine(cost, **machine)
-    return drive(search(parameters, DEFAULTS, rules), fake.sample, seconds), fake
+    return search(parameters, DEFAULTS, rules or Rules(), fake.sample, seconds), fake
 
 
 def planted(settings):
@@ -131,7 +131,7 @@ def test_a_winner_that_is_not_confirmed_gives_way_to_the_defaults():
         late = len(fake.samples) > 28  # the first comparison is over: what looked better was luck
         return ([1.0 for _ in times] if late else times), passed
 
-    outcome = drive(search([TILES], DEFAULTS), sample, 1e9)
+    outcome = search([TILES], DEFAULTS, Rules(), sample, 1e9)
     assert outcome.trials[0].better
     assert outcome.validation is not None
     assert not outcome.validation.better
@@ -154,6 +154,14 @@ def test_a_winner_that_there_is_no_time_to_confirm_is_not_taken():
     assert len(fake.samples) <= 40 * 1.5 + 1
 
 
+def test_a_winner_is_confirmed_although_the_time_for_the_search_ends_meanwhile():
+    _, whole = tuned(planted)
+    confirming = len(tuned(planted)[0].validation.gains) * 2 + 2 * Rules().warm_up
+    outcome, _ = tuned(planted, seconds=(len(whole.samples) - confirming / 2) / 0.75)
+    assert outcome.chosen == {"tile": 16, "spin": 50}
+    assert outcome.complete
+
+
 def test_no_setting_is_compared_twice():
     outcome, _ = tuned(planted)
     tried = [str(sorted(trial.candidate.items())) for trial in outcome.trials]
@@ -170,10 +178,10 @@ def test_the_sign_test():
 
 def test_a_default_outside_the_values_is_refused():
     with pytest.raises(ValueError, match="the default of tile, 3, is not among its values"):
-        search([TILES], {"tile": 3})
+        search([TILES], {"tile": 3}, Rules(), lambda _: ([1.0], 0.0), 1e9)
 
 
 @pytest.mark.parametrize("times", [[], [0.0, 1.0], [1.0, -1.0]])
 def test_a_sample_without_times_is_refused(times):
     with pytest.raises(ValueError, match="a time above zero for each case"):
-        drive(search([TILES], DEFAULTS), lambda _: (times, 0.0), 1e9)
+        search([TILES], DEFAULTS, Rules(), lambda _: (times, 0.0), 1e9)

@@ -32,8 +32,8 @@ ROWS = (
         "timeline-lost-unblocked",
         "a rank counts as waited for where the others' programs do other things",
         "hvdlite/timeline/analysis.py",
-        "lost[rank][step] += (others + callbacks * (end - begin)) / (len(members) - 1)",
-        "lost[rank][step] += end - begin",
+        "entry.lost[step] += (others + callbacks * (end - begin)) / (len(members) - 1)",
+        "entry.lost[step] += end - begin",
         ("tests/unit/test_timeline_report.py",),
     ),
     Mutant(
