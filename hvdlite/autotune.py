@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,7 @@ def _from_file(job: TuningRanks, name: str, place: JobPlace, may_lack: bool, log
 
 
 def _read(name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
-    path = files.default_path(place) if name == "auto" else Path(name)
+    path = _path_of(name, place)
     if not os.path.exists(path) and (may_lack or name == "auto"):
         if not may_lack:
             logger.warning("there is no tuning for this machine and a job of this shape (%s): `hvdlite tune` makes one", path)
@@ -259,22 +259,35 @@ def _measured(job: TuningRanks, name: str, place: JobPlace, knobs: Config, logge
     if first:
         found = format_settings(report.settings) or "nothing is better than the defaults"
         logger.warning("HVDLITE_AUTOTUNE: %s", "; ".join(filter(None, [found, report.busy])))
-        _keep(name, place, report, knobs.autotune_log, logger)
+        problem = _problem_of(lambda: _keep(name, report, knobs.autotune_log, logger))
+        if problem:  # it does not end this job
+            logger.warning("HVDLITE_AUTOTUNE: %s", problem)
     return report.settings
 
 
-def _keep(name: str, place: JobPlace, report: Report, log: str, logger: logging.Logger) -> None:
-    """Writes the file for the next job. A failure does not end this job."""
+def _keep(name: str, report: Report, log: str, logger: logging.Logger) -> None:
+    """Writes the file for the next job, unless there is one."""
+    path = _path_of(name, report.place)
+    if path.exists():
+        logger.warning("HVDLITE_AUTOTUNE: the measured values are not written: %s is a file for another job", path)
+    else:
+        files.save(path, report.place, report.settings, to_evidence(report))
+    if log:
+        to_csv(Path(log), report)
+
+
+def _path_of(name: str, place: JobPlace) -> Path:
+    """The file that ``HVDLITE_TUNING_FILE`` names."""
+    return files.default_path(place) if name == "auto" else Path(name)
+
+
+def _problem_of(write: Callable[[], object]) -> str | None:
+    """Calls the function; returns why it cannot write, or None."""
     try:
-        path = files.default_path(place) if name == "auto" else Path(name)
-        if path.exists():
-            logger.warning("HVDLITE_AUTOTUNE: the measured values are not written: %s is a file for another job", path)
-        else:
-            files.save(path, place, report.settings, to_evidence(report))
-        if log:
-            to_csv(Path(log), report)
+        write()
     except (OSError, InvalidArgumentError) as error:
-        logger.warning("HVDLITE_AUTOTUNE: the measured values cannot be written: %s", error)
+        return f"the tuning cannot be written: {error}"
+    return None
 
 
 # --- the program --------------------------------------------------------------------------------------------------------
@@ -290,6 +303,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--any-bits", action="store_true")
     options = parser.parse_args(words)
     join_job()
+    name = str(options.output.absolute()) if options.output else "auto"
     knobs, wrong = startup.own_knobs()
     mpi = startup.load_mpi(lambda ours: True, knobs)
     startup.check_launch(mpi, config.launcher_claim())
@@ -298,13 +312,14 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         startup.agree(job.comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
         place = startup.place_of(mpi, job.comm, knobs)
-        # Now, and not after the measurements.
-        problem = job.comm.bcast(_refusal(options.output, place) if job.comm.rank == 0 else None)
+        if job.comm.rank == 0:
+            problem = _problem_of(lambda: files.check_writable(_path_of(name, place)))
+        problem = job.comm.bcast(problem)  # now, and not after the measurements
         if problem is None:
             report = tune(job, place, knobs, options.seconds, options.any_bits)
             if job.comm.rank == 0:
                 print(to_text(report), flush=True)
-                problem = _write(options.output, report, knobs.autotune_log)
+                problem = _problem_of(lambda: _write(name, report, knobs.autotune_log))
             problem = job.comm.bcast(problem)
     except HvdliteError as error:
         problem = str(error)
@@ -313,27 +328,13 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(bool(problem))
 
 
-def _refusal(path: Path | None, place: JobPlace) -> str | None:
-    """Why the file cannot be written, or None."""
-    try:
-        files.check_writable(path or files.default_path(place))
-    except (OSError, InvalidArgumentError) as error:
-        return f"the tuning cannot be written: {error}"
-    return None
-
-
-def _write(path: Path | None, report: Report, log: str) -> str | None:
-    """Writes the files and prints how to use them. Returns why that failed, or None."""
-    setting = str(path.absolute()) if path else "auto"
-    try:
-        path = path or files.default_path(report.place)
-        files.save(path, report.place, report.settings, to_evidence(report))
-        if log:
-            to_csv(Path(log), report)
-    except (OSError, InvalidArgumentError) as error:
-        return f"the tuning cannot be written: {error}"
-    print(f"written to {path}; jobs of this shape take it with HVDLITE_TUNING_FILE={setting}", flush=True)
-    return None
+def _write(name: str, report: Report, log: str) -> None:
+    """Writes the files, and prints how to use them."""
+    path = _path_of(name, report.place)
+    files.save(path, report.place, report.settings, to_evidence(report))
+    if log:
+        to_csv(Path(log), report)
+    print(f"written to {path}; jobs of this shape take it with HVDLITE_TUNING_FILE={name}", flush=True)
 
 
 if __name__ == "__main__":

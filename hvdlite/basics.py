@@ -1,6 +1,5 @@
 """Start and end of a job, and the ranks' numbers: the functions that Horovod calls basics."""
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -326,7 +325,7 @@ def stall_limit(seconds: float) -> AbstractContextManager[None]:
         NotInitializedError: `init` has not been called.
         InvalidArgumentError: `seconds` is not a number above 0, or it is above 1e9.
     """
-    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= _LONGEST_EXEMPTION):
+    if not (isinstance(seconds, int | float) and 0 < seconds <= _LONGEST_EXEMPTION):
         raise InvalidArgumentError(
             f"stall_limit({seconds!r}): seconds is a number above 0 and at most {_LONGEST_EXEMPTION:.0f} (some 30 years)"
         )

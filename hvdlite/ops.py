@@ -532,8 +532,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
     if average not in ("all", "contributing"):
         raise InvalidArgumentError(f'join(average={average!r}): pass "all" or "contributing"')
     engine, set_id = submission.enter(Kind.JOIN, process_set)
-    for wait in RUNTIME.before_leaving:
-        wait()
+    RUNTIME.wait_for_doors()
     request = Request(Kind.JOIN, "join", root=int(average == "contributing"), process_set=set_id)
     last = engine.submit((request,), wake=False).result().last_joined_rank
     for share in RUNTIME.after_join:

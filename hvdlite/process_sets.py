@@ -254,8 +254,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     removed = process_set.process_set_id
     if removed is None or process_set is global_process_set:
         return False
-    for wait in RUNTIME.before_leaving:
-        wait()
+    RUNTIME.wait_for_doors()
     _change(Request(Kind.REMOVE_PROCESS_SET, None, root=removed))
     for bound in [bound for bound in _bound if bound.process_set_id == removed]:
         bound._invalidate()

@@ -100,12 +100,16 @@ def check_weight(weight: Any, op: int) -> float:
     Raises:
         InvalidArgumentError: the weight is not a finite number of 0 or more, or the op is not Average.
     """
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < math.inf:
+    try:
+        value = -1.0 if isinstance(weight, bool) or not isinstance(weight, Real) else float(weight)
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value < math.inf:
         raise InvalidArgumentError(
             f"weight={weight!r}: a weight is a finite number of 0 or more, such as the number of samples in this rank's batch"
         )
     check_weighted(op)
-    return float(weight)
+    return value
 
 
 def check_weighted(op: int) -> None:
