@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.config import format_ranks
+from hvdlite.config import format_ranks, who_has
 from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.leaves import Leaf, RankRows, digest_of, digest_of_text, signed
 from hvdlite.ops import allreduce, allreduce_
@@ -225,10 +225,8 @@ class StartCheck:
             return ""
         place = int(np.nan_to_num(spread, nan=np.inf).argmax())
         values = self._exchange.gather([numbers[place]], "values", np.float64)[present, 0]
-        whose: dict[str, list[int]] = {}
-        for rank, value in zip((self._exchange.ranks[place] for place in present), values.tolist(), strict=True):
-            whose.setdefault(f"{value:.9g}", []).append(rank)
-        held = ", but ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in whose.items())
+        ranks = [self._exchange.ranks[place] for place in present]
+        held = who_has(zip(ranks, [f"{value:.9g}" for value in values.tolist()], strict=True))
         element = (
             [int(index) for index in np.unravel_index(place, leaf.shape)] if len(numbers) == np.prod(leaf.shape) else place
         )

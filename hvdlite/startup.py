@@ -295,17 +295,15 @@ def agree(comm: Any, config: Config, problem: HvdliteError | None) -> list[Mappi
     mine = (problem.code, str(problem)) if problem else (ErrorCode.INVALID_ARGUMENT, "")
     everyone = comm.allgather((mine, __version__, dict(config.values)))
     problems: dict[str, list[int]] = {}
-    versions: dict[str, list[int]] = {}
+    versions = [version for _, version, _ in everyone]
     code = next((code for (code, text), _, _ in everyone if text), ErrorCode.INVALID_ARGUMENT)
-    for rank, ((_, text), version, _) in enumerate(everyone):
-        versions.setdefault(version, []).append(rank)
+    for rank, ((_, text), _, _) in enumerate(everyone):
         if text:
             problems.setdefault(text, []).append(rank)
     if problems:
         lines = [f"on {knobs.format_ranks(ranks)}: {text}" for text, ranks in problems.items()]
-    elif len(versions) > 1:
-        found = ", ".join(f"{version} on {knobs.format_ranks(ranks)}" for version, ranks in versions.items())
-        lines = [f"the versions of hvdlite differ: {found}; install one version everywhere"]
+    elif len(set(versions)) > 1:
+        lines = [f"the versions of hvdlite differ: {knobs.who_has(enumerate(versions))}; install one version everywhere"]
     else:
         lines = knobs.disagreements([values for _, _, values in everyone])
         if lines:
