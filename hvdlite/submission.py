@@ -47,6 +47,7 @@ __all__ = [
     "enter",
     "gather",
     "gather_group",
+    "handle_of",
     "made_elsewhere",
     "on_its_gpu",
     "output_of",
@@ -57,6 +58,7 @@ __all__ = [
     "start_reduce",
     "start_round",
     "start_sum",
+    "submit_one",
     "written",
 ]
 
@@ -170,11 +172,14 @@ def reduce_group(
     postscale: float,
     process_set: ProcessSet,
     in_place: bool,
-    blocking: bool,
+    wake: bool,
     weight: float | None = None,
     codec: Codec | None = None,
-) -> Any:
-    """Submits a group of allreduces. weight: this rank's weight in weighted means, or None."""
+) -> Handle:
+    """Submits a group of allreduces.
+
+    wake: False: the caller is about to wait for the handle. weight: this rank's weight in weighted means, or None.
+    """
     tensors = list(tensors)
     if in_place and len(set(map(id, tensors))) < len(tensors):
         raise InvalidArgumentError(
@@ -183,15 +188,15 @@ def reduce_group(
         )
     known = RUNTIME.engine
     if known is not None and weight is None and codec is None:
-        started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
+        started: Handle | None = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, wake)
         if started is not None:
-            return started.synchronize() if blocking else started
+            return started
     engine, set_id = enter(Kind.ALLREDUCE, process_set)
     call = (Kind.ALLREDUCE, name, set_id)
     weight = None if weight is None else check_weight(weight, op)
     parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]
     common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight, codec)
+    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, wake, weight, codec)
 
 
 def start_round(
@@ -227,7 +232,7 @@ def start_round(
         counted, tensor = counts
         parts.append(_same_shape(engine, (Kind.ALLREDUCE, counted, set_id), tensor, True))
         requests.append(_request_of(Kind.ALLREDUCE, counted, parts[-1], (Sum, 0, set_id, 1.0, 1.0)))
-    handle = _handle_of(parts)
+    handle = handle_of([(finish, _on_gpu(backend, source)) for backend, source, _, finish in parts])
     keep(handle)
     engine.submit(requests, None, True, handle)
 
@@ -281,14 +286,14 @@ def gather_group(
     tensors: Sequence[Any],
     name: str | None,
     process_set: ProcessSet,
-    blocking: bool,
+    wake: bool,
     outputs: Sequence[Any] | None = None,
-) -> Any:
-    """Submits a group of allgathers. outputs: tensors for the results, as in `_new_shape`."""
+) -> Handle:
+    """Submits a group of allgathers. wake: as for `reduce_group`. outputs: tensors for the results, as in `_new_shape`."""
     engine, set_id = enter(Kind.ALLGATHER, process_set)
     call = (Kind.ALLGATHER, name, set_id)
     parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
-    return _submit_group(engine, Kind.ALLGATHER, name, parts, (Sum, 0, set_id, 1.0, 1.0), blocking)
+    return _submit_group(engine, Kind.ALLGATHER, name, parts, (Sum, 0, set_id, 1.0, 1.0), wake)
 
 
 def reduce_scatter(
@@ -312,15 +317,15 @@ def reduce_scatter_group(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    blocking: bool,
+    wake: bool,
     outputs: Sequence[Any] | None = None,
-) -> Any:
-    """Submits a group of reducescatters. outputs: as in `gather_group`."""
+) -> Handle:
+    """Submits a group of reducescatters. wake, outputs: as in `gather_group`."""
     engine, set_id = enter(Kind.REDUCESCATTER, process_set)
     call = (Kind.REDUCESCATTER, name, set_id)
     parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
     common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_group(engine, Kind.REDUCESCATTER, name, parts, common, blocking)
+    return _submit_group(engine, Kind.REDUCESCATTER, name, parts, common, wake)
 
 
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
@@ -501,18 +506,26 @@ def _submit(
 ) -> Any:
     """Submits one operation: its output if the call blocks, otherwise its handle."""
     backend, source, _, finish = part
-    device, stream = source.device, source.stream
     request = _request_of(kind, name, part, common, splits)
     if weight is not None or codec is not None:
-        request = (*request, *_extras(weight, codec, stream))
-    elif device != CPU:
-        request = (*request, 0, 0, stream)
+        request = (*request, *_extras(weight, codec, source.stream))
+    elif source.device != CPU:
+        request = (*request, 0, 0, source.stream)
+    return submit_one(engine, request, finish, _on_gpu(backend, source), blocking)
+
+
+def submit_one(engine: "Engine", request: tuple[Any, ...], finish: Finish, on_gpu: OnGpu, blocking: bool) -> Any:
+    """Submits one request: the output of its last step if the call blocks, otherwise a handle."""
     if blocking:  # the stream that uses the result is the stream of the submission
         work = engine.submit((request,), finish, False)
-        return finish(work.result(math.inf, () if device == CPU else (stream,)))
-    handle = Handle(finish, False, () if device == CPU else ((backend, source),))
+        return finish(work.result(math.inf, () if on_gpu is None else (on_gpu[1].stream,)))
+    handle = Handle(finish, False, () if on_gpu is None else (on_gpu,))
     engine.submit((request,), None, True, handle)
     return handle
+
+
+def _on_gpu(backend: TensorBackend, source: Exported) -> OnGpu:
+    return None if source.device == CPU else (backend, source)
 
 
 def _request_of(kind: int, name: str | None, part: _Part, common: _Common, splits: Sequence[int] = ()) -> tuple[Any, ...]:
@@ -539,15 +552,15 @@ def _submit_group(
     name: str | None,
     parts: Sequence[_Part],
     common: _Common,
-    blocking: bool,
+    wake: bool,
     weight: float | None = None,
     codec: Codec | None = None,
-) -> Any:
-    """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
+) -> Handle:
+    """Submits operations that are agreed on and sent together. Returns one handle for them."""
     requests = _requests_of_group(kind, name, parts, common, weight, codec)
-    handle = _handle_of(parts)
-    engine.submit(requests, None, not blocking, handle)
-    return handle.synchronize() if blocking else handle
+    handle = handle_of([(finish, _on_gpu(backend, source)) for backend, source, _, finish in parts])
+    engine.submit(requests, None, wake, handle)
+    return handle
 
 
 def _requests_of_group(
@@ -571,7 +584,7 @@ def _requests_of_group(
     return requests
 
 
-def _handle_of(parts: Sequence[_Part]) -> Handle:
+def handle_of(operations: Sequence[tuple[Finish, OnGpu]]) -> Handle:
     """A handle for operations that are submitted together."""
-    on_gpu: list[OnGpu] = [None if source.device == CPU else (backend, source) for backend, source, _, _ in parts]
-    return Handle([finish for _, _, _, finish in parts], True, on_gpu if any(on_gpu) else ())
+    on_gpu = [place for _, place in operations]
+    return Handle([finish for finish, _ in operations], True, on_gpu if any(on_gpu) else ())
