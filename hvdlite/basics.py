@@ -334,34 +334,16 @@ def stall_limit(seconds: float) -> AbstractContextManager[None]:
 
 
 class HorovodBasics:
-    """The functions of this module as methods, and the reduce operators, as in ``horovod.common.basics``."""
+    """The functions of this module as static methods, and the reduce operators, as in ``horovod.common.basics``."""
 
     Average, Sum, Adasum = requests.Average, requests.Sum, requests.Adasum
     Min, Max, Product = requests.Min, requests.Max, requests.Product
 
-    init = staticmethod(init)
-    shutdown = staticmethod(shutdown)
-    is_initialized = staticmethod(is_initialized)
-    rank = staticmethod(rank)
-    size = staticmethod(size)
-    local_rank = staticmethod(local_rank)
-    local_size = staticmethod(local_size)
-    cross_rank = staticmethod(cross_rank)
-    cross_size = staticmethod(cross_size)
-    is_homogeneous = staticmethod(is_homogeneous)
-    mpi_threads_supported = staticmethod(mpi_threads_supported)
-    mpi_enabled = staticmethod(mpi_enabled)
-    mpi_built = staticmethod(mpi_built)
-    gloo_enabled = staticmethod(gloo_enabled)
-    gloo_built = staticmethod(gloo_built)
-    nccl_built = staticmethod(nccl_built)
-    ddl_built = staticmethod(ddl_built)
-    ccl_built = staticmethod(ccl_built)
-    cuda_built = staticmethod(cuda_built)
-    rocm_built = staticmethod(rocm_built)
-    start_timeline = staticmethod(start_timeline)
-    stop_timeline = staticmethod(stop_timeline)
     _get_process_set_ids_and_ranks = staticmethod(sets.process_set_ids_and_ranks)
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
         """Accepts the path of Horovod's native library, and ignores it."""
+
+
+for _name in __all__:
+    setattr(HorovodBasics, _name, staticmethod(globals()[_name]))
