@@ -161,7 +161,7 @@ class Runtime:
         if config.tuning_file or config.autotune:
             from hvdlite import autotune
 
-            config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
+            config = autotune.at_init(chosen, config, logger)
         self.config, self.communicator = config, chosen  # before the engine, for stop()
         self.steps = Steps(self.steps.job + 1, self.steps.watchers)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))

@@ -325,14 +325,15 @@ def refusal_of(timeline: Path) -> InvalidArgumentError | None:
     return None
 
 
-def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - the module's own name
+def place_of(comm: Any, config: Config) -> JobPlace:
     """The machine and the shape of the job, the same on all ranks. Collective.
 
     Args:
-        MPI: the module ``mpi4py.MPI``.
         comm: the mpi4py communicator of the job.
         config: the knobs.
     """
+    from mpi4py import MPI
+
     family = _native.family_of(MPI.__file__, MPI.Get_library_version())
     hosts: dict[str, tuple[str, list[set[int]]]] = {}
     for machine, cpu, cores in comm.allgather((machine_id(), cpu_name(), os.sched_getaffinity(0))):
