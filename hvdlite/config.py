@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
-from hvdlite.knobs import AS_IT_IS, KNOBS, LOG_LEVELS, MEANINGLESS, NOT_ASKING, Value
+from hvdlite.knobs import AS_IT_IS, ENGINE_KNOBS, KNOBS, LOG_LEVELS, MEANINGLESS, NOT_ASKING, Value
 
 __all__ = [
     "Config",
@@ -155,7 +155,7 @@ def environment(**variables: str | None) -> Iterator[None]:
 
 def to_native(config: Config) -> dict[str, Any]:
     """The knobs that the engine reads, by the names of the fields of ``hvdlite_config`` (hvdlite.h)."""
-    native = {knob.name: config.values[knob.name] for knob in KNOBS if knob.native}
+    native = {knob.name: config.values[knob.name] for knob in ENGINE_KNOBS}
     native["log_level"] = LOG_LEVELS.index(str(native["log_level"]))
     if config.values["stall_check_disable"]:
         native.update(stall_check_time_seconds=0.0, stall_shutdown_time_seconds=0.0)

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["AS_IT_IS", "KNOBS", "LOG_LEVELS", "MEANINGLESS", "NOT_ASKING", "Knob", "Value", "to_inc", "to_markdown"]
+__all__ = ["AS_IT_IS", "ENGINE_KNOBS", "KNOBS", "LOG_LEVELS", "MEANINGLESS", "NOT_ASKING", "Knob", "Value"]
 
 Value = int | float | bool | str
 
@@ -44,7 +44,6 @@ class Knob:
         horovod: Horovod's variable for the same knob, or None.
         from_horovod: translates a value of Horovod's variable, if its form differs.
         must_agree: must all ranks have the same value?
-        native: does the engine read it?
     """
 
     name: str
@@ -56,7 +55,6 @@ class Knob:
     horovod: str | None = None
     from_horovod: Callable[[str], Value] | None = None
     must_agree: bool = True
-    native: bool = True
 
     @property
     def kind(self) -> str:
@@ -149,7 +147,7 @@ def _algorithm(collective: str, names: str) -> Knob:
     )
 
 
-KNOBS: tuple[Knob, ...] = (
+ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "fusion_threshold",
         64 << 20,
@@ -251,15 +249,6 @@ KNOBS: tuple[Knob, ...] = (
         must_agree=False,
     ),
     Knob(
-        "stall_check_disable",
-        False,
-        "Switches the stall check off: there are no warnings, and ranks wait without a limit.",
-        horovod="HOROVOD_STALL_CHECK_DISABLE",
-        from_horovod=_horovod_bool,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
         "failure_linger",
         1.5,
         "The longest time for which a failing rank waits until its peers know the cause. shutdown() waits as long while no "
@@ -271,34 +260,6 @@ KNOBS: tuple[Knob, ...] = (
         10.0,
         "How long a host of the job may be silent before it counts as lost, and the job as failed; 0 never checks.",
         unit="seconds",
-    ),
-    Knob(
-        "elastic_min_ranks",
-        1,
-        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes in time.",
-        low=1,
-        native=False,
-    ),
-    Knob(
-        "elastic_reset_limit",
-        0,
-        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: "
-        "without a limit.",
-        native=False,
-    ),
-    Knob(
-        "elastic_spares",
-        0,
-        "How many processes of an elastic job, the last ones, are spares: they wait, and each can replace a lost rank.",
-        native=False,
-    ),
-    Knob(
-        "elastic_timeout",
-        600.0,
-        "How long elastic training waits for a spare if fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.",
-        unit="seconds",
-        native=False,
-        horovod="HOROVOD_ELASTIC_TIMEOUT",
     ),
     Knob(
         "flight_recorder_size",
@@ -347,13 +308,6 @@ KNOBS: tuple[Knob, ...] = (
         "Sends float16 and bfloat16 as float32 through NCCL, which otherwise rounds each partial sum to 16 bits.",
     ),
     Knob(
-        "tensorflow_gpu_streams",
-        False,
-        "Reduces TensorFlow's tensors in GPU memory, in the order of TensorFlow's stream, if a test at the first use finds "
-        "that stream. Otherwise, and without this knob, the tensors go through host memory.",
-        native=False,
-    ),
-    Knob(
         "check_finite",
         False,
         "Looks for infinities and NaNs in the results of allreduces on GPUs, and names their tensors in the log.",
@@ -385,118 +339,10 @@ KNOBS: tuple[Knob, ...] = (
         must_agree=False,
     ),
     Knob(
-        "start_check",
-        "auto",
-        "What an optimizer does if the ranks' parameters differ after its first update, because they were not broadcast. "
-        "error: it raises MismatchError; warn: it logs a warning; broadcast: it logs a warning and gives all ranks the "
-        "parameters of the first rank; off: it does not compare them; auto: error, or warn if HVDLITE_HOROVOD_RULES is on.",
-        choices=("auto", "error", "broadcast", "warn", "off"),
-        native=False,
-    ),
-    Knob(
-        "tuning_file",
-        "",
-        "The file with the results of `hvdlite tune`. Rank 0 reads it; if it was made for this machine and shape of job, knobs "
-        "that no variable sets take its values. auto: the file for them in the user's cache folder. Empty: none.",
-        native=False,
-    ),
-    Knob(
-        "autotune",
-        False,
-        "If there is no tuning file for this machine and job, init() measures which knobs are best, uses them, and writes the "
-        "file that HVDLITE_TUNING_FILE names (auto, if it is empty).",
-        horovod="HOROVOD_AUTOTUNE",
-        from_horovod=_horovod_bool,
-        native=False,
-    ),
-    Knob(
-        "autotune_seconds",
-        30.0,
-        "About how long init() measures if HVDLITE_AUTOTUNE is set.",
-        unit="seconds",
-        low=1,
-        native=False,
-    ),
-    Knob(
-        "autotune_warmup_samples",
-        2,
-        "How many first samples of each setting are not used in a comparison.",
-        horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-        native=False,
-    ),
-    Knob(
-        "autotune_log",
-        "",
-        "The file into which rank 0 writes a line of CSV for each comparison that it has measured.",
-        horovod="HOROVOD_AUTOTUNE_LOG",
-        native=False,
-    ),
-    Knob(
-        "timeline",
-        "",
-        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers. If several ranks have the same "
-        "path, rank 3 takes the name with .rank3 before its ending. Empty: no trace before start_timeline().",
-        horovod="HOROVOD_TIMELINE",
-        from_horovod=lambda text: "" if text == "DYNAMIC" else text,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "timeline_mark_cycles",
-        False,
-        "Marks in the timeline whenever the rank announces operations.",
-        horovod="HOROVOD_TIMELINE_MARK_CYCLES",
-        from_horovod=_horovod_bool,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "timeline_max_bytes",
-        64 << 20,
-        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped. The samples of the main "
-        "thread's stack take up to an eighth of it in addition.",
-        unit="bytes",
-        low=4096,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "metrics_file",
-        "",
-        "The file into which each rank writes hvdlite.stats() for Prometheus's node_exporter; {rank} stands for the rank, and "
-        "without it rank 3 takes the name with .rank3 before its ending. Empty writes none.",
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "metrics_interval",
-        15.0,
-        "The time from one writing of HVDLITE_METRICS_FILE to the next.",
-        unit="seconds",
-        low=0.1,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "live_view",
-        True,
-        "Lets `hvdlite top` look at this rank, through a unix socket that answers only this user and root.",
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
         "deterministic",
         False,
         "Uses only algorithms whose results do not depend on how tensors were fused, so that sums in host memory have the same "
         "bits in each run. It does not affect NCCL.",
-    ),
-    Knob(
-        "dynamic_process_sets",
-        False,
-        "Allows add_process_set and remove_process_set after initialisation where HVDLITE_HOROVOD_RULES forbids them.",
-        horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
-        from_horovod=_horovod_bool,
-        native=False,
     ),
     Knob(
         "horovod_rules",
@@ -552,13 +398,150 @@ KNOBS: tuple[Knob, ...] = (
     _algorithm("broadcast", "binomial chain shm"),
     _algorithm("alltoallv", "pairwise shm"),
     _algorithm("barrier", "dissemination shm"),
+)
+
+# All knobs: those that the engine reads, and those that only Python reads.
+KNOBS: tuple[Knob, ...] = (
+    *ENGINE_KNOBS,
+    Knob(
+        "stall_check_disable",
+        False,
+        "Switches the stall check off: there are no warnings, and ranks wait without a limit.",
+        horovod="HOROVOD_STALL_CHECK_DISABLE",
+        from_horovod=_horovod_bool,
+        must_agree=False,
+    ),
+    Knob(
+        "elastic_min_ranks",
+        1,
+        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes in time.",
+        low=1,
+    ),
+    Knob(
+        "elastic_reset_limit",
+        0,
+        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: "
+        "without a limit.",
+    ),
+    Knob(
+        "elastic_spares",
+        0,
+        "How many processes of an elastic job, the last ones, are spares: they wait, and each can replace a lost rank.",
+    ),
+    Knob(
+        "elastic_timeout",
+        600.0,
+        "How long elastic training waits for a spare if fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.",
+        unit="seconds",
+        horovod="HOROVOD_ELASTIC_TIMEOUT",
+    ),
+    Knob(
+        "tensorflow_gpu_streams",
+        False,
+        "Reduces TensorFlow's tensors in GPU memory, in the order of TensorFlow's stream, if a test at the first use finds "
+        "that stream. Otherwise, and without this knob, the tensors go through host memory.",
+    ),
+    Knob(
+        "start_check",
+        "auto",
+        "What an optimizer does if the ranks' parameters differ after its first update, because they were not broadcast. "
+        "error: it raises MismatchError; warn: it logs a warning; broadcast: it logs a warning and gives all ranks the "
+        "parameters of the first rank; off: it does not compare them; auto: error, or warn if HVDLITE_HOROVOD_RULES is on.",
+        choices=("auto", "error", "broadcast", "warn", "off"),
+    ),
+    Knob(
+        "tuning_file",
+        "",
+        "The file with the results of `hvdlite tune`. Rank 0 reads it; if it was made for this machine and shape of job, knobs "
+        "that no variable sets take its values. auto: the file for them in the user's cache folder. Empty: none.",
+    ),
+    Knob(
+        "autotune",
+        False,
+        "If there is no tuning file for this machine and job, init() measures which knobs are best, uses them, and writes the "
+        "file that HVDLITE_TUNING_FILE names (auto, if it is empty).",
+        horovod="HOROVOD_AUTOTUNE",
+        from_horovod=_horovod_bool,
+    ),
+    Knob(
+        "autotune_seconds",
+        30.0,
+        "About how long init() measures if HVDLITE_AUTOTUNE is set.",
+        unit="seconds",
+        low=1,
+    ),
+    Knob(
+        "autotune_warmup_samples",
+        2,
+        "How many first samples of each setting are not used in a comparison.",
+        horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    ),
+    Knob(
+        "autotune_log",
+        "",
+        "The file into which rank 0 writes a line of CSV for each comparison that it has measured.",
+        horovod="HOROVOD_AUTOTUNE_LOG",
+    ),
+    Knob(
+        "timeline",
+        "",
+        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers. If several ranks have the same "
+        "path, rank 3 takes the name with .rank3 before its ending. Empty: no trace before start_timeline().",
+        horovod="HOROVOD_TIMELINE",
+        from_horovod=lambda text: "" if text == "DYNAMIC" else text,
+        must_agree=False,
+    ),
+    Knob(
+        "timeline_mark_cycles",
+        False,
+        "Marks in the timeline whenever the rank announces operations.",
+        horovod="HOROVOD_TIMELINE_MARK_CYCLES",
+        from_horovod=_horovod_bool,
+        must_agree=False,
+    ),
+    Knob(
+        "timeline_max_bytes",
+        64 << 20,
+        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped. The samples of the main "
+        "thread's stack take up to an eighth of it in addition.",
+        unit="bytes",
+        low=4096,
+        must_agree=False,
+    ),
+    Knob(
+        "metrics_file",
+        "",
+        "The file into which each rank writes hvdlite.stats() for Prometheus's node_exporter; {rank} stands for the rank, and "
+        "without it rank 3 takes the name with .rank3 before its ending. Empty writes none.",
+        must_agree=False,
+    ),
+    Knob(
+        "metrics_interval",
+        15.0,
+        "The time from one writing of HVDLITE_METRICS_FILE to the next.",
+        unit="seconds",
+        low=0.1,
+        must_agree=False,
+    ),
+    Knob(
+        "live_view",
+        True,
+        "Lets `hvdlite top` look at this rank, through a unix socket that answers only this user and root.",
+        must_agree=False,
+    ),
+    Knob(
+        "dynamic_process_sets",
+        False,
+        "Allows add_process_set and remove_process_set after initialisation where HVDLITE_HOROVOD_RULES forbids them.",
+        horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
+        from_horovod=_horovod_bool,
+    ),
     Knob(
         "bucket_bytes",
         25 << 20,
         "The largest size of a gradient bucket of torch's DistributedOptimizer; a larger gradient has a bucket of its own.",
         unit="bytes",
         low=1,
-        native=False,
     ),
     Knob(
         "first_bucket_bytes",
@@ -566,7 +549,6 @@ KNOBS: tuple[Knob, ...] = (
         "The same for the first bucket, which is small so that communication starts early in backward.",
         unit="bytes",
         low=1,
-        native=False,
     ),
 )
 
@@ -674,9 +656,8 @@ def to_inc() -> str:
         "Generated by `python -m hvdlite.knobs native`; edit the table in hvdlite/knobs.py instead. HVDLITE_KNOB(type, name, "
         f"default): a type is count (int64_t), number (double), flag (0 or 1), text, or level (of the log: {levels})."
     )
-    for knob in KNOBS:
-        if knob.native:
-            lines += ["", *_comment(f"{knob.unit}: {knob.doc}" if knob.unit else knob.doc), _native_line(knob)]
+    for knob in ENGINE_KNOBS:
+        lines += ["", *_comment(f"{knob.unit}: {knob.doc}" if knob.unit else knob.doc), _native_line(knob)]
     return "\n".join(lines) + "\n"
 
 
