@@ -11,6 +11,7 @@ from hvdlite._native import load_native
 from hvdlite.config import child_environment
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.runtime import RUNTIME
+from hvdlite.timeline.files import file_of_rank
 
 __all__ = [
     "ccl_built",
@@ -295,7 +296,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         NotInitializedError: `init` has not been called.
         InvalidArgumentError: the file cannot be made.
     """
-    RUNTIME.start_timeline(file_path, mark_cycles)
+    RUNTIME.start_timeline(file_of_rank(file_path, rank(), RUNTIME.recoveries), mark_cycles)
 
 
 def stop_timeline() -> None:

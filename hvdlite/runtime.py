@@ -171,7 +171,7 @@ class Runtime:
         if chosen.size > 1 and not self.exiting:
             self._watchdog = watchdog.start(self.engine)
         if timeline:
-            self._trace(timeline, config.timeline_mark_cycles)
+            self.start_timeline(timeline, config.timeline_mark_cycles)
 
     def _guard_exit(self, alone: bool) -> None:
         """Installs the handlers for uncaught exceptions, forks and the end of the process."""
@@ -335,11 +335,8 @@ class Runtime:
         if not knobs.launcher_spares_others():
             time.sleep(_LAST_WORDS)
 
-    def start_timeline(self, path: str, mark_cycles: bool) -> None:
-        """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more."""
-        self._trace(file_of_rank(path, self.require_topology().rank, self.recoveries), mark_cycles)
-
-    def _trace(self, file: Path, mark_cycles: bool) -> None:
+    def start_timeline(self, file: Path, mark_cycles: bool) -> None:
+        """Traces this rank's operations into this file; `hvdlite.start_timeline` says more."""
         self.require().start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
             from hvdlite import sampling  # not above: few programs need it

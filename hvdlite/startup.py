@@ -255,18 +255,15 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
     library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
     plugin = "pmi2" if _native.family_of(MPI.__file__, library) == "mpich" else "pmix"
     by_srun = f", or with `srun --mpi={plugin}`" if claim.variable.startswith("SLURM") else ""
+    beside = shutil.which("mpirun", path=sys.prefix + "/bin")
     raise SystemFailure(
         f"the launcher says that this job has {claim.size} processes ({claim.variable}={claim.size}, set by "
         f"{claim.launcher}), but MPI says that this process is alone (MPI_COMM_WORLD has size 1). Most likely the "
         f"launcher belongs to another MPI than the one Python has loaded, or to none. Loaded: {library}, "
         f"by {MPI.__file__}. mpirun on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: "
-        f"{_own_mpirun() or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI{by_srun}, "
+        f"{beside or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI{by_srun}, "
         "or set MPI4PY_MPIABI so that mpi4py loads the other one."
     )
-
-
-def _own_mpirun() -> str | None:
-    return shutil.which("mpirun", path=sys.prefix + "/bin")
 
 
 def own_knobs() -> tuple[Config, HvdliteError | None]:

@@ -341,7 +341,7 @@ def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet
 def barrier(process_set: ProcessSet, name: str | None = None, blocking: bool = True) -> Any:
     """Submits a barrier."""
     call = (*enter(Kind.BARRIER, process_set), Kind.BARRIER, name)
-    return _submit(call, (backend_of(None), _NO_MEMORY, 0, _nothing), _UNSCALED, blocking)
+    return _submit(call, (backend_of(None), _NO_MEMORY, 0, lambda _: None), _UNSCALED, blocking)
 
 
 # --- one tensor ----------------------------------------------------------------------------------------------------
@@ -426,10 +426,6 @@ def _new_shape(call: _Call, tensor: Any, output: Any = None) -> _Part:
 
 # The tensor of a barrier.
 _NO_MEMORY = Exported(0, (), 0, CPU, ROW_MAJOR, None)
-
-
-def _nothing(_result: "Result") -> None:
-    return None
 
 
 def _made(output: Any, _input: Any, _result: "Result") -> Any:
