@@ -295,7 +295,7 @@ class Runtime:
         self._lock = threading.RLock()
         self.at_stop.clear()
 
-    # --- what failures.Announcer asks for ---------------------------------------------------------------------------
+    # --- what hvdlite.failures asks for -----------------------------------------------------------------------------
 
     def is_armed(self) -> bool:
         """Would peers wait for this process if it ended now?"""
