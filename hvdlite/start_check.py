@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from hvdlite.config import format_ranks, who_has
 from hvdlite.errors import InvalidArgumentError, MismatchError
-from hvdlite.leaves import Leaf, RankRows, digest_of, digest_of_text, signed
+from hvdlite.leaves import Leaf, RankRows, digest_of, digest_of_text, index_of, signed
 from hvdlite.ops import allreduce, allreduce_
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max, Min, Sum
@@ -227,9 +227,7 @@ class StartCheck:
         values = self._exchange.gather([numbers[place]], "values", np.float64)[present, 0]
         ranks = [self._exchange.ranks[place] for place in present]
         held = who_has(zip(ranks, [f"{value:.9g}" for value in values.tolist()], strict=True))
-        element = (
-            [int(index) for index in np.unravel_index(place, leaf.shape)] if len(numbers) == np.prod(leaf.shape) else place
-        )
+        element = index_of(place, leaf.shape) if len(numbers) == leaf.size else place
         return f"element {element} is {held}" if leaf.shape else f"it is {held}"
 
     def _report(self, difference: str, root_rank: int) -> None:
