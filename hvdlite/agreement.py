@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdlite.config import format_ranks
+from hvdlite.config import format_ranks, who_has
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import MismatchError
 from hvdlite.objects import exchange_by_rank, exchange_object
@@ -98,14 +98,10 @@ def difference(descriptions: Mapping[int, Sequence[tuple[str, Any]]]) -> str:
 
     """
     for place in range(max(map(len, descriptions.values()))):
-        found: dict[str, list[int]] = {}
-        for rank, description in descriptions.items():
-            if place < len(description):
-                name, what = description[place]
-                text = f"{name} is {what}"
-            else:
-                text = "missing"
-            found.setdefault(text, []).append(rank)
-        if len(found) > 1:
-            return ", but ".join(f"{text} on {format_ranks(whose)}" for text, whose in found.items())
+        found = {
+            rank: "{} is {}".format(*description[place]) if place < len(description) else "missing"
+            for rank, description in descriptions.items()
+        }
+        if len(set(found.values())) > 1:
+            return who_has(found.items())
     return "the ranks differ"

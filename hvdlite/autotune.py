@@ -13,8 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdlite import config, gpu, startup
+from hvdlite._native import load_native, shim_path
 from hvdlite.config import Config
 from hvdlite.dtypes import DType
 from hvdlite.errors import HvdliteError, InternalError, InvalidArgumentError
@@ -33,7 +33,7 @@ from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.report import Report, changes, format_settings, to_csv, to_evidence, to_text
 from hvdlite.tuning.search import Rules, Settings, Value, search
 
-__all__ = ["CASES", "Engines", "TuningRanks", "at_init", "main", "tune"]
+__all__ = ["CASES", "Engines", "at_init", "main", "tune"]
 
 Array = NDArray[np.float32]
 
@@ -49,44 +49,31 @@ CASES = (
 _KEPT = 2  # engines at a time: one for each of the two settings that are compared
 
 
-@dataclass(frozen=True)
-class TuningRanks:
-    """The ranks that measure.
+def _slowest(comm: Any, times: Sequence[float]) -> list[float]:
+    """The largest value of all ranks, place by place."""
+    from mpi4py import MPI
 
-    Attributes:
-        mpi: the module ``mpi4py.MPI``.
-        comm: the mpi4py communicator.
-        engine_class: the class ``Engine`` of the native module.
-        shim: the path of the library for this MPI.
-    """
-
-    mpi: Any
-    comm: Any
-    engine_class: Any
-    shim: str
-
-    def slowest(self, times: Sequence[float]) -> list[float]:
-        """The largest value of all ranks, place by place."""
-        mine = np.array(times)
-        largest = np.empty_like(mine)
-        self.comm.Allreduce(mine, largest, op=self.mpi.MAX)
-        return [float(value) for value in largest]
+    mine = np.array(times)
+    largest = np.empty_like(mine)
+    comm.Allreduce(mine, largest, op=MPI.MAX)
+    return [float(value) for value in largest]
 
 
 class Engines:
     """The engines, by their settings: made on demand. The two that were used last are kept. Every method is collective.
 
     Args:
-        job: the ranks.
+        comm: the mpi4py communicator of the ranks that measure.
         knobs: the knobs that the settings change.
     """
 
-    def __init__(self, job: TuningRanks, knobs: Config) -> None:
-        self._job = job
+    def __init__(self, comm: Any, knobs: Config) -> None:
+        self._comm = comm
+        self._shim = shim_path()
         # Nobody would read the log lines of each of these engines.
         self._knobs = knobs.replace(log_level="error")
         self._engines: dict[tuple[tuple[str, Value], ...], Any] = {}
-        random = np.random.default_rng(job.comm.rank)
+        random = np.random.default_rng(comm.rank)
         sizes = (*(nbytes for nbytes, _ in _SINGLE), *_GRADIENTS)
         self._arrays = [random.random(nbytes // 4, dtype=np.float32) for nbytes in sizes]
         self._requests = [_average(f"tune.{number}", array) for number, array in enumerate(self._arrays)]
@@ -94,13 +81,15 @@ class Engines:
 
     def get(self, settings: Settings) -> Any:
         """The engine with these settings."""
+        from mpi4py import MPI
+
         key = tuple(sorted(settings.items()))
         engine = self._engines.pop(key, None)
         if engine is None:
             while len(self._engines) >= _KEPT:
                 self._engines.pop(next(iter(self._engines))).shutdown()
             knobs = config.to_native(gpu.resolve(self._knobs.replace(**settings)))
-            engine = self._job.engine_class.create_mpi(self._job.shim, self._job.mpi._addressof(self._job.comm), knobs)
+            engine = load_native().Engine.create_mpi(self._shim, MPI._addressof(self._comm), knobs)
         self._engines[key] = engine  # at the end: it was used last
         return engine
 
@@ -115,16 +104,16 @@ class Engines:
         engine = self.get(settings)
         times = []
         for request, (_, calls) in zip(self._requests, _SINGLE, strict=False):
-            self._job.comm.Barrier()
+            self._comm.Barrier()
             begun = time.perf_counter()
             for _ in range(calls):
                 engine.submit((request,), wake=False).result()
             times.append(time.perf_counter() - begun)
-        self._job.comm.Barrier()
+        self._comm.Barrier()
         begun = time.perf_counter()
         engine.submit(self._requests[len(_SINGLE) :], wake=False).wait()
         times.append(time.perf_counter() - begun)
-        return self._job.slowest(times)
+        return _slowest(self._comm, times)
 
     def fingerprint(self, settings: Settings) -> str:
         """A hash of the bits of some sums with these settings, taken on rank 0. Their inputs do not depend on the settings."""
@@ -134,7 +123,7 @@ class Engines:
             array[:] = original
             engine.submit((request,), wake=False).result()  # one after the other: otherwise timing decides what is fused
             digest.update(array.data)
-        return str(self._job.comm.bcast(digest.hexdigest()))
+        return str(self._comm.bcast(digest.hexdigest()))
 
 
 def _average(name: str, array: Array) -> Request:
@@ -142,11 +131,11 @@ def _average(name: str, array: Array) -> Request:
     return Request(Kind.ALLREDUCE, name, int(DType.FLOAT32), array.shape, address, address, op=Average)
 
 
-def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
+def tune(comm: Any, place: JobPlace, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
     """Searches the settings for this job. Collective, with the same result on all ranks.
 
     Args:
-        job: the ranks.
+        comm: the mpi4py communicator of the ranks that measure.
         place: the machine and the shape of the job.
         knobs: the knobs that settings change; a knob that a variable sets keeps its value.
         seconds: the approximate duration of the search.
@@ -164,13 +153,13 @@ def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_b
         kept = f"; --any-bits would also try {', '.join(left_out)}" if left_out else ""
         raise InvalidArgumentError(f"there is nothing to tune: {why}{kept}")
     defaults = {parameter.name: knobs.values[parameter.name] for parameter in searched}
-    engines = Engines(job, knobs)
+    engines = Engines(comm, knobs)
     bits: dict[str, str] = {}
-    (load,) = job.slowest([os.getloadavg()[0] / (os.cpu_count() or 1)])
+    (load,) = _slowest(comm, [os.getloadavg()[0] / (os.cpu_count() or 1)])
     begun = time.monotonic()
 
     def passed() -> float:
-        return float(job.comm.bcast(time.monotonic() - begun))
+        return float(comm.bcast(time.monotonic() - begun))
 
     def sample(settings: Settings) -> tuple[Sequence[float], float]:
         name = str(sorted(settings.items()))
@@ -194,7 +183,7 @@ def tune(job: TuningRanks, place: JobPlace, knobs: Config, seconds: float, any_b
 # --- at init ------------------------------------------------------------------------------------------------------------
 
 
-def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
+def at_init(comm: Any, knobs: Config, logger: logging.Logger) -> Config:
     """The knobs, with the values of the tuning file; without one for this job, measured values if HVDLITE_AUTOTUNE is set.
 
     Collective. Writes measured values to the file, unless there is a file already.
@@ -204,34 +193,34 @@ def at_init(job: TuningRanks, knobs: Config, logger: logging.Logger) -> Config:
         InternalError: as for `tune`.
     """
     name = knobs.tuning_file or ("auto" if knobs.autotune else "")
-    if not name or job.comm.size < 2:
+    if not name or comm.size < 2:
         return knobs
-    place = startup.place_of(job.mpi, job.comm, knobs)
+    place = startup.place_of(comm, knobs)
     # A variable may be set on some ranks only, if its value is the default of the other ranks.
-    origins = {name: variable for other in job.comm.allgather(dict(knobs.origins)) for name, variable in other.items()}
-    found = _from_file(job, name, place, knobs.autotune, logger)
+    origins = {name: variable for other in comm.allgather(dict(knobs.origins)) for name, variable in other.items()}
+    found = _from_file(comm, name, place, knobs.autotune, logger)
     if found is None and knobs.autotune:
-        found = _measured(job, name, place, Config(knobs.values, origins), logger)
+        found = _measured(comm, name, place, Config(knobs.values, origins), logger)
     return knobs.replace(**{name: value for name, value in (found or {}).items() if name not in origins})
 
 
-def _from_file(job: TuningRanks, name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
+def _from_file(comm: Any, name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
     """The values in rank 0's file; None if there is none for this job."""
     settings: dict[str, Value] | None = None
     problem = ""
-    if job.comm.rank == 0:
+    if comm.rank == 0:
         try:
             settings = _read(name, place, may_lack, logger)
         except InvalidArgumentError as error:
             problem = str(error)
-    settings, problem = job.comm.bcast((settings, problem))
+    settings, problem = comm.bcast((settings, problem))
     if problem:
         raise InvalidArgumentError(f"hvdlite could not be initialized: {problem}")
     return settings
 
 
 def _read(name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
-    path = files.default_path(place) if name == "auto" else Path(name)
+    path = _path_of(name, place)
     if not os.path.exists(path) and (may_lack or name == "auto"):
         if not may_lack:
             logger.warning("there is no tuning for this machine and a job of this shape (%s): `hvdlite tune` makes one", path)
@@ -244,14 +233,14 @@ def _read(name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) ->
     return settings
 
 
-def _measured(job: TuningRanks, name: str, place: JobPlace, knobs: Config, logger: logging.Logger) -> dict[str, Value]:
-    first = job.comm.rank == 0
+def _measured(comm: Any, name: str, place: JobPlace, knobs: Config, logger: logging.Logger) -> dict[str, Value]:
+    first = comm.rank == 0
     if first:
         logger.warning(
             "HVDLITE_AUTOTUNE: measuring which knobs suit this machine, for up to %g s", 1.5 * knobs.autotune_seconds
         )
     try:
-        report = tune(job, place, knobs, knobs.autotune_seconds)
+        report = tune(comm, place, knobs, knobs.autotune_seconds)
     except InvalidArgumentError as error:  # on all ranks
         if first:
             logger.warning("HVDLITE_AUTOTUNE: %s", error)
@@ -259,22 +248,35 @@ def _measured(job: TuningRanks, name: str, place: JobPlace, knobs: Config, logge
     if first:
         found = format_settings(report.settings) or "nothing is better than the defaults"
         logger.warning("HVDLITE_AUTOTUNE: %s", "; ".join(filter(None, [found, report.busy])))
-        _keep(name, place, report, knobs.autotune_log, logger)
+        problem = _problem_of(lambda: _keep(name, report, knobs.autotune_log, logger))
+        if problem:  # it does not end this job
+            logger.warning("HVDLITE_AUTOTUNE: %s", problem)
     return report.settings
 
 
-def _keep(name: str, place: JobPlace, report: Report, log: str, logger: logging.Logger) -> None:
-    """Writes the file for the next job. A failure does not end this job."""
+def _keep(name: str, report: Report, log: str, logger: logging.Logger) -> None:
+    """Writes the file for the next job, unless there is one."""
+    path = _path_of(name, report.place)
+    if path.exists():
+        logger.warning("HVDLITE_AUTOTUNE: the measured values are not written: %s is a file for another job", path)
+    else:
+        files.save(path, report.place, report.settings, to_evidence(report))
+    if log:
+        to_csv(Path(log), report)
+
+
+def _path_of(name: str, place: JobPlace) -> Path:
+    """The file that ``HVDLITE_TUNING_FILE`` names."""
+    return files.default_path(place) if name == "auto" else Path(name)
+
+
+def _problem_of(write: Callable[[], object]) -> str | None:
+    """Calls the function; returns why it cannot write, or None."""
     try:
-        path = files.default_path(place) if name == "auto" else Path(name)
-        if path.exists():
-            logger.warning("HVDLITE_AUTOTUNE: the measured values are not written: %s is a file for another job", path)
-        else:
-            files.save(path, place, report.settings, to_evidence(report))
-        if log:
-            to_csv(Path(log), report)
+        write()
     except (OSError, InvalidArgumentError) as error:
-        logger.warning("HVDLITE_AUTOTUNE: the measured values cannot be written: %s", error)
+        return f"the tuning cannot be written: {error}"
+    return None
 
 
 # --- the program --------------------------------------------------------------------------------------------------------
@@ -282,58 +284,44 @@ def _keep(name: str, place: JobPlace, report: Report, log: str, logger: logging.
 
 def main(words: Sequence[str] | None = None) -> int:
     """The program; it runs on every rank. Returns the exit status."""
-    from hvdlite._native import load_native, shim_path
-
     parser = argparse.ArgumentParser("python -m hvdlite.autotune")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--any-bits", action="store_true")
     options = parser.parse_args(words)
     join_job()
+    name = str(options.output.absolute()) if options.output else "auto"
     knobs, wrong = startup.own_knobs()
     mpi = startup.load_mpi(lambda ours: True, knobs)
     startup.check_launch(mpi, config.launcher_claim())
-    job = TuningRanks(mpi, mpi.COMM_WORLD, load_native().Engine, shim_path())
+    comm = mpi.COMM_WORLD
     problem = None
     try:
-        startup.agree(job.comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
-        place = startup.place_of(mpi, job.comm, knobs)
-        # Now, and not after the measurements.
-        problem = job.comm.bcast(_refusal(options.output, place) if job.comm.rank == 0 else None)
+        startup.agree(comm, knobs, wrong)  # otherwise a rank that ends here would leave the others waiting
+        place = startup.place_of(comm, knobs)
+        if comm.rank == 0:
+            problem = _problem_of(lambda: files.check_writable(_path_of(name, place)))
+        problem = comm.bcast(problem)  # now, and not after the measurements
         if problem is None:
-            report = tune(job, place, knobs, options.seconds, options.any_bits)
-            if job.comm.rank == 0:
+            report = tune(comm, place, knobs, options.seconds, options.any_bits)
+            if comm.rank == 0:
                 print(to_text(report), flush=True)
-                problem = _write(options.output, report, knobs.autotune_log)
-            problem = job.comm.bcast(problem)
+                problem = _problem_of(lambda: _write(name, report, knobs.autotune_log))
+            problem = comm.bcast(problem)
     except HvdliteError as error:
         problem = str(error)
-    if problem and job.comm.rank == 0:
+    if problem and comm.rank == 0:
         print(f"hvdlite tune: {problem}", file=sys.stderr)
     return int(bool(problem))
 
 
-def _refusal(path: Path | None, place: JobPlace) -> str | None:
-    """Why the file cannot be written, or None."""
-    try:
-        files.check_writable(path or files.default_path(place))
-    except (OSError, InvalidArgumentError) as error:
-        return f"the tuning cannot be written: {error}"
-    return None
-
-
-def _write(path: Path | None, report: Report, log: str) -> str | None:
-    """Writes the files and prints how to use them. Returns why that failed, or None."""
-    setting = str(path.absolute()) if path else "auto"
-    try:
-        path = path or files.default_path(report.place)
-        files.save(path, report.place, report.settings, to_evidence(report))
-        if log:
-            to_csv(Path(log), report)
-    except (OSError, InvalidArgumentError) as error:
-        return f"the tuning cannot be written: {error}"
-    print(f"written to {path}; jobs of this shape take it with HVDLITE_TUNING_FILE={setting}", flush=True)
-    return None
+def _write(name: str, report: Report, log: str) -> None:
+    """Writes the files, and prints how to use them."""
+    path = _path_of(name, report.place)
+    files.save(path, report.place, report.settings, to_evidence(report))
+    if log:
+        to_csv(Path(log), report)
+    print(f"written to {path}; jobs of this shape take it with HVDLITE_TUNING_FILE={name}", flush=True)
 
 
 if __name__ == "__main__":

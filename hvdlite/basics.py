@@ -1,6 +1,5 @@
 """Start and end of a job, and the ranks' numbers: the functions that Horovod calls basics."""
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,6 +11,7 @@ from hvdlite._native import load_native
 from hvdlite.config import child_environment
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
 from hvdlite.runtime import RUNTIME
+from hvdlite.timeline.files import file_of_rank
 
 __all__ = [
     "ccl_built",
@@ -296,7 +296,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         NotInitializedError: `init` has not been called.
         InvalidArgumentError: the file cannot be made.
     """
-    RUNTIME.start_timeline(file_path, mark_cycles)
+    RUNTIME.start_timeline(file_of_rank(file_path, rank(), RUNTIME.recoveries), mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -326,7 +326,7 @@ def stall_limit(seconds: float) -> AbstractContextManager[None]:
         NotInitializedError: `init` has not been called.
         InvalidArgumentError: `seconds` is not a number above 0, or it is above 1e9.
     """
-    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= _LONGEST_EXEMPTION):
+    if not (isinstance(seconds, int | float) and 0 < seconds <= _LONGEST_EXEMPTION):
         raise InvalidArgumentError(
             f"stall_limit({seconds!r}): seconds is a number above 0 and at most {_LONGEST_EXEMPTION:.0f} (some 30 years)"
         )
@@ -335,34 +335,16 @@ def stall_limit(seconds: float) -> AbstractContextManager[None]:
 
 
 class HorovodBasics:
-    """The functions of this module as methods, and the reduce operators, as in ``horovod.common.basics``."""
+    """The functions of this module as static methods, and the reduce operators, as in ``horovod.common.basics``."""
 
     Average, Sum, Adasum = requests.Average, requests.Sum, requests.Adasum
     Min, Max, Product = requests.Min, requests.Max, requests.Product
 
-    init = staticmethod(init)
-    shutdown = staticmethod(shutdown)
-    is_initialized = staticmethod(is_initialized)
-    rank = staticmethod(rank)
-    size = staticmethod(size)
-    local_rank = staticmethod(local_rank)
-    local_size = staticmethod(local_size)
-    cross_rank = staticmethod(cross_rank)
-    cross_size = staticmethod(cross_size)
-    is_homogeneous = staticmethod(is_homogeneous)
-    mpi_threads_supported = staticmethod(mpi_threads_supported)
-    mpi_enabled = staticmethod(mpi_enabled)
-    mpi_built = staticmethod(mpi_built)
-    gloo_enabled = staticmethod(gloo_enabled)
-    gloo_built = staticmethod(gloo_built)
-    nccl_built = staticmethod(nccl_built)
-    ddl_built = staticmethod(ddl_built)
-    ccl_built = staticmethod(ccl_built)
-    cuda_built = staticmethod(cuda_built)
-    rocm_built = staticmethod(rocm_built)
-    start_timeline = staticmethod(start_timeline)
-    stop_timeline = staticmethod(stop_timeline)
     _get_process_set_ids_and_ranks = staticmethod(sets.process_set_ids_and_ranks)
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
         """Accepts the path of Horovod's native library, and ignores it."""
+
+
+for _name in __all__:
+    setattr(HorovodBasics, _name, staticmethod(globals()[_name]))

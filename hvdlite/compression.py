@@ -73,47 +73,37 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-def _narrow(tensor: Any, dtype_name: str) -> tuple[Any, Any]:
-    """A float32 or float64 tensor in a 16-bit dtype, and the name of its own dtype. Any other tensor, unchanged, and None."""
-    converter = converter_of(tensor)
-    adopted = converter.adopt(tensor)
-    own = converter.dtype_name(adopted)
-    if own not in ("float32", "float64"):
-        return tensor, None
-    return converter.cast(adopted, dtype_name), own
+class _Narrower(Compressor):
+    """Sends float32 and float64 tensors in a dtype of 16 bits."""
+
+    _dtype_name: str
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """The tensor in 16 bits, and the name of its own dtype. Other tensors than float32 and float64 stay as they are."""
+        converter = converter_of(tensor)
+        adopted = converter.adopt(tensor)
+        own = converter.dtype_name(adopted)
+        if own not in ("float32", "float64"):
+            return tensor, None
+        return converter.cast(adopted, cls._dtype_name), own
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The tensor in its own dtype."""
+        return tensor if ctx is None else converter_of(tensor).cast(tensor, ctx)
 
 
-def _widen(tensor: Any, ctx: Any) -> Any:
-    """The tensor in the dtype that it had before `_narrow`."""
-    return tensor if ctx is None else converter_of(tensor).cast(tensor, ctx)
-
-
-class FP16Compressor(Compressor):
+class FP16Compressor(_Narrower):
     """Sends float32 and float64 tensors as float16. The engine adds in float32 and rounds each sum once."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor as float16, and the name of its own dtype. Other tensors than float32 and float64 stay as they are."""
-        return _narrow(tensor, "float16")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor in its own type."""
-        return _widen(tensor, ctx)
+    _dtype_name = "float16"
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_Narrower):
     """Sends float32 and float64 tensors as bfloat16, which has float32's range and fewer digits. NumPy needs ml_dtypes."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor as bfloat16, and the name of its own dtype. Other tensors than float32 and float64 stay as they are."""
-        return _narrow(tensor, "bfloat16")
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor in its own type."""
-        return _widen(tensor, ctx)
+    _dtype_name = "bfloat16"
 
 
 @dataclass(frozen=True)

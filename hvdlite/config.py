@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
-from hvdlite.knobs import AS_IT_IS, KNOBS, LOG_LEVELS, MEANINGLESS, NOT_ASKING, Value
+from hvdlite.knobs import AS_IT_IS, ENGINE_KNOBS, KNOBS, LOG_LEVELS, MEANINGLESS, NOT_ASKING, Value
 
 __all__ = [
     "Config",
@@ -42,6 +42,7 @@ __all__ = [
     "to_native",
     "torchrun_place",
     "uses_legacy_keras",
+    "who_has",
 ]
 
 # Defaults that the module horovod (docs/shim.md) has set in this process.
@@ -80,7 +81,7 @@ class Config:
         return Config({**self.values, **changes}, self.origins, self.notes, self.warnings)
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> Config:
+def from_environment(environ: Mapping[str, str] = os.environ) -> Config:
     """The values of all knobs.
 
     Args:
@@ -89,7 +90,6 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
     Raises:
         InvalidArgumentError: a value does not have the accepted form. The text names the variable, the value and the form.
     """
-    environ = os.environ if environ is None else environ
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for knob in KNOBS:
@@ -155,7 +155,7 @@ def environment(**variables: str | None) -> Iterator[None]:
 
 def to_native(config: Config) -> dict[str, Any]:
     """The knobs that the engine reads, by the names of the fields of ``hvdlite_config`` (hvdlite.h)."""
-    native = {knob.name: config.values[knob.name] for knob in KNOBS if knob.native}
+    native = {knob.name: config.values[knob.name] for knob in ENGINE_KNOBS}
     native["log_level"] = LOG_LEVELS.index(str(native["log_level"]))
     if config.values["stall_check_disable"]:
         native.update(stall_check_time_seconds=0.0, stall_shutdown_time_seconds=0.0)
@@ -166,16 +166,19 @@ def disagreements(configs: Iterable[Mapping[str, Value]]) -> list[str]:
     """A line for each must-agree knob that differs: which ranks have which value. `configs` are in rank order."""
     everyone = list(configs)
     lines = []
-    for knob in KNOBS:
-        if not knob.must_agree:
-            continue
-        ranks_of: dict[Value, list[int]] = {}
-        for rank, values in enumerate(everyone):
-            ranks_of.setdefault(values[knob.name], []).append(rank)
-        if len(ranks_of) > 1:
-            held = ", ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in ranks_of.items())
-            lines.append(f"{knob.name} ({knob.variable}) is {held}")
+    for knob in filter(lambda knob: knob.must_agree, KNOBS):
+        values = [values[knob.name] for values in everyone]
+        if len(set(values)) > 1:
+            lines.append(f"{knob.name} ({knob.variable}) is {who_has(enumerate(values))}")
     return lines
+
+
+def who_has(values: Iterable[tuple[int, object]]) -> str:
+    """Which ranks have which value, such as ``7 on ranks 0, 2, but 8 on rank 1``, from pairs of a rank and its value."""
+    ranks_of: dict[object, list[int]] = {}
+    for rank, value in values:
+        ranks_of.setdefault(value, []).append(rank)
+    return ", but ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in ranks_of.items())
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -205,9 +208,8 @@ _CLAIMS = (
 )
 
 
-def launcher_claim(environ: Mapping[str, str] | None = None) -> LauncherClaim | None:
+def launcher_claim(environ: Mapping[str, str] = os.environ) -> LauncherClaim | None:
     """What the launcher says about this job; None without a launcher's variable."""
-    environ = os.environ if environ is None else environ
     for variable, launcher, companion in _CLAIMS:
         text = environ.get(variable, "")
         if text.isdigit() and (not companion or companion in environ):
@@ -233,12 +235,11 @@ _LEFT_BY_OTHERS = (
 )
 
 
-def outside_of_jobs(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment without the variables that mpirun, torchrun, or MPI in a process without mpirun has set.
 
     An mpirun that inherits those variables would use them as its own, and ranks would be those of torchrun.
     """
-    environ = os.environ if environ is None else environ
     return {name: value for name, value in environ.items() if not name.startswith((*_LEFT_BY_MPI, _OF_TORCHRUN))}
 
 
@@ -303,7 +304,7 @@ _RANK_AND_SIZE = tuple((f"{prefix}RANK", f"{prefix}SIZE") for prefix in ("OMPI_C
 _BY_SLURM = ("PMIX_RANK", "SLURM_STEP_NUM_TASKS")  # for ranks that `srun --mpi=pmix` has started
 
 
-def torchrun_place(environ: Mapping[str, str] | None = None) -> TorchrunPlace | None:
+def torchrun_place(environ: Mapping[str, str] = os.environ) -> TorchrunPlace | None:
     """This process's place, or None if torchrun has not started it.
 
     It is also None if the launcher of an MPI has given this process the same rank and the same number of ranks: mpirun has then
@@ -313,7 +314,6 @@ def torchrun_place(environ: Mapping[str, str] | None = None) -> TorchrunPlace | 
     Raises:
         InvalidArgumentError: a variable of torchrun is missing, or is no number.
     """
-    environ = os.environ if environ is None else environ
     if _OF_TORCHRUN not in environ:
         return None
 
@@ -371,25 +371,23 @@ def server_environment(folder: str) -> dict[str, str]:
     return {**child_environment(), "PYTHONPATH": path, "PMIX_MCA_gds": "hash"}
 
 
-def launcher_spares_others(environ: Mapping[str, str] | None = None) -> bool:
+def launcher_spares_others(environ: Mapping[str, str] = os.environ) -> bool:
     """Does the launcher let the job continue when a process is lost? Open MPI's mpirun does so with ``--with-ft ulfm``."""
-    environ = os.environ if environ is None else environ
     return environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false")
 
 
-def is_first_process(environ: Mapping[str, str] | None = None) -> bool:
+def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
     """Is this process rank 0 according to the launcher, or without a launcher? For output before MPI is initialised.
 
     Raises:
         InvalidArgumentError: as for `torchrun_place`.
     """
-    environ = os.environ if environ is None else environ
     names = [*(rank for rank, _ in _RANK_AND_SIZE), "SLURM_PROCID"]
     place = torchrun_place(environ)
     return (str(place.rank) if place else next((environ[name] for name in names if name in environ), "0")) == "0"
 
 
-def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+def rank_and_size_by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """The rank and the number of ranks according to the launcher; ``(0, 1)`` without a launcher. It needs no `hvdlite.init`.
 
     It reads the variables of horovodrun, torchrun and MPIs, not those of Slurm.
@@ -397,7 +395,6 @@ def rank_and_size_by_launcher(environ: Mapping[str, str] | None = None) -> tuple
     Raises:
         InvalidArgumentError: only one of the launcher's two variables is set; or as for `torchrun_place`.
     """
-    environ = os.environ if environ is None else environ
     place = torchrun_place(environ)
     if place is not None:
         return place.rank, place.size
@@ -419,9 +416,8 @@ def rank_and_size_by_mpi() -> tuple[int, int]:
     return 0, 1
 
 
-def cache_folder(environ: Mapping[str, str] | None = None) -> str:
+def cache_folder(environ: Mapping[str, str] = os.environ) -> str:
     """The user's cache folder, by the XDG standard; empty if the user has no home folder."""
-    environ = os.environ if environ is None else environ
     chosen = environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(chosen):  # the standard requires that a relative path is ignored
         return chosen
@@ -429,16 +425,14 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> str:
     return os.path.join(home, ".cache") if home else ""
 
 
-def cuda_toolkits(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def cuda_toolkits(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The folders where a CUDA toolkit may be installed."""
-    environ = os.environ if environ is None else environ
     named = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
     return tuple(dict.fromkeys([*named, "/usr/local/cuda"]))
 
 
-def oneccl_folders(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def oneccl_folders(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The folders of oneCCL's libraries, from the variables that oneAPI's setvars.sh sets."""
-    environ = os.environ if environ is None else environ
     root = environ.get("CCL_ROOT")
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     return ((os.path.join(root, "lib"),) if root else ()) + tuple(folder for folder in folders if folder)

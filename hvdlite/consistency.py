@@ -12,9 +12,9 @@ from typing import Any
 
 from hvdlite.agreement import compare, difference, only_on
 from hvdlite.checks import check_process_set
-from hvdlite.config import format_ranks
+from hvdlite.config import format_ranks, who_has
 from hvdlite.errors import InvalidArgumentError, MismatchError
-from hvdlite.leaves import FindLeaves, Leaf, RankRows, digest_of, digest_of_text, leaves_in, signed
+from hvdlite.leaves import FindLeaves, Leaf, RankRows, digest_of, digest_of_text, index_of, leaves_in, signed
 from hvdlite.objects import exchange_object
 from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.runtime import RUNTIME
@@ -218,11 +218,9 @@ class RankComparison:
         described = exchange_object((_name(owner, leaf), *_element(leaf, place)), f"{_NAME}.element", self._process_set)
         texts = [text for _, text, _ in described]
         exact = len(set(texts)) == len({bits for _, _, bits in described})  # do different bits always have different texts?
-        whose: dict[str, list[int]] = {}
-        for rank, (_, text, bits) in zip(ranks, described, strict=True):
-            whose.setdefault(text if exact else f"{text} (bits {bits})".lstrip(), []).append(rank)
-        held = ", but ".join(f"{value} on {format_ranks(those)}" for value, those in whose.items())
-        index = f"its first element that differs, {_index(place, leaf.shape)}, is" if leaf.shape else "it is"
+        values = [text if exact else f"{text} (bits {bits})".lstrip() for _, text, bits in described]
+        held = who_has(zip(ranks, values, strict=True))
+        index = f"its first element that differs, {index_of(place, leaf.shape)}, is" if leaf.shape else "it is"
         return (
             f"{deviating} of {len(listed)} values from {format_ranks(agreeing)}. The first is {described[0][0]!r}, "
             f"{leaf.dtype} {list(leaf.shape)}: {index} {held}"
@@ -349,11 +347,3 @@ def _element(leaf: Leaf, place: int) -> tuple[str, str]:
     except (TypeError, ValueError):  # texts, dates
         return "", bits
     return " ".join(f"{number:.9g}" for number in numbers[:1]) + "".join(f"{number:+.9g}j" for number in numbers[1:]), bits
-
-
-def _index(place: int, shape: Sequence[int]) -> list[int]:
-    index: list[int] = []
-    for extent in reversed(shape):
-        place, rest = divmod(place, extent)
-        index.insert(0, rest)
-    return index

@@ -25,11 +25,9 @@ __all__ = [
     "SystemFailure",
     "UnsupportedError",
     "UnsupportedNameError",
-    "code_of",
     "error_class",
     "install",
     "missing_name",
-    "tensorflow_status",
 ]
 
 
@@ -184,19 +182,6 @@ def error_class(code: int) -> type[HvdliteError]:
         return ERRORS[ErrorCode(code)].python
     except (ValueError, KeyError):
         return InternalError
-
-
-def code_of(error: HvdliteError) -> int:
-    """The code of the error's class, or of the class from which that one is derived."""
-    return next((int(code) for code, row in ERRORS.items() if isinstance(error, row.python)), int(ErrorCode.INTERNAL))
-
-
-def tensorflow_status(code: int) -> str:
-    """The name of TensorFlow's status for an error code, such as ``"FAILED_PRECONDITION"``."""
-    try:
-        return ERRORS[ErrorCode(code)].tensorflow
-    except (ValueError, KeyError):
-        return "INTERNAL"
 
 
 def install(set_error_classes: Callable[[Mapping[int, type[BaseException]]], None]) -> None:

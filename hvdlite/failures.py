@@ -12,9 +12,12 @@ import sys
 import threading
 from functools import partial
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["RAISED", "SILENT", "Announcer", "end_process", "install_excepthook", "printable"]
+if TYPE_CHECKING:
+    from hvdlite.runtime import Runtime
+
+__all__ = ["RAISED", "SILENT", "end_process", "install_excepthook", "printable"]
 
 # A cause that begins with this text says that the program ended by itself.
 RAISED = "raised "
@@ -22,20 +25,7 @@ RAISED = "raised "
 SILENT = "has heard nothing for "
 
 
-class Announcer(Protocol):
-    """The methods of the runtime that the hook needs."""
-
-    def is_armed(self) -> bool:
-        """Would peers wait for this process?"""
-
-    def record(self, error: BaseException) -> str:
-        """The operations of this process that help to explain this error; empty if they have been printed."""
-
-    def announce(self, cause: str) -> None:
-        """Tells the peers why this process ends."""
-
-
-def install_excepthook(announcer: Announcer) -> None:
+def install_excepthook(runtime: "Runtime") -> None:
     """Adds hvdlite's step after the present ``sys.excepthook``, which handles exceptions of the main thread.
 
     Hooks that are installed later also run before the process ends. (The hook of torch.distributed collects the output of this
@@ -49,17 +39,17 @@ def install_excepthook(announcer: Announcer) -> None:
     register = getattr(threading, "_register_atexit", atexit.register)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        ends = error is _uncaught() and announcer.is_armed()
+        ends = error is _uncaught() and runtime.is_armed()
         if ends:
             _flush()
-            if record := announcer.record(error):
+            if record := runtime.record(error):
                 with contextlib.suppress(Exception):  # as in `_flush`
                     print(f"hvdlite: last operations of this rank:\n{record}", file=sys.stderr)
         try:
             previous(kind, error, trace)
         finally:
             if ends:
-                register(partial(_leave, announcer, error))
+                register(partial(_leave, runtime, error))
 
     sys.excepthook = hook
 
@@ -71,12 +61,12 @@ def _uncaught() -> BaseException | None:
     return getattr(sys, "last_exc", getattr(sys, "last_value", None))  # last_exc came with Python 3.12
 
 
-def _leave(announcer: Announcer, error: BaseException) -> None:
+def _leave(runtime: "Runtime", error: BaseException) -> None:
     """Announces the exception and ends the process at once: MPI_Finalize would wait for the peers."""
     try:
         _flush()  # now: when a peer ends because of the announcement, the launcher may kill this process
         kind, text = type(error).__name__, _text_of(error)
-        announcer.announce(f"{RAISED}{kind}: {text}" if text else f"{RAISED}{kind}")
+        runtime.announce(f"{RAISED}{kind}: {text}" if text else f"{RAISED}{kind}")
     finally:
         end_process()
 

@@ -6,7 +6,7 @@ loaded already comes first, because a framework has loaded it and was built for 
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -33,12 +33,13 @@ def resolve(config: Config) -> Config:
 
 def nccl_libraries() -> list[str]:
     """Possible locations of NCCL, the best first. A + in front means: only if this process has loaded the library."""
-    return [f"+{_NCCL}", *_files(_wheel_folders(), (_NCCL,)), *_files(_environment_folders(), (_NCCL,)), _NCCL]
+    return [f"+{_NCCL}", *_files([*_wheel_folders(), _folder_of_conda()], (_NCCL,)), _NCCL]
 
 
 def nvrtc_libraries() -> list[str]:
     """Possible locations of NVIDIA's run-time compiler (NVRTC), the best first; + as for `nccl_libraries`."""
-    folders = [*_wheel_folders(), *_environment_folders(), *_toolkit_folders()]
+    toolkits = [Path(toolkit) / "lib64" for toolkit in knobs.cuda_toolkits()]
+    folders = [*_wheel_folders(), _folder_of_conda(), *toolkits]
     return [*(f"+{name}" for name in _NVRTC), *_files(folders, _NVRTC), *_NVRTC]
 
 
@@ -56,19 +57,13 @@ def _wheel_folders() -> Iterator[Path]:
         yield from sorted(Path(folder).glob("*/lib"))
 
 
-def _environment_folders() -> Iterator[Path]:
-    """The folders in which conda installs libraries."""
-    yield Path(sys.prefix) / "lib"
+def _folder_of_conda() -> Path:
+    """The folder in which conda installs libraries."""
+    return Path(sys.prefix) / "lib"
 
 
-def _toolkit_folders() -> Iterator[Path]:
-    for toolkit in knobs.cuda_toolkits():
-        yield Path(toolkit) / "lib64"
-
-
-def _files(folders: Iterable[Path], names: Iterable[str]) -> list[str]:
+def _files(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
     """The existing files with these names, ordered by name first and by folder second."""
-    places = list(folders)
-    found = [folder / name for name in names for folder in places]
+    found = [folder / name for name in names for folder in folders]
     # The engine's list separates locations by colons, so a path with a colon is left out.
     return [str(path) for path in found if ":" not in str(path) and path.is_file()]

@@ -10,9 +10,8 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
-__all__ = ["AS_IT_IS", "KNOBS", "LOG_LEVELS", "MEANINGLESS", "NOT_ASKING", "Knob", "Value", "to_inc", "to_markdown"]
+__all__ = ["AS_IT_IS", "ENGINE_KNOBS", "KNOBS", "LOG_LEVELS", "MEANINGLESS", "NOT_ASKING", "Knob", "Value"]
 
 Value = int | float | bool | str
 
@@ -37,29 +36,32 @@ class Knob:
 
     Attributes:
         name: the Python name; the variable is ``HVDLITE_`` and this in capitals.
-        kind: ``bytes``, ``int``, ``float``, ``bool``, ``str`` or ``choice``.
         default: the value if no variable sets it.
         doc: its meaning, for docs/knobs.md and the help of ``hvdlite run``.
         unit: the unit of a number; empty for counts.
-        low: smallest value allowed, or None.
-        choices: the values of a ``choice``.
+        low: the smallest value allowed of a number.
+        choices: the values allowed of a text; empty: any.
         horovod: Horovod's variable for the same knob, or None.
         from_horovod: translates a value of Horovod's variable, if its form differs.
         must_agree: must all ranks have the same value?
-        native: does the engine read it?
     """
 
     name: str
-    kind: str
     default: Value
     doc: str
     unit: str = ""
-    low: float | None = None
+    low: float = 0
     choices: tuple[str, ...] = ()
     horovod: str | None = None
     from_horovod: Callable[[str], Value] | None = None
     must_agree: bool = True
-    native: bool = True
+
+    @property
+    def kind(self) -> str:
+        """``choice``, ``bytes``, or the type of the default: ``int``, ``float``, ``bool`` or ``str``."""
+        if self.choices:
+            return "choice"
+        return "bytes" if self.unit == "bytes" else type(self.default).__name__
 
     @property
     def variable(self) -> str:
@@ -69,7 +71,7 @@ class Knob:
     @property
     def accepted(self) -> str:
         """The allowed values, in words."""
-        bound = "" if self.low is None else f" of at least {_number(self.low)}"
+        bound = f" of at least {self.low:g}"
         unit = f" {self.unit}" if self.unit else ""
         if self.kind == "choice":
             return f"one of {', '.join(self.choices)}"
@@ -88,17 +90,13 @@ class Knob:
             ValueError: the text does not have the accepted form. The caller adds the name of the variable.
         """
         value = _PARSERS[self.kind](text.strip())
-        if self.kind == "choice" and value not in self.choices:
+        if self.choices and value not in self.choices:
             raise ValueError(text)
-        if self.low is not None and not self.low <= cast(float, value) < math.inf:
+        if not isinstance(value, str) and not self.low <= value < math.inf:
             raise ValueError(text)
         if isinstance(value, int) and value > _MOST:
             raise ValueError(text)
         return value
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
 
 
 def _parse_bytes(text: str) -> int:
@@ -142,7 +140,6 @@ def _algorithm(collective: str, names: str) -> Knob:
     sized = ", and by the size where they send messages" if collective in ("allreduce", "reducescatter", "broadcast") else ""
     return Knob(
         f"{collective}_algorithm",
-        "choice",
         "auto",
         f"Forces one algorithm for every {collective}; auto chooses by the hosts of the ranks{sized}. If a process set cannot "
         "run the forced algorithm, its operation fails, and with it the job.",
@@ -150,86 +147,76 @@ def _algorithm(collective: str, names: str) -> Knob:
     )
 
 
-KNOBS: tuple[Knob, ...] = (
+ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "fusion_threshold",
-        "bytes",
         64 << 20,
         "The largest size of a fused operation, which reduces several small tensors together; 0 fuses nothing.",
-        low=0,
+        unit="bytes",
         horovod="HOROVOD_FUSION_THRESHOLD",
     ),
     Knob(
         "cycle_time",
-        "float",
         0.2,
         "While no caller waits, the longest time for which the engine gathers tensors before it announces them together.",
         unit="milliseconds",
-        low=0,
         horovod="HOROVOD_CYCLE_TIME",
         must_agree=False,
     ),
     Knob(
         "cache_capacity",
-        "int",
         1024,
         "How many responses the response cache of each process set holds; a known tensor needs one bit in the negotiation. 0 "
         "holds none.",
-        low=0,
         horovod="HOROVOD_CACHE_CAPACITY",
     ),
     Knob(
         "ledger_copies",
-        "int",
         16,
         "If a process set has ranks that share no memory, and at most this many ranks (32 at most), each rank keeps a copy of "
         "the set's ledger, and they agree without a coordinator; 0: never.",
-        low=0,
     ),
-    Knob("segment_bytes", "bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", low=1),
+    Knob("segment_bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", unit="bytes", low=1),
     Knob(
         "recursive_doubling_max_bytes",
-        "bytes",
         512 << 10,
         "Among ranks that send messages, auto takes an algorithm with few delays up to this size, and an algorithm that sends "
         "fewer bytes above it. docs/algorithms.md says which one.",
-        low=0,
+        unit="bytes",
     ),
     Knob(
         "tile_bytes",
-        "bytes",
         512 << 10,
         "The largest piece that a rank moves at once through its part of shared memory; less if many ranks share a host, "
         "because their parts together take at most 32 MiB.",
+        unit="bytes",
         low=16 << 10,
     ),
     Knob(
         "streaming_bytes",
-        "bytes",
         64 << 20,
         "From this many bytes on, on all ranks together, results of an operation among ranks of one host (unless it was in "
         "place), and gradients that move into their arena, are written to memory without the caches; 0: never.",
-        low=0,
+        unit="bytes",
         must_agree=False,
     ),
     Knob(
         "message_split_bytes",
-        "bytes",
         1 << 30,
         "The largest single MPI message; longer ones are sent in pieces (MPI counts are 32-bit).",
+        unit="bytes",
         low=1,
     ),
     Knob(
         "remote_message_bytes",
-        "bytes",
         32 << 10,
         "The largest single MPI message between hosts: MPI sends messages up to some size (over TCP Open MPI's limit is 64 "
         "KiB) without asking the receiver first, which would take two more latencies.",
+        unit="bytes",
         low=1,
     ),
     Knob(
         "spin_us",
-        "float",
         -1.0,
         "How long a wait spins before it sleeps; -1 decides from the cores the ranks of this host may use.",
         unit="microseconds",
@@ -238,108 +225,50 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "deadlock_timeout",
-        "float",
         1.0,
         "How long ranks may wait for each other's different operations before these fail; 0 never checks.",
         unit="seconds",
-        low=0,
     ),
     Knob(
         "stall_check_time_seconds",
-        "float",
         60.0,
         "How long a rank waits for an operation before one log line names the ranks that are missing, and where each of them "
         "is; 0 never warns.",
         unit="seconds",
-        low=0,
         horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
         must_agree=False,
     ),
     Knob(
         "stall_shutdown_time_seconds",
-        "float",
         1800.0,
         "How long a rank waits for an operation before all ranks give up with an error; 0 waits for ever. stall_limit() makes "
         "them wait longer for one rank. init(), after all ranks have called it, and elastic training, after a loss, wait as "
         "long for other processes.",
         unit="seconds",
-        low=0,
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         must_agree=False,
     ),
     Knob(
-        "stall_check_disable",
-        "bool",
-        False,
-        "Switches the stall check off: there are no warnings, and ranks wait without a limit.",
-        horovod="HOROVOD_STALL_CHECK_DISABLE",
-        from_horovod=_horovod_bool,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
         "failure_linger",
-        "float",
         1.5,
         "The longest time for which a failing rank waits until its peers know the cause. shutdown() waits as long while no "
         "data of operations in flight move.",
         unit="seconds",
-        low=0,
     ),
     Knob(
         "peer_timeout",
-        "float",
         10.0,
         "How long a host of the job may be silent before it counts as lost, and the job as failed; 0 never checks.",
         unit="seconds",
-        low=0,
-    ),
-    Knob(
-        "elastic_min_ranks",
-        "int",
-        1,
-        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes in time.",
-        low=1,
-        native=False,
-    ),
-    Knob(
-        "elastic_reset_limit",
-        "int",
-        0,
-        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: "
-        "without a limit.",
-        low=0,
-        native=False,
-    ),
-    Knob(
-        "elastic_spares",
-        "int",
-        0,
-        "How many processes of an elastic job, the last ones, are spares: they wait, and each can replace a lost rank.",
-        low=0,
-        native=False,
-    ),
-    Knob(
-        "elastic_timeout",
-        "float",
-        600.0,
-        "How long elastic training waits for a spare if fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.",
-        unit="seconds",
-        low=0,
-        native=False,
-        horovod="HOROVOD_ELASTIC_TIMEOUT",
     ),
     Knob(
         "flight_recorder_size",
-        "int",
         64,
         "How many past operations each rank remembers for the report after a failure.",
-        low=0,
         must_agree=False,
     ),
     Knob(
         "flight_recorder_folder",
-        "str",
         "",
         "The folder in which a rank writes its past operations to a file after a failure, if they are more than it prints. "
         "Empty: the folder for temporary files. off: no file.",
@@ -347,15 +276,13 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "output_cache_bytes",
-        "bytes",
         256 << 20,
         "How much unused memory of earlier results is kept for later ones; 0 keeps none.",
-        low=0,
+        unit="bytes",
         must_agree=False,
     ),
     Knob(
         "shared_outputs",
-        "bool",
         True,
         "Results of allreduces from 1 MiB up to where HVDLITE_STREAMING_BYTES begins lie in memory that all ranks of the host "
         "map, so that each rank stores what it has reduced directly into the results of the others. This needs memfds, and "
@@ -363,7 +290,6 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "gpu_route",
-        "choice",
         "auto",
         "How tensors in GPU memory get from rank to rank. auto: by NCCL if every rank of the process set has it and a GPU of "
         "its own, otherwise through host memory. nccl: by NCCL, or the operations fail. staged: through host memory.",
@@ -371,43 +297,30 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "gpu_cache_bytes",
-        "bytes",
         1 << 30,
         "How much unused memory of the engine's buffers is kept for later ones, on each GPU; 0 keeps none.",
-        low=0,
+        unit="bytes",
         must_agree=False,
     ),
     Knob(
         "nccl_float32_sums",
-        "bool",
         False,
         "Sends float16 and bfloat16 as float32 through NCCL, which otherwise rounds each partial sum to 16 bits.",
     ),
     Knob(
-        "tensorflow_gpu_streams",
-        "bool",
-        False,
-        "Reduces TensorFlow's tensors in GPU memory, in the order of TensorFlow's stream, if a test at the first use finds "
-        "that stream. Otherwise, and without this knob, the tensors go through host memory.",
-        native=False,
-    ),
-    Knob(
         "check_finite",
-        "bool",
         False,
         "Looks for infinities and NaNs in the results of allreduces on GPUs, and names their tensors in the log.",
         must_agree=False,
     ),
     Knob(
         "cuda_library",
-        "str",
         "libcuda.so.1",
         "The CUDA driver's library: names or paths to try in order, separated by colons.",
         must_agree=False,
     ),
     Knob(
         "nccl_library",
-        "str",
         "",
         "NCCL's library: names or paths as for HVDLITE_CUDA_LIBRARY; + before a name: only if the process has loaded it "
         "already. Empty: the one that the process has loaded, else that of NVIDIA's wheel, else the system's.",
@@ -415,149 +328,24 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "nvrtc_library",
-        "str",
         "",
         "The library of NVIDIA's run-time compiler, as for HVDLITE_NCCL_LIBRARY; if empty, also that of a CUDA toolkit.",
         must_agree=False,
     ),
     Knob(
         "kernel_cache",
-        "str",
         "auto",
         "The folder in which kernels compiled for a GPU are kept; auto: hvdlite in the user's cache folder; off keeps none.",
         must_agree=False,
     ),
     Knob(
-        "start_check",
-        "choice",
-        "auto",
-        "What an optimizer does if the ranks' parameters differ after its first update, because they were not broadcast. "
-        "error: it raises MismatchError; warn: it logs a warning; broadcast: it logs a warning and gives all ranks the "
-        "parameters of the first rank; off: it does not compare them; auto: error, or warn if HVDLITE_HOROVOD_RULES is on.",
-        choices=("auto", "error", "broadcast", "warn", "off"),
-        native=False,
-    ),
-    Knob(
-        "tuning_file",
-        "str",
-        "",
-        "The file with the results of `hvdlite tune`. Rank 0 reads it; if it was made for this machine and shape of job, knobs "
-        "that no variable sets take its values. auto: the file for them in the user's cache folder. Empty: none.",
-        native=False,
-    ),
-    Knob(
-        "autotune",
-        "bool",
-        False,
-        "If there is no tuning file for this machine and job, init() measures which knobs are best, uses them, and writes the "
-        "file that HVDLITE_TUNING_FILE names (auto, if it is empty).",
-        horovod="HOROVOD_AUTOTUNE",
-        from_horovod=_horovod_bool,
-        native=False,
-    ),
-    Knob(
-        "autotune_seconds",
-        "float",
-        30.0,
-        "About how long init() measures if HVDLITE_AUTOTUNE is set.",
-        unit="seconds",
-        low=1,
-        native=False,
-    ),
-    Knob(
-        "autotune_warmup_samples",
-        "int",
-        2,
-        "How many first samples of each setting are not used in a comparison.",
-        low=0,
-        horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-        native=False,
-    ),
-    Knob(
-        "autotune_log",
-        "str",
-        "",
-        "The file into which rank 0 writes a line of CSV for each comparison that it has measured.",
-        horovod="HOROVOD_AUTOTUNE_LOG",
-        native=False,
-    ),
-    Knob(
-        "timeline",
-        "str",
-        "",
-        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers. If several ranks have the same "
-        "path, rank 3 takes the name with .rank3 before its ending. Empty: no trace before start_timeline().",
-        horovod="HOROVOD_TIMELINE",
-        from_horovod=lambda text: "" if text == "DYNAMIC" else text,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "timeline_mark_cycles",
-        "bool",
-        False,
-        "Marks in the timeline whenever the rank announces operations.",
-        horovod="HOROVOD_TIMELINE_MARK_CYCLES",
-        from_horovod=_horovod_bool,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "timeline_max_bytes",
-        "bytes",
-        64 << 20,
-        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped. The samples of the main "
-        "thread's stack take up to an eighth of it in addition.",
-        low=4096,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "metrics_file",
-        "str",
-        "",
-        "The file into which each rank writes hvdlite.stats() for Prometheus's node_exporter; {rank} stands for the rank, and "
-        "without it rank 3 takes the name with .rank3 before its ending. Empty writes none.",
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "metrics_interval",
-        "float",
-        15.0,
-        "The time from one writing of HVDLITE_METRICS_FILE to the next.",
-        unit="seconds",
-        low=0.1,
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
-        "live_view",
-        "bool",
-        True,
-        "Lets `hvdlite top` look at this rank, through a unix socket that answers only this user and root.",
-        must_agree=False,
-        native=False,
-    ),
-    Knob(
         "deterministic",
-        "bool",
         False,
         "Uses only algorithms whose results do not depend on how tensors were fused, so that sums in host memory have the same "
         "bits in each run. It does not affect NCCL.",
     ),
     Knob(
-        "dynamic_process_sets",
-        "bool",
-        False,
-        "Allows add_process_set and remove_process_set after initialisation where HVDLITE_HOROVOD_RULES forbids them.",
-        horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
-        from_horovod=_horovod_bool,
-        native=False,
-    ),
-    Knob(
         "horovod_rules",
-        "bool",
         False,
         "Raises the errors that Horovod raises, where hvdlite itself needs none: for process sets that are added or removed "
         "after initialisation without HVDLITE_DYNAMIC_PROCESS_SETS, for a second set of the same ranks, and for operations "
@@ -566,7 +354,6 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "log_level",
-        "choice",
         "warning",
         "The least severe log line that is written.",
         choices=LOG_LEVELS,
@@ -576,7 +363,6 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "log_timestamps",
-        "bool",
         True,
         "Starts each log line with date and time.",
         horovod="HOROVOD_LOG_HIDE_TIME",
@@ -585,7 +371,6 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "shared_memory",
-        "choice",
         "auto",
         "The memory in which ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
         "and otherwise uses MPI's messages; off uses only MPI's messages.",
@@ -593,7 +378,6 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "tile_stores",
-        "choice",
         "auto",
         "How ranks of one host write to the memory that they share: with ordinary stores, which leave the data in the writer's "
         "cache, or with streaming stores, which are faster between cores that share no cache; auto measures both from time to "
@@ -603,7 +387,6 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "kernel_isa",
-        "choice",
         "auto",
         "Forces the instruction set of the reduction kernels (all give the same bits); auto takes the widest.",
         choices=("auto", "scalar", "avx2", "avx512"),
@@ -615,21 +398,157 @@ KNOBS: tuple[Knob, ...] = (
     _algorithm("broadcast", "binomial chain shm"),
     _algorithm("alltoallv", "pairwise shm"),
     _algorithm("barrier", "dissemination shm"),
+)
+
+# All knobs: those that the engine reads, and those that only Python reads.
+KNOBS: tuple[Knob, ...] = (
+    *ENGINE_KNOBS,
+    Knob(
+        "stall_check_disable",
+        False,
+        "Switches the stall check off: there are no warnings, and ranks wait without a limit.",
+        horovod="HOROVOD_STALL_CHECK_DISABLE",
+        from_horovod=_horovod_bool,
+        must_agree=False,
+    ),
+    Knob(
+        "elastic_min_ranks",
+        1,
+        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes in time.",
+        low=1,
+    ),
+    Knob(
+        "elastic_reset_limit",
+        0,
+        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: "
+        "without a limit.",
+    ),
+    Knob(
+        "elastic_spares",
+        0,
+        "How many processes of an elastic job, the last ones, are spares: they wait, and each can replace a lost rank.",
+    ),
+    Knob(
+        "elastic_timeout",
+        600.0,
+        "How long elastic training waits for a spare if fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.",
+        unit="seconds",
+        horovod="HOROVOD_ELASTIC_TIMEOUT",
+    ),
+    Knob(
+        "tensorflow_gpu_streams",
+        False,
+        "Reduces TensorFlow's tensors in GPU memory, in the order of TensorFlow's stream, if a test at the first use finds "
+        "that stream. Otherwise, and without this knob, the tensors go through host memory.",
+    ),
+    Knob(
+        "start_check",
+        "auto",
+        "What an optimizer does if the ranks' parameters differ after its first update, because they were not broadcast. "
+        "error: it raises MismatchError; warn: it logs a warning; broadcast: it logs a warning and gives all ranks the "
+        "parameters of the first rank; off: it does not compare them; auto: error, or warn if HVDLITE_HOROVOD_RULES is on.",
+        choices=("auto", "error", "broadcast", "warn", "off"),
+    ),
+    Knob(
+        "tuning_file",
+        "",
+        "The file with the results of `hvdlite tune`. Rank 0 reads it; if it was made for this machine and shape of job, knobs "
+        "that no variable sets take its values. auto: the file for them in the user's cache folder. Empty: none.",
+    ),
+    Knob(
+        "autotune",
+        False,
+        "If there is no tuning file for this machine and job, init() measures which knobs are best, uses them, and writes the "
+        "file that HVDLITE_TUNING_FILE names (auto, if it is empty).",
+        horovod="HOROVOD_AUTOTUNE",
+        from_horovod=_horovod_bool,
+    ),
+    Knob(
+        "autotune_seconds",
+        30.0,
+        "About how long init() measures if HVDLITE_AUTOTUNE is set.",
+        unit="seconds",
+        low=1,
+    ),
+    Knob(
+        "autotune_warmup_samples",
+        2,
+        "How many first samples of each setting are not used in a comparison.",
+        horovod="HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    ),
+    Knob(
+        "autotune_log",
+        "",
+        "The file into which rank 0 writes a line of CSV for each comparison that it has measured.",
+        horovod="HOROVOD_AUTOTUNE_LOG",
+    ),
+    Knob(
+        "timeline",
+        "",
+        "The file into which a rank traces its operations, for Chrome's and Perfetto's viewers. If several ranks have the same "
+        "path, rank 3 takes the name with .rank3 before its ending. Empty: no trace before start_timeline().",
+        horovod="HOROVOD_TIMELINE",
+        from_horovod=lambda text: "" if text == "DYNAMIC" else text,
+        must_agree=False,
+    ),
+    Knob(
+        "timeline_mark_cycles",
+        False,
+        "Marks in the timeline whenever the rank announces operations.",
+        horovod="HOROVOD_TIMELINE_MARK_CYCLES",
+        from_horovod=_horovod_bool,
+        must_agree=False,
+    ),
+    Knob(
+        "timeline_max_bytes",
+        64 << 20,
+        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped. The samples of the main "
+        "thread's stack take up to an eighth of it in addition.",
+        unit="bytes",
+        low=4096,
+        must_agree=False,
+    ),
+    Knob(
+        "metrics_file",
+        "",
+        "The file into which each rank writes hvdlite.stats() for Prometheus's node_exporter; {rank} stands for the rank, and "
+        "without it rank 3 takes the name with .rank3 before its ending. Empty writes none.",
+        must_agree=False,
+    ),
+    Knob(
+        "metrics_interval",
+        15.0,
+        "The time from one writing of HVDLITE_METRICS_FILE to the next.",
+        unit="seconds",
+        low=0.1,
+        must_agree=False,
+    ),
+    Knob(
+        "live_view",
+        True,
+        "Lets `hvdlite top` look at this rank, through a unix socket that answers only this user and root.",
+        must_agree=False,
+    ),
+    Knob(
+        "dynamic_process_sets",
+        False,
+        "Allows add_process_set and remove_process_set after initialisation where HVDLITE_HOROVOD_RULES forbids them.",
+        horovod="HOROVOD_DYNAMIC_PROCESS_SETS",
+        from_horovod=_horovod_bool,
+    ),
     Knob(
         "bucket_bytes",
-        "bytes",
         25 << 20,
         "The largest size of a gradient bucket of torch's DistributedOptimizer; a larger gradient has a bucket of its own.",
+        unit="bytes",
         low=1,
-        native=False,
     ),
     Knob(
         "first_bucket_bytes",
-        "bytes",
         1 << 20,
         "The same for the first bucket, which is small so that communication starts early in backward.",
+        unit="bytes",
         low=1,
-        native=False,
     ),
 )
 
@@ -737,9 +656,8 @@ def to_inc() -> str:
         "Generated by `python -m hvdlite.knobs native`; edit the table in hvdlite/knobs.py instead. HVDLITE_KNOB(type, name, "
         f"default): a type is count (int64_t), number (double), flag (0 or 1), text, or level (of the log: {levels})."
     )
-    for knob in KNOBS:
-        if knob.native:
-            lines += ["", *_comment(f"{knob.unit}: {knob.doc}" if knob.unit else knob.doc), _native_line(knob)]
+    for knob in ENGINE_KNOBS:
+        lines += ["", *_comment(f"{knob.unit}: {knob.doc}" if knob.unit else knob.doc), _native_line(knob)]
     return "\n".join(lines) + "\n"
 
 

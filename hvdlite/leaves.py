@@ -17,7 +17,7 @@ from hvdlite.ops import allreduce
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Sum
 
-__all__ = ["FindLeaves", "Leaf", "RankRows", "digest_of", "digest_of_text", "leaves_in", "path_to", "signed"]
+__all__ = ["FindLeaves", "Leaf", "RankRows", "digest_of", "digest_of_text", "index_of", "leaves_in", "path_to", "signed"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,11 @@ def digest_of(digests: Iterable[int]) -> int:
 def digest_of_text(text: str) -> int:
     """The digest of a text."""
     return Leaf.of_array("", np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)).digest()
+
+
+def index_of(place: int, shape: Sequence[int]) -> list[int]:
+    """The index of the element at a place in row-major order."""
+    return [int(index) for index in np.unravel_index(place, shape)]
 
 
 def signed(value: int) -> int:

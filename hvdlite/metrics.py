@@ -14,6 +14,7 @@ from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.runtime import RUNTIME
+from hvdlite.timeline.files import file_of_rank
 from hvdlite.usage import Stats, stats
 
 __all__ = ["PrometheusWriter", "TensorBoardWriter", "to_prometheus"]
@@ -86,7 +87,8 @@ class PrometheusWriter:
         if not Path(path).name:
             text = f"PrometheusWriter: path={os.fspath(path)!r} names no file; name the file to write, such as hvdlite.prom"
             raise InvalidArgumentError(text)
-        self.path = _file_of(os.fspath(path), rank).absolute()  # the program may change its folder
+        named = os.fspath(path)
+        self.path = file_of_rank(named.replace("{rank}", str(rank)), 0 if "{rank}" in named else rank, 0)
         self._interval = float(interval)
         self._host = socket.gethostname()
         self._stop = threading.Event()
@@ -126,13 +128,6 @@ class PrometheusWriter:
             self.write()
             if self._stop.wait(self._interval):
                 return
-
-
-def _file_of(path: str, rank: int) -> Path:
-    if "{rank}" in path:
-        return Path(path.replace("{rank}", str(rank)))
-    file = Path(path)
-    return file.with_name(f"{file.stem}.rank{rank}{file.suffix}") if rank else file
 
 
 class TensorBoardWriter:

@@ -99,7 +99,7 @@ def new_payload(header: npt.NDArray[np.int64], operation: str, sender: int) -> B
     Raises:
         InternalError: no rank sends such a header.
     """
-    return _nothing(_read_header(header.tolist(), operation, sender)[1])
+    return np.empty(_read_header(header.tolist(), operation, sender)[1], np.uint8)
 
 
 def unpacked(header: npt.NDArray[np.int64], payload: Bytes, operation: str, sender: int) -> Any:
@@ -167,10 +167,6 @@ def _text(data: memoryview) -> str:
 
 def _part(name: str | None, part: str) -> str | None:
     return None if name is None else f"{name}.{part}"
-
-
-def _nothing(size: int) -> Bytes:
-    return np.empty(size, np.uint8)
 
 
 def _dumps(obj: Any) -> tuple[int, Bytes]:

@@ -207,7 +207,7 @@ def grouped_allreduce(
     compressor, contexts, tensors = submission.compress(compression, tensors)
     scales = (prescale_factor, postscale_factor)
     codec = codec_of(compression)
-    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, False, True, weight, codec)
+    outputs = submission.reduce_group(tensors, name, op, *scales, process_set, False, False, weight, codec).synchronize()
     return [compressor.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if compressor else outputs
 
 
@@ -224,10 +224,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Starts `grouped_allreduce` and returns one handle for the group."""
     op = resolve_op(op, average)
-    handle: Handle = submission.reduce_group(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, False, False, weight
-    )
-    return handle
+    return submission.reduce_group(tensors, name, op, prescale_factor, postscale_factor, process_set, False, True, weight)
 
 
 def grouped_allreduce_(
@@ -247,7 +244,7 @@ def grouped_allreduce_(
     """
     op = resolve_op(op, average)
     scales = (prescale_factor, postscale_factor)
-    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, True, True, weight)
+    outputs: list[Any] = submission.reduce_group(tensors, name, op, *scales, process_set, True, False, weight).synchronize()
     return outputs
 
 
@@ -264,10 +261,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Starts `grouped_allreduce_` and returns one handle for the group."""
     op = resolve_op(op, average)
-    handle: Handle = submission.reduce_group(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, True, False, weight
-    )
-    return handle
+    return submission.reduce_group(tensors, name, op, prescale_factor, postscale_factor, process_set, True, True, weight)
 
 
 # --- allgather ------------------------------------------------------------------------------------------------------
@@ -307,7 +301,7 @@ def grouped_allgather(
     All ranks pass the same number of `tensors` in the same order. Returns a list of the results in that order. The other
     arguments and the errors are those of `allgather`.
     """
-    outputs: list[Any] = submission.gather_group(tensors, name, process_set, blocking=True)
+    outputs: list[Any] = submission.gather_group(tensors, name, process_set, wake=False).synchronize()
     return outputs
 
 
@@ -315,8 +309,7 @@ def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts `grouped_allgather` and returns one handle for the group."""
-    handle: Handle = submission.gather_group(tensors, name, process_set, blocking=False)
-    return handle
+    return submission.gather_group(tensors, name, process_set, wake=True)
 
 
 # --- broadcast ------------------------------------------------------------------------------------------------------
@@ -473,7 +466,7 @@ def grouped_reducescatter(
     refuse_codec(compression, "grouped_reducescatter")
     compressor, contexts, tensors = submission.compress(compression, tensors)
     scales = (prescale_factor, postscale_factor)
-    outputs: list[Any] = submission.reduce_scatter_group(tensors, name, op, *scales, process_set, True)
+    outputs = submission.reduce_scatter_group(tensors, name, op, *scales, process_set, wake=False).synchronize()
     return [compressor.decompress(*pair) for pair in zip(outputs, contexts, strict=True)] if compressor else outputs
 
 
@@ -487,10 +480,7 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Starts `grouped_reducescatter` and returns one handle for the group."""
     op = resolve_op(op, None)
-    handle: Handle = submission.reduce_scatter_group(
-        tensors, name, op, prescale_factor, postscale_factor, process_set, blocking=False
-    )
-    return handle
+    return submission.reduce_scatter_group(tensors, name, op, prescale_factor, postscale_factor, process_set, wake=True)
 
 
 # --- barrier and join -----------------------------------------------------------------------------------------------
@@ -532,8 +522,7 @@ def join(device: int = -1, *, process_set: ProcessSet = global_process_set, aver
     if average not in ("all", "contributing"):
         raise InvalidArgumentError(f'join(average={average!r}): pass "all" or "contributing"')
     engine, set_id = submission.enter(Kind.JOIN, process_set)
-    for wait in RUNTIME.before_leaving:
-        wait()
+    RUNTIME.wait_for_doors()
     request = Request(Kind.JOIN, "join", root=int(average == "contributing"), process_set=set_id)
     last = engine.submit((request,), wake=False).result().last_joined_rank
     for share in RUNTIME.after_join:

@@ -21,7 +21,6 @@ Both tensors must have the same dtype and number of elements; their shapes may d
 `hvdlite.torch`, `hvdlite.tensorflow` and `hvdlite.jax` have `send` and `recv` with gradients.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +35,7 @@ from hvdlite.objects import new_payload, packed, unpacked
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import KIND_NAMES, Kind, Sum, tensor_name
 from hvdlite.runtime import RUNTIME
-from hvdlite.submission import enter, made_elsewhere, on_its_gpu, written
+from hvdlite.submission import enter, handle_of, made_elsewhere, on_its_gpu, submit_one, written
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Result
@@ -109,7 +108,7 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
     """
     known = RUNTIME.engine
     if known is None or known.message(Kind.SEND, tensor, dst, tag, name, process_set, True) is None:
-        _run(Kind.SEND, tensor, dst, tag, name, process_set)
+        _submit(Kind.SEND, tensor, dst, tag, name, process_set, True)
 
 
 def isend(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
@@ -142,7 +141,7 @@ def recv(
     known = RUNTIME.engine
     if known is not None and known.message(Kind.RECV, tensor, src, tag, name, process_set, True) is not None:
         return tensor
-    return _run(Kind.RECV, tensor, src, tag, name, process_set)
+    return _submit(Kind.RECV, tensor, src, tag, name, process_set, True)
 
 
 def irecv(
@@ -181,8 +180,7 @@ def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_
         _describe(engine, kind, tensor, peer, tag, name, set_id)
         for kind, (_, tensor, peer, tag, name) in zip(kinds, operations, strict=True)
     ]
-    on_gpu = [place for _, _, place in described]
-    handle = Handle([finish for _, finish, _ in described], True, on_gpu if any(on_gpu) else ())
+    handle = handle_of([(finish, on_gpu) for _, finish, on_gpu in described])
     engine.submit([request for request, _, _ in described], None, True, handle)
     return handle
 
@@ -297,14 +295,6 @@ class Envelope(NamedTuple):
 _Described = tuple[tuple[Any, ...], Finish, OnGpu]
 
 
-def _run(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Any:
-    """Submits one operation and waits for it."""
-    engine, set_id = enter(kind, process_set)
-    request, finish, on_gpu = _describe(engine, kind, tensor, peer, tag, name, set_id)
-    work = engine.submit((request,), finish, False)
-    return finish(work.result(math.inf, () if on_gpu is None else (on_gpu[1].stream,)))
-
-
 def _start(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet) -> Handle:
     """Submits one operation without waiting for it."""
     known = RUNTIME.engine
@@ -312,11 +302,15 @@ def _start(kind: int, tensor: Any, peer: int | None, tag: int | None, name: str 
         started: Handle | None = known.message(kind, tensor, peer, tag, name, process_set, False)
         if started is not None:
             return started
-    engine, set_id = enter(kind, process_set)
-    request, finish, on_gpu = _describe(engine, kind, tensor, peer, tag, name, set_id)
-    handle = Handle(finish, False, () if on_gpu is None else (on_gpu,))
-    engine.submit((request,), None, True, handle)
+    handle: Handle = _submit(kind, tensor, peer, tag, name, process_set, False)
     return handle
+
+
+def _submit(
+    kind: int, tensor: Any, peer: int | None, tag: int | None, name: str | None, process_set: ProcessSet, blocking: bool
+) -> Any:
+    engine, set_id = enter(kind, process_set)
+    return submit_one(engine, *_describe(engine, kind, tensor, peer, tag, name, set_id), blocking)
 
 
 def _describe(

@@ -194,7 +194,7 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
             "via a list of ranks. (hvdlite.init registers those made from a communicator)"
         )
     _check_ranks(added.ranks)
-    if added.process_set_id is not None or _is_refused_duplicate(added.ranks):
+    if added.process_set_id is not None or (RUNTIME.config.horovod_rules and _number_of(added.ranks) is not None):
         raise InvalidArgumentError(
             f"Attempted to add a duplicate process set: {added} (use the set that there is; hvdlite.ProcessSet(ranks) makes an "
             "object for a second one, which the knob HVDLITE_HOROVOD_RULES=0 allows)"
@@ -220,11 +220,10 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     _check_ranks(members)
     number = _number_of(members)
     if number is None:
-        engine = RUNTIME.require()
         # It has a name, because the other ranks do not count this operation.
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
-        number = engine.submit((request,), wake=False).result().process_set
+        number = _change(request).process_set
     _keep(found, number, members)
     return found
 
@@ -254,8 +253,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     removed = process_set.process_set_id
     if removed is None or process_set is global_process_set:
         return False
-    for wait in RUNTIME.before_leaving:
-        wait()
+    RUNTIME.wait_for_doors()
     _change(Request(Kind.REMOVE_PROCESS_SET, None, root=removed))
     for bound in [bound for bound in _bound if bound.process_set_id == removed]:
         bound._invalidate()
@@ -269,10 +267,6 @@ def _require_dynamic(doing: str) -> None:
             f"Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow {doing} process sets after Horovod initialization. (or "
             'HVDLITE_DYNAMIC_PROCESS_SETS=1, or call hvdlite.init(process_sets="dynamic"))'
         )
-
-
-def _is_refused_duplicate(ranks: list[int]) -> bool:
-    return bool(RUNTIME.config.horovod_rules) and _number_of(ranks) is not None
 
 
 def _check_ranks(ranks: list[int]) -> None:

@@ -57,6 +57,9 @@ class Kind:
     RECV = 10
 
 
+KIND_NAMES = tuple(name.lower() for name in vars(Kind) if name.isupper())
+
+
 class Flag:
     """Bits of a request's flags: those of csrc/include/hvdlite/hvdlite.h."""
 
@@ -65,21 +68,6 @@ class Flag:
     WIRE_BFLOAT16 = 4
     WEIGHTED = 8
     NOTICE = 16
-
-
-KIND_NAMES = (
-    "allreduce",
-    "allgather",
-    "broadcast",
-    "alltoall",
-    "reducescatter",
-    "barrier",
-    "join",
-    "add_process_set",
-    "remove_process_set",
-    "send",
-    "recv",
-)
 
 
 class Request(NamedTuple):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdlite import _native, failures, gpu, startup, watchdog
@@ -149,10 +150,10 @@ class Runtime:
         job.set_limits(startup.patience_of(config), config.peer_timeout)
         everyone = startup.agree(job, config, problem)
         timelines = [values["timeline"] for values in everyone]
-        shared = timelines.count(config.timeline) > 1
+        rank = chosen.rank if timelines.count(config.timeline) > 1 else 0  # a path of its own needs no rank in the name
+        timeline = file_of_rank(config.timeline, rank, self.recoveries) if config.timeline else None
         if any(timelines):  # now, because a rank that ends init() with an error later would leave the others waiting
-            mine = (config.timeline, chosen.rank if shared else 0, self.recoveries)
-            startup.agree(job, config, startup.refusal_of(file_of_rank(*mine)) if config.timeline else None)
+            startup.agree(job, config, startup.refusal_of(timeline) if timeline else None)
         self.places = job.allgather((socket.gethostname(), os.getpid()))
         logger = startup.configure_logging(config, chosen.rank, chosen.size)
         for line in (*config.notes, *config.warnings) if chosen.rank == 0 else config.warnings:
@@ -160,7 +161,7 @@ class Runtime:
         if config.tuning_file or config.autotune:
             from hvdlite import autotune
 
-            config = autotune.at_init(autotune.TuningRanks(mpi, chosen, _native.load_native().Engine, shim), config, logger)
+            config = autotune.at_init(chosen, config, logger)
         self.config, self.communicator = config, chosen  # before the engine, for stop()
         self.steps = Steps(self.steps.job + 1, self.steps.watchers)
         resolved = gpu.resolve(config).replace(flight_recorder_folder=startup.folder_of_records(config))
@@ -169,8 +170,8 @@ class Runtime:
         self.topology = Topology(*self.engine.topology)
         if chosen.size > 1 and not self.exiting:
             self._watchdog = watchdog.start(self.engine)
-        if config.timeline:
-            self.start_timeline(config.timeline, config.timeline_mark_cycles, shared)
+        if timeline:
+            self.start_timeline(timeline, config.timeline_mark_cycles)
 
     def _guard_exit(self, alone: bool) -> None:
         """Installs the handlers for uncaught exceptions, forks and the end of the process."""
@@ -294,7 +295,7 @@ class Runtime:
         self._lock = threading.RLock()
         self.at_stop.clear()
 
-    # --- what failures.Announcer asks for ---------------------------------------------------------------------------
+    # --- what hvdlite.failures asks for -----------------------------------------------------------------------------
 
     def is_armed(self) -> bool:
         """Would peers wait for this process if it ended now?"""
@@ -334,18 +335,13 @@ class Runtime:
         if not knobs.launcher_spares_others():
             time.sleep(_LAST_WORDS)
 
-    def start_timeline(self, path: str, mark_cycles: bool, shared: bool = True) -> None:
-        """Traces this rank's operations into a file of its own; `hvdlite.start_timeline` says more.
-
-        shared: did other ranks get the same path? Then all ranks but 0 put their rank into the name.
-        """
-        engine, rank = self.require(), self.require_topology().rank
-        file = file_of_rank(path, rank if shared else 0, self.recoveries)
-        engine.start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
+    def start_timeline(self, file: Path, mark_cycles: bool) -> None:
+        """Traces this rank's operations into this file; `hvdlite.start_timeline` says more."""
+        self.require().start_timeline(str(file), self.config.timeline_max_bytes, mark_cycles)
         if not self.exiting:
             from hvdlite import sampling  # not above: few programs need it
 
-            sampling.start(file, self.config.timeline_max_bytes, rank)
+            sampling.start(file, self.config.timeline_max_bytes, self.require_topology().rank)
 
     @contextmanager
     def stall_limit(self, seconds: float) -> Iterator[None]:
@@ -376,6 +372,11 @@ class Runtime:
         if engine is None:
             raise self._refusal()
         return engine
+
+    def wait_for_doors(self) -> None:
+        """Waits until what the doors have started in this process has ended (`before_leaving`)."""
+        for wait in self.before_leaving:
+            wait()
 
     def require_topology(self) -> Topology:
         """The topology. Forked children can read it too, because workers of data loaders ask for rank and size.

@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hvdlite.config import format_ranks
+from hvdlite.config import format_ranks, who_has
 from hvdlite.errors import InvalidArgumentError, MismatchError
-from hvdlite.leaves import Leaf, RankRows, digest_of, digest_of_text, signed
+from hvdlite.leaves import Leaf, RankRows, digest_of, digest_of_text, index_of, signed
 from hvdlite.ops import allreduce, allreduce_
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max, Min, Sum
@@ -225,13 +225,9 @@ class StartCheck:
             return ""
         place = int(np.nan_to_num(spread, nan=np.inf).argmax())
         values = self._exchange.gather([numbers[place]], "values", np.float64)[present, 0]
-        whose: dict[str, list[int]] = {}
-        for rank, value in zip((self._exchange.ranks[place] for place in present), values.tolist(), strict=True):
-            whose.setdefault(f"{value:.9g}", []).append(rank)
-        held = ", but ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in whose.items())
-        element = (
-            [int(index) for index in np.unravel_index(place, leaf.shape)] if len(numbers) == np.prod(leaf.shape) else place
-        )
+        ranks = [self._exchange.ranks[place] for place in present]
+        held = who_has(zip(ranks, [f"{value:.9g}" for value in values.tolist()], strict=True))
+        element = index_of(place, leaf.shape) if len(numbers) == leaf.size else place
         return f"element {element} is {held}" if leaf.shape else f"it is {held}"
 
     def _report(self, difference: str, root_rank: int) -> None:

@@ -255,18 +255,15 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
     library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
     plugin = "pmi2" if _native.family_of(MPI.__file__, library) == "mpich" else "pmix"
     by_srun = f", or with `srun --mpi={plugin}`" if claim.variable.startswith("SLURM") else ""
+    beside = shutil.which("mpirun", path=sys.prefix + "/bin")
     raise SystemFailure(
         f"the launcher says that this job has {claim.size} processes ({claim.variable}={claim.size}, set by "
         f"{claim.launcher}), but MPI says that this process is alone (MPI_COMM_WORLD has size 1). Most likely the "
         f"launcher belongs to another MPI than the one Python has loaded, or to none. Loaded: {library}, "
         f"by {MPI.__file__}. mpirun on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: "
-        f"{_own_mpirun() or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI{by_srun}, "
+        f"{beside or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI{by_srun}, "
         "or set MPI4PY_MPIABI so that mpi4py loads the other one."
     )
-
-
-def _own_mpirun() -> str | None:
-    return shutil.which("mpirun", path=sys.prefix + "/bin")
 
 
 def own_knobs() -> tuple[Config, HvdliteError | None]:
@@ -295,17 +292,15 @@ def agree(comm: Any, config: Config, problem: HvdliteError | None) -> list[Mappi
     mine = (problem.code, str(problem)) if problem else (ErrorCode.INVALID_ARGUMENT, "")
     everyone = comm.allgather((mine, __version__, dict(config.values)))
     problems: dict[str, list[int]] = {}
-    versions: dict[str, list[int]] = {}
+    versions = [version for _, version, _ in everyone]
     code = next((code for (code, text), _, _ in everyone if text), ErrorCode.INVALID_ARGUMENT)
-    for rank, ((_, text), version, _) in enumerate(everyone):
-        versions.setdefault(version, []).append(rank)
+    for rank, ((_, text), _, _) in enumerate(everyone):
         if text:
             problems.setdefault(text, []).append(rank)
     if problems:
         lines = [f"on {knobs.format_ranks(ranks)}: {text}" for text, ranks in problems.items()]
-    elif len(versions) > 1:
-        found = ", ".join(f"{version} on {knobs.format_ranks(ranks)}" for version, ranks in versions.items())
-        lines = [f"the versions of hvdlite differ: {found}; install one version everywhere"]
+    elif len(set(versions)) > 1:
+        lines = [f"the versions of hvdlite differ: {knobs.who_has(enumerate(versions))}; install one version everywhere"]
     else:
         lines = knobs.disagreements([values for _, _, values in everyone])
         if lines:
@@ -327,14 +322,15 @@ def refusal_of(timeline: Path) -> InvalidArgumentError | None:
     return None
 
 
-def place_of(MPI: Any, comm: Any, config: Config) -> JobPlace:  # noqa: N803 - the module's own name
+def place_of(comm: Any, config: Config) -> JobPlace:
     """The machine and the shape of the job, the same on all ranks. Collective.
 
     Args:
-        MPI: the module ``mpi4py.MPI``.
         comm: the mpi4py communicator of the job.
         config: the knobs.
     """
+    from mpi4py import MPI
+
     family = _native.family_of(MPI.__file__, MPI.Get_library_version())
     hosts: dict[str, tuple[str, list[set[int]]]] = {}
     for machine, cpu, cores in comm.allgather((machine_id(), cpu_name(), os.sched_getaffinity(0))):

@@ -47,6 +47,7 @@ __all__ = [
     "enter",
     "gather",
     "gather_group",
+    "handle_of",
     "made_elsewhere",
     "on_its_gpu",
     "output_of",
@@ -57,8 +58,12 @@ __all__ = [
     "start_reduce",
     "start_round",
     "start_sum",
+    "submit_one",
     "written",
 ]
+
+# One call: the engine, the id of the process set, the kind of operation, and the user's name.
+_Call = tuple["Engine", int, int, str | None]
 
 _ANY_DTYPE = (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLTOALL)  # the operation only moves bytes
 
@@ -90,8 +95,9 @@ def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], 
 
 # One tensor of an operation: its backend, its memory, the address of the result (0: the engine allocates it), the last step
 _Part = tuple[TensorBackend, Exported, Any, Finish]
-# The fields that all tensors of a call share, in the order of `Request`: op, root, process set, prescale, postscale.
-_Common = tuple[int, int, int, float, float]
+# The operation of a call: the op, the root, the prescale and the postscale.
+_Scales = tuple[int, int, float, float]
+_UNSCALED: _Scales = (Sum, 0, 1.0, 1.0)
 
 
 def check_weight(weight: Any, op: int) -> float:
@@ -100,12 +106,16 @@ def check_weight(weight: Any, op: int) -> float:
     Raises:
         InvalidArgumentError: the weight is not a finite number of 0 or more, or the op is not Average.
     """
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < math.inf:
+    try:
+        value = -1.0 if isinstance(weight, bool) or not isinstance(weight, Real) else float(weight)
+    except OverflowError:
+        value = math.inf
+    if not 0 <= value < math.inf:
         raise InvalidArgumentError(
             f"weight={weight!r}: a weight is a finite number of 0 or more, such as the number of samples in this rank's batch"
         )
     check_weighted(op)
-    return float(weight)
+    return value
 
 
 def check_weighted(op: int) -> None:
@@ -127,11 +137,10 @@ def reduce(
     codec: Codec | None = None,
 ) -> Any:
     """Submits an allreduce. weight: this rank's weight in a weighted mean, or None."""
-    engine, set_id = enter(Kind.ALLREDUCE, process_set)
+    call = (*enter(Kind.ALLREDUCE, process_set), Kind.ALLREDUCE, name)
     weight = None if weight is None else check_weight(weight, op)
-    part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, in_place)
-    common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit(engine, Kind.ALLREDUCE, name, part, common, blocking, weight=weight, codec=codec)
+    part = _same_shape(call, tensor, in_place)
+    return _submit(call, part, (op, 0, float(prescale), float(postscale)), blocking, weight=weight, codec=codec)
 
 
 def start_reduce(
@@ -166,11 +175,14 @@ def reduce_group(
     postscale: float,
     process_set: ProcessSet,
     in_place: bool,
-    blocking: bool,
+    wake: bool,
     weight: float | None = None,
     codec: Codec | None = None,
-) -> Any:
-    """Submits a group of allreduces. weight: this rank's weight in weighted means, or None."""
+) -> Handle:
+    """Submits a group of allreduces.
+
+    wake: False: the caller is about to wait for the handle. weight: this rank's weight in weighted means, or None.
+    """
     tensors = list(tensors)
     if in_place and len(set(map(id, tensors))) < len(tensors):
         raise InvalidArgumentError(
@@ -179,15 +191,13 @@ def reduce_group(
         )
     known = RUNTIME.engine
     if known is not None and weight is None and codec is None:
-        started = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, not blocking)
+        started: Handle | None = known.allreduce_group(tensors, name, op, prescale, postscale, process_set, in_place, wake)
         if started is not None:
-            return started.synchronize() if blocking else started
-    engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    call = (Kind.ALLREDUCE, name, set_id)
+            return started
+    call = (*enter(Kind.ALLREDUCE, process_set), Kind.ALLREDUCE, name)
     weight = None if weight is None else check_weight(weight, op)
-    parts = [_same_shape(engine, call, tensor, in_place) for tensor in tensors]
-    common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_group(engine, Kind.ALLREDUCE, name, parts, common, blocking, weight, codec)
+    parts = [_same_shape(call, tensor, in_place) for tensor in tensors]
+    return _submit_group(call, parts, (op, 0, float(prescale), float(postscale)), wake, weight, codec)
 
 
 def start_round(
@@ -214,27 +224,27 @@ def start_round(
         counts: a name, and a tensor that is summed in place; None: there are no counts.
         keep: gets the handle before the submission. The handle's number is 0 until all is submitted.
     """
-    engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    weight = None if weight is None else check_weight(weight, scales[0])
-    parts = [_same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, True) for tensor in tensors]
-    common = (scales[0], 0, set_id, *scales[1:])
-    requests = _requests_of_group(Kind.ALLREDUCE, name, parts, common, weight, codec, notice)
+    call = engine, set_id, kind, _ = (*enter(Kind.ALLREDUCE, process_set), Kind.ALLREDUCE, name)
+    op, prescale, postscale = scales
+    weight = None if weight is None else check_weight(weight, op)
+    parts = [_same_shape(call, tensor, True) for tensor in tensors]
+    requests = _requests_of_group(call, parts, (op, 0, prescale, postscale), weight, codec, notice)
     if counts is not None:
         counted, tensor = counts
-        parts.append(_same_shape(engine, (Kind.ALLREDUCE, counted, set_id), tensor, True))
-        requests.append(_request_of(Kind.ALLREDUCE, counted, parts[-1], (Sum, 0, set_id, 1.0, 1.0)))
-    handle = _handle_of(parts)
+        parts.append(_same_shape((engine, set_id, kind, counted), tensor, True))
+        requests.append(_request_of(kind, tensor_name(kind, counted), set_id, parts[-1], _UNSCALED))
+    handle = handle_of([(finish, _on_gpu(backend, source)) for backend, source, _, finish in parts])
     keep(handle)
     engine.submit(requests, None, True, handle)
 
 
 def start_sum(tensor: Any, name: str, process_set: ProcessSet, keep: Callable[[Handle], None]) -> None:
     """Submits the sum of a tensor, in place. keep: as for `start_round`."""
-    engine, set_id = enter(Kind.ALLREDUCE, process_set)
-    part = _same_shape(engine, (Kind.ALLREDUCE, name, set_id), tensor, True)
+    call = engine, set_id, kind, _ = (*enter(Kind.ALLREDUCE, process_set), Kind.ALLREDUCE, name)
+    part = _same_shape(call, tensor, True)
     handle = Handle(part[-1], False)
     keep(handle)
-    engine.submit((_request_of(Kind.ALLREDUCE, name, part, (Sum, 0, set_id, 1.0, 1.0)),), None, True, handle)
+    engine.submit((_request_of(kind, tensor_name(kind, name), set_id, part, _UNSCALED),), None, True, handle)
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool, blocking: bool) -> Any:
@@ -244,17 +254,16 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
         done = known.broadcast(tensor, root_rank, name, process_set, in_place, blocking)
         if done is not None:
             return done
-    engine, set_id = enter(Kind.BROADCAST, process_set)
+    call = (*enter(Kind.BROADCAST, process_set), Kind.BROADCAST, name)
     root = checked_root(root_rank, name, process_set)
-    part = _same_shape(engine, (Kind.BROADCAST, name, set_id), tensor, in_place)
-    return _submit(engine, Kind.BROADCAST, name, part, (Sum, root, set_id, 1.0, 1.0), blocking)
+    return _submit(call, _same_shape(call, tensor, in_place), (Sum, root, 1.0, 1.0), blocking)
 
 
 def checked_root(root_rank: Any, name: str | None, process_set: ProcessSet) -> int:
     """The root of a broadcast as an int. Raises InvalidArgumentError unless it is a member of the set."""
     if root_rank not in (process_set.ranks or ()):
         raise InvalidArgumentError(
-            f"{_describe((Kind.BROADCAST, name, process_set.process_set_id or 0))}: broadcast received invalid root rank "
+            f"{_describe(process_set.process_set_id or 0, Kind.BROADCAST, name)}: broadcast received invalid root rank "
             f"{root_rank!r} for provided process set (ranks {process_set.ranks}); root_rank counts in the whole job, and the "
             "root is a member of the set"
         )
@@ -268,23 +277,21 @@ def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: boo
         output = known.new_shape(Kind.ALLGATHER, tensor, name, Sum, 1.0, 1.0, process_set)
         if output is not None:
             return output
-    engine, set_id = enter(Kind.ALLGATHER, process_set)
-    part = _new_shape(engine, (Kind.ALLGATHER, name, set_id), tensor)
-    return _submit(engine, Kind.ALLGATHER, name, part, (Sum, int(without_joined), set_id, 1.0, 1.0), blocking)
+    call = (*enter(Kind.ALLGATHER, process_set), Kind.ALLGATHER, name)
+    return _submit(call, _new_shape(call, tensor), (Sum, int(without_joined), 1.0, 1.0), blocking)
 
 
 def gather_group(
     tensors: Sequence[Any],
     name: str | None,
     process_set: ProcessSet,
-    blocking: bool,
+    wake: bool,
     outputs: Sequence[Any] | None = None,
-) -> Any:
-    """Submits a group of allgathers. outputs: tensors for the results, as in `_new_shape`."""
-    engine, set_id = enter(Kind.ALLGATHER, process_set)
-    call = (Kind.ALLGATHER, name, set_id)
-    parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
-    return _submit_group(engine, Kind.ALLGATHER, name, parts, (Sum, 0, set_id, 1.0, 1.0), blocking)
+) -> Handle:
+    """Submits a group of allgathers. wake: as for `reduce_group`. outputs: tensors for the results, as in `_new_shape`."""
+    call = (*enter(Kind.ALLGATHER, process_set), Kind.ALLGATHER, name)
+    parts = [_new_shape(call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
+    return _submit_group(call, parts, _UNSCALED, wake)
 
 
 def reduce_scatter(
@@ -296,9 +303,8 @@ def reduce_scatter(
         output = known.new_shape(Kind.REDUCESCATTER, tensor, name, op, prescale, postscale, process_set)
         if output is not None:
             return output
-    engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    part = _new_shape(engine, (Kind.REDUCESCATTER, name, set_id), tensor)
-    return _submit(engine, Kind.REDUCESCATTER, name, part, (op, 0, set_id, float(prescale), float(postscale)), blocking)
+    call = (*enter(Kind.REDUCESCATTER, process_set), Kind.REDUCESCATTER, name)
+    return _submit(call, _new_shape(call, tensor), (op, 0, float(prescale), float(postscale)), blocking)
 
 
 def reduce_scatter_group(
@@ -308,63 +314,56 @@ def reduce_scatter_group(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    blocking: bool,
+    wake: bool,
     outputs: Sequence[Any] | None = None,
-) -> Any:
-    """Submits a group of reducescatters. outputs: as in `gather_group`."""
-    engine, set_id = enter(Kind.REDUCESCATTER, process_set)
-    call = (Kind.REDUCESCATTER, name, set_id)
-    parts = [_new_shape(engine, call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
-    common = (op, 0, set_id, float(prescale), float(postscale))
-    return _submit_group(engine, Kind.REDUCESCATTER, name, parts, common, blocking)
+) -> Handle:
+    """Submits a group of reducescatters. wake, outputs: as in `gather_group`."""
+    call = (*enter(Kind.REDUCESCATTER, process_set), Kind.REDUCESCATTER, name)
+    parts = [_new_shape(call, *both) for both in zip(tensors, outputs or repeat(None), strict=False)]
+    return _submit_group(call, parts, (op, 0, float(prescale), float(postscale)), wake)
 
 
 def alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Any:
     """Submits an alltoall."""
-    engine, set_id = enter(Kind.ALLTOALL, process_set)
-    call = (Kind.ALLTOALL, name, set_id)
-    backend, source, _, step = _new_shape(engine, call, tensor)
+    call = (*enter(Kind.ALLTOALL, process_set), Kind.ALLTOALL, name)
+    backend, source, _, step = _new_shape(call, tensor)
     try:
         wanted = None if splits is None else integers_of(splits)
         counts = row_counts(wanted, source.shape[0], len(process_set.ranks or ()))
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"{_describe(call)}: {error}") from None
+        raise InvalidArgumentError(f"{_describe(*call[1:])}: {error}") from None
     # The engine sees only the rows within the splits.
     source = source._replace(shape=(sum(counts), *source.shape[1:]))
     part = (backend, source, 0, partial(_with_splits, step, backend))
-    return _submit(engine, Kind.ALLTOALL, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking, counts)
+    return _submit(call, part, _UNSCALED, blocking, counts)
 
 
 def barrier(process_set: ProcessSet, name: str | None = None, blocking: bool = True) -> Any:
     """Submits a barrier."""
-    engine, set_id = enter(Kind.BARRIER, process_set)
-    part = (backend_of(None), _NO_MEMORY, 0, _nothing)
-    return _submit(engine, Kind.BARRIER, name, part, (Sum, 0, set_id, 1.0, 1.0), blocking)
+    call = (*enter(Kind.BARRIER, process_set), Kind.BARRIER, name)
+    return _submit(call, (backend_of(None), _NO_MEMORY, 0, lambda _: None), _UNSCALED, blocking)
 
 
 # --- one tensor ----------------------------------------------------------------------------------------------------
 
-# What error texts say of an operation: its kind, the user's name and the id of its process set.
-_Call = tuple[int, str | None, int]
 
-
-def _describe(call: _Call) -> str:
-    kind, name, set_id = call
+def _describe(set_id: int, kind: int, name: str | None) -> str:
     return f"{KIND_NAMES[kind]} of {'an unnamed tensor' if name is None else repr(name)} in process set {set_id}"
 
 
-def _same_shape(engine: "Engine", call: _Call, tensor: Any, in_place: bool) -> _Part:
+def _same_shape(call: _Call, tensor: Any, in_place: bool) -> _Part:
     """An output like the input, for allreduce and broadcast."""
+    engine, _, kind, _ = call
     backend = backend_of(tensor)
     try:
         adopted = backend.adopt_writable(tensor) if in_place else backend.adopt(tensor)
-        source = backend.export(adopted, True, call[0] in _ANY_DTYPE)
+        source = backend.export(adopted, True, kind in _ANY_DTYPE)
         pointer, _, _, device, _, owner, _ = source
         if device == SOME_GPU:
             source = on_its_gpu(engine, source)
             device = source.device
     except (InvalidArgumentError, UnsupportedError) as error:
-        raise type(error)(f"{_describe(call)}: {error}") from None
+        raise type(error)(f"{_describe(*call[1:])}: {error}") from None
     private = owner is not adopted
     if in_place:
         step: Finish = partial(written, backend, tensor, adopted, owner if private else None)
@@ -394,25 +393,26 @@ def on_its_gpu(engine: "Engine", source: Exported) -> Exported:
     return source._replace(device=gpu)
 
 
-def _new_shape(engine: "Engine", call: _Call, tensor: Any, output: Any = None) -> _Part:
+def _new_shape(call: _Call, tensor: Any, output: Any = None) -> _Part:
     """An output that the engine allocates, for allgather, alltoall and reducescatter.
 
     output: a dense tensor in host memory for the result, large enough for equal parts of all ranks. It may overlap the input
         only where the result has the same values. If the sizes of the ranks' parts differ, the engine still allocates the
         result.
     """
+    engine, _, kind, _ = call
     backend = backend_of(tensor)
     try:
-        source = backend.export(backend.adopt(tensor), False, call[0] in _ANY_DTYPE)
+        source = backend.export(backend.adopt(tensor), False, kind in _ANY_DTYPE)
         if source.device == SOME_GPU:
             source = on_its_gpu(engine, source)
     except (InvalidArgumentError, UnsupportedError) as error:
-        raise type(error)(f"{_describe(call)}: {error}") from None
+        raise type(error)(f"{_describe(*call[1:])}: {error}") from None
     if not source.shape:
-        operation = KIND_NAMES[call[0]].capitalize()
+        operation = KIND_NAMES[kind].capitalize()
         raise InvalidArgumentError(
-            f"{_describe(call)}: {operation} does not support scalar inputs: the tensor needs a first dimension; reshape it "
-            "to [1]"
+            f"{_describe(*call[1:])}: {operation} does not support scalar inputs: the tensor needs a first dimension; "
+            "reshape it to [1]"
         )
     step: Finish = partial(output_of, backend, source, engine)
     if output is None or source.device != CPU:
@@ -426,10 +426,6 @@ def _new_shape(engine: "Engine", call: _Call, tensor: Any, output: Any = None) -
 
 # The tensor of a barrier.
 _NO_MEMORY = Exported(0, (), 0, CPU, ROW_MAJOR, None)
-
-
-def _nothing(_result: "Result") -> None:
-    return None
 
 
 def _made(output: Any, _input: Any, _result: "Result") -> Any:
@@ -485,41 +481,53 @@ def _with_splits(step: Finish, backend: TensorBackend, result: "Result") -> tupl
 
 
 def _submit(
-    engine: "Engine",
-    kind: int,
-    name: str | None,
+    call: _Call,
     part: _Part,
-    common: _Common,
+    scales: _Scales,
     blocking: bool,
     splits: Sequence[int] = (),
     weight: float | None = None,
     codec: Codec | None = None,
 ) -> Any:
     """Submits one operation: its output if the call blocks, otherwise its handle."""
+    engine, set_id, kind, name = call
     backend, source, _, finish = part
-    device, stream = source.device, source.stream
-    request = _request_of(kind, name, part, common, splits)
+    key = None if name is None else tensor_name(kind, name)
+    request = _request_of(kind, key, set_id, part, scales, splits)
     if weight is not None or codec is not None:
-        request = (*request, *_extras(weight, codec, stream))
-    elif device != CPU:
-        request = (*request, 0, 0, stream)
+        request = (*request, *_extras(weight, codec, source.stream))
+    elif source.device != CPU:
+        request = (*request, 0, 0, source.stream)
+    return submit_one(engine, request, finish, None if source.device == CPU else (backend, source), blocking)
+
+
+def submit_one(engine: "Engine", request: tuple[Any, ...], finish: Finish, on_gpu: OnGpu, blocking: bool) -> Any:
+    """Submits one request: the output of its last step if the call blocks, otherwise a handle."""
     if blocking:  # the stream that uses the result is the stream of the submission
         work = engine.submit((request,), finish, False)
-        return finish(work.result(math.inf, () if device == CPU else (stream,)))
-    handle = Handle(finish, False, () if device == CPU else ((backend, source),))
+        return finish(work.result(math.inf, () if on_gpu is None else (on_gpu[1].stream,)))
+    handle = Handle(finish, False, () if on_gpu is None else (on_gpu,))
     engine.submit((request,), None, True, handle)
     return handle
 
 
-def _request_of(kind: int, name: str | None, part: _Part, common: _Common, splits: Sequence[int] = ()) -> tuple[Any, ...]:
-    """The request of one operation that is in no group, up to the layout."""
-    _, source, output, _ = part
-    pointer, shape, dtype, device, layout, _, _ = source
-    op, root, set_id, prescale, postscale = common
-    if name is not None:
-        name = tensor_name(kind, name)
+def _on_gpu(backend: TensorBackend, source: Exported) -> OnGpu:
+    return None if source.device == CPU else (backend, source)
+
+
+def _request_of(
+    kind: int,
+    key: str | None,
+    set_id: int,
+    part: _Part,
+    scales: _Scales,
+    splits: Sequence[int] = (),
+) -> tuple[Any, ...]:
+    """The request of one operation that is in no group, up to the layout. key: its name in the negotiation."""
+    _, (pointer, shape, dtype, device, layout, _, _), output, _ = part
+    op, root, prescale, postscale = scales
     return (
-        kind, name, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
+        kind, key, dtype, shape, pointer, output, op, root, set_id, prescale, postscale, "", 0, 0, splits, device, layout
     )  # fmt: skip
 
 
@@ -530,44 +538,44 @@ def _extras(weight: float | None, codec: Codec | None, stream: int, notice: bool
 
 
 def _submit_group(
-    engine: "Engine",
-    kind: int,
-    name: str | None,
+    call: _Call,
     parts: Sequence[_Part],
-    common: _Common,
-    blocking: bool,
+    scales: _Scales,
+    wake: bool,
     weight: float | None = None,
     codec: Codec | None = None,
-) -> Any:
-    """Submits operations that are agreed on and sent together: a list of outputs if the call blocks, otherwise a handle."""
-    requests = _requests_of_group(kind, name, parts, common, weight, codec)
-    handle = _handle_of(parts)
-    engine.submit(requests, None, not blocking, handle)
-    return handle.synchronize() if blocking else handle
+) -> Handle:
+    """Submits operations that are agreed on and sent together. Returns one handle for them."""
+    requests = _requests_of_group(call, parts, scales, weight, codec)
+    handle = handle_of([(finish, _on_gpu(backend, source)) for backend, source, _, finish in parts])
+    call[0].submit(requests, None, wake, handle)
+    return handle
 
 
 def _requests_of_group(
-    kind: int,
-    name: str | None,
+    call: _Call,
     parts: Sequence[_Part],
-    common: _Common,
-    weight: float | None = None,
-    codec: Codec | None = None,
+    scales: _Scales,
+    weight: float | None,
+    codec: Codec | None,
     notice: bool = False,
 ) -> list[tuple[Any, ...]]:
+    _, set_id, kind, name = call
+    op, root, prescale, postscale = scales
     size = len(parts)
     group = "" if name is None else tensor_name(kind, name)
-    names = [None] * size if name is None else member_names(group, size)
+    keys = [None] * size if name is None else member_names(group, size)
+    common = (op, root, set_id, prescale, postscale, group, size)
     requests = []
-    for index, (member, part) in enumerate(zip(names, parts, strict=True)):
+    for index, (key, part) in enumerate(zip(keys, parts, strict=True)):
         _, source, output, _ = part
         pointer, shape, dtype, device, layout, _, stream = source
-        place = (group, size, index, (), device, layout)
-        requests.append((kind, member, dtype, shape, pointer, output, *common, *place, *_extras(weight, codec, stream, notice)))
+        memory = (kind, key, dtype, shape, pointer, output)
+        requests.append((*memory, *common, index, (), device, layout, *_extras(weight, codec, stream, notice)))
     return requests
 
 
-def _handle_of(parts: Sequence[_Part]) -> Handle:
+def handle_of(operations: Sequence[tuple[Finish, OnGpu]]) -> Handle:
     """A handle for operations that are submitted together."""
-    on_gpu: list[OnGpu] = [None if source.device == CPU else (backend, source) for backend, source, _, _ in parts]
-    return Handle([finish for _, _, _, finish in parts], True, on_gpu if any(on_gpu) else ())
+    on_gpu = [place for _, place in operations]
+    return Handle([finish for finish, _ in operations], True, on_gpu if any(on_gpu) else ())

@@ -4,7 +4,7 @@ interval.
 The native engine counts (csrc/engine/observe/usage.h); docs/stats.md says how to read the numbers.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any
 
@@ -15,7 +15,7 @@ from hvdlite.runtime import RUNTIME
 
 __all__ = ["Stats", "gather_stats", "mark_step", "stats"]
 
-_SECONDS = ("time", "negotiating", "waiting", "moving", "exposed", "exposed_moving")
+_SECONDS = ("negotiating", "waiting", "moving", "exposed", "exposed_moving")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Stats:
     def __str__(self) -> str:
         """A few lines of text, with means per step if there were steps."""
         parts, each = (self.steps, " in each") if self.steps else (1, "")
-        ms = {name: f"{1e3 * getattr(self, name) / parts:.3f} ms" for name in (f"{each}_seconds" for each in _SECONDS[1:])}
+        ms = {name: f"{1e3 * getattr(self, name) / parts:.3f} ms" for name in (f"{each}_seconds" for each in _SECONDS)}
         waiting = f"{1e3 * self.exposed_waiting_seconds / parts:.3f} ms for other ranks"
         lines = [
             f"rank {self.rank} of {self.size}: {self.steps} steps in {self.seconds:.3f} s{each and f';{each}:'}",
@@ -189,8 +189,7 @@ def stats() -> Stats:
     before, last = RUNTIME.steps.marks
     if before is None or last is None:
         return now
-    values = {field.name: getattr(now, field.name) for field in fields(now)}
-    return Stats(**{**values, "last_step": last - before})
+    return replace(now, last_step=last - before)
 
 
 def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, ...]:
@@ -244,11 +243,11 @@ def _read(engine: Any) -> Stats:
     counters: dict[str, int] = engine.counters()
     operations, waited = engine.lateness()
     topology = RUNTIME.require_topology()
-    times = {name: counters[f"{name}_ns"] / 1e9 for name in _SECONDS}
+    times: dict[str, Any] = {name: counters[f"{name}_ns"] / 1e9 for name in _SECONDS}
     return Stats(
         rank=topology.rank,
         size=topology.size,
-        seconds=times["time"],
+        seconds=counters["time_ns"] / 1e9,
         steps=RUNTIME.steps.count,
         operations=counters["completed"],
         failed_operations=counters["failed"],
@@ -261,11 +260,7 @@ def _read(engine: Any) -> Stats:
         control_messages=counters["control_messages_sent"],
         control_bytes=counters["control_bytes_sent"],
         agreed_in_memory=counters["agreed_in_memory"],
-        negotiating_seconds=times["negotiating"],
-        waiting_seconds=times["waiting"],
-        moving_seconds=times["moving"],
-        exposed_seconds=times["exposed"],
-        exposed_moving_seconds=times["exposed_moving"],
+        **{f"{name}_seconds": seconds for name, seconds in times.items()},
         last_to_ask=tuple(operations),
         waited_for_seconds=tuple(each / 1e9 for each in waited),
         job=RUNTIME.steps.job,

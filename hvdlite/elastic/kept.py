@@ -122,18 +122,16 @@ class Inventory:
         handler_of: makes the handler of an object, or returns None. An object without a handler is kept in place if it has a
             ``state_dict()``; otherwise it is copied with the object that refers to it.
 
+    Attributes:
+        handlers: the handlers, in the order in which their objects were found.
+
     """
 
     def __init__(self, attributes: dict[str, Any], handler_of: Callable[[Any], StateHandler | None]) -> None:
-        self._handlers: list[StateHandler] = []
+        self.handlers: list[StateHandler] = []
         self._stateful: list[Any] = []
         self._tree: tuple[dict[str, Any], list[Any]] = (attributes, [])  # the attributes, and the states of `_stateful`
         self._find(handler_of)
-
-    @property
-    def handlers(self) -> Sequence[StateHandler]:
-        """The handlers, in the order in which their objects were found."""
-        return self._handlers
 
     def _find(self, handler_of: Callable[[Any], StateHandler | None]) -> None:
         """Looks at all objects that a deep copy of the attributes would copy. Equal attributes give the same order."""
@@ -147,7 +145,7 @@ class Inventory:
                 seen[id(value)] = value
                 handler = handler_of(value)
                 if handler is not None:
-                    self._handlers.append(handler)
+                    self.handlers.append(handler)
                 elif has_state_dict(value):
                     self._stateful.append(value)
                     states.append(value.state_dict())
@@ -157,12 +155,12 @@ class Inventory:
 
     @property
     def _kept(self) -> list[Any]:
-        return [*(handler.value for handler in self._handlers), *self._stateful]
+        return [*(handler.value for handler in self.handlers), *self._stateful]
 
     def save(self) -> None:
         """Copies the attributes, and the states of objects that are kept in place; all of them or none, see `all_or_none`."""
-        with all_or_none(self._handlers):
-            for handler in self._handlers:
+        with all_or_none(self.handlers):
+            for handler in self.handlers:
                 handler.save()
             self._tree = _copy(self._tree, self._kept, self._kept)
 
@@ -172,7 +170,7 @@ class Inventory:
 
     def restore(self) -> dict[str, Any]:
         """Restores the objects that are kept in place, and returns copies of the saved attributes."""
-        for handler in self._handlers:
+        for handler in self.handlers:
             handler.restore()
         return self._load(_copy(self._tree, self._kept, self._kept))
 
@@ -204,8 +202,8 @@ class Inventory:
                 f"the elastic state of rank {rank} refers to {_listed(kinds)}, but that of rank 0 to {_listed(theirs[2])}: "
                 "objects with a state of their own stay what they are on each rank, so make the same ones on every rank"
             )
-        with all_or_none(self._handlers):
-            for handler in self._handlers:
+        with all_or_none(self.handlers):
+            for handler in self.handlers:
                 handler.sync()
         return self._load(_copy(theirs[0], theirs[1], kept))
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdlite.agreement import name_of
-from hvdlite.errors import HvdliteError, UnsupportedError, code_of
+from hvdlite.errors import HvdliteError, UnsupportedError
 from hvdlite.leaves import Leaf
 from hvdlite.process_sets import ProcessSet, counter_of_ranks, root_arguments
 from hvdlite.start_check import StartCheck
@@ -214,7 +214,7 @@ class _Check:
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(self.round, *numbers).result()
         except HvdliteError as error:
-            code, text = code_of(error), str(error)
+            code, text = error.code, str(error)
         return np.int32(code), np.frombuffer(text.encode(), np.uint8), np.bool_(not self.pending)
 
     def _round(self, numbers: Sequence[Any]) -> None:

@@ -125,7 +125,7 @@ def test_knobs_that_differ_stop_all_with_one_text(ended, monkeypatch):
         pytest.skip("one rank agrees with itself")
     if RANK == 0:
         monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "7")
-    with pytest.raises(ValueError, match=r"cache_capacity .* is 7 on rank 0, 1024 on rank") as caught:
+    with pytest.raises(ValueError, match=r"cache_capacity .* is 7 on rank 0, but 1024 on rank") as caught:
         ended.init()
     on_all_ranks(str(caught.value))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from support.world import WORLD, on_all_ranks
 
 from hvdlite import autotune, config, startup
@@ -35,7 +34,7 @@ def folder(ended, tmp_path):
 
 @pytest.fixture
 def place():
-    return startup.place_of(MPI, WORLD, KNOBS)
+    return startup.place_of(WORLD, KNOBS)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_a_loop_over_unequal_numbers_of_batches_ends_with_join(hvd):
     hvd.join()
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), True, "5", None], ids=str)
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), pytest.param(10**400, id="huge"), True, "5", None], ids=str)
 def test_what_is_no_weight(hvd, weight):
     if weight is None:
         assert hvd.allreduce(float(RANK), weight=None) == (SIZE - 1) / 2

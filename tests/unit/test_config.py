@@ -178,7 +178,7 @@ def test_disagreements_name_knob_values_and_ranks():
     usual = from_environment({}).values
     other = from_environment({"HVDLITE_FUSION_THRESHOLD": "0", "HVDLITE_SPIN_US": "5"}).values
     (line,) = config.disagreements([usual, other, usual])
-    assert line == "fusion_threshold (HVDLITE_FUSION_THRESHOLD) is 67108864 on ranks 0, 2, 0 on rank 1"
+    assert line == "fusion_threshold (HVDLITE_FUSION_THRESHOLD) is 67108864 on ranks 0, 2, but 0 on rank 1"
     assert config.disagreements([usual, usual]) == []
 
 

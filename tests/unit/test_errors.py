@@ -27,7 +27,6 @@ def test_each_code_has_a_class_that_knows_it(code):
     assert raised.code is code
     assert "text" in str(raised)
     assert errors.error_class(code) is ERRORS[code].python
-    assert errors.tensorflow_status(code) == ERRORS[code].tensorflow
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,6 @@ def test_a_user_error_is_not_retried_by_elastic_training():
 def test_an_unknown_code_is_an_internal_error():
     assert errors.error_class(99) is errors.InternalError
     assert errors.error_class(0) is errors.InternalError
-    assert errors.tensorflow_status(99) == "INTERNAL"
 
 
 def test_not_initialized_keeps_the_sentence_users_grep_for():

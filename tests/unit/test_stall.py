@@ -113,7 +113,7 @@ def test_where_the_main_thread_is_if_a_file_has_a_name_that_is_no_text():
     assert r" > job/\udcff.py:1 <module> > " in eval(code, {"where_is_main": watchdog.where_is_main})
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e10, "60", None])
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e10, 10**400, "60", None])
 def test_stall_limit_refuses_what_is_no_time(seconds):
     with pytest.raises(InvalidArgumentError, match=r"stall_limit\(.*\): seconds is a number above 0"):
         hvdlite.stall_limit(seconds)

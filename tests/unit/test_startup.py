@@ -112,7 +112,7 @@ def test_ranks_that_agree():
     [
         (((ErrorCode.INVALID_ARGUMENT, "HVDLITE_X is bad"), __version__, {}), None, "on rank 1: HVDLITE_X is bad"),
         (((ErrorCode.SYSTEM, "same"), __version__, {}), SystemFailure("same"), "on ranks 0, 1: same"),
-        ((FINE, "0.0.0", {}), None, f"versions of hvdlite differ: {__version__} on rank 0, 0.0.0 on rank 1"),
+        ((FINE, "0.0.0", {}), None, f"versions of hvdlite differ: {__version__} on rank 0, but 0.0.0 on rank 1"),
     ],
 )
 def test_one_rank_that_cannot_start_stops_all(theirs, problem, said):
@@ -125,7 +125,7 @@ def test_one_rank_that_cannot_start_stops_all(theirs, problem, said):
 def test_knobs_that_differ_are_named():
     config = from_environment({})
     theirs = dict(from_environment({"HVDLITE_SEGMENT_BYTES": "1"}).values)
-    with pytest.raises(InvalidArgumentError, match=r"segment_bytes .* is 262144 on rank 0, 1 on rank 1; set it to one"):
+    with pytest.raises(InvalidArgumentError, match=r"segment_bytes .* is 262144 on rank 0, but 1 on rank 1; set it to one"):
         startup.agree(Everyone((FINE, __version__, theirs)), config, None)
 
 

@@ -259,8 +259,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def start(name: str) -> Handle:
             if scattered:
-                handle: Handle = submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, False, targets)
-                return handle
+                return submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, True, targets)
             return ops.grouped_allreduce_async(rows, None, name, op, factor, 1.0, self._process_set)
 
         def finish(results: list[Tensor]) -> None:
@@ -329,7 +328,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._start(
             "all_gather_into_tensor",
-            lambda name: submission.gather_group(flat, name, self._process_set, False, targets),
+            lambda name: submission.gather_group(flat, name, self._process_set, True, targets),
             outputs,
             finish,
             opts,

@@ -67,7 +67,7 @@ def test_an_error_of_the_comparison_has_in_a_function_the_class_that_ops_have(hv
         raise errors.error_class(code)(text)
 
     monkeypatch.setattr(start_check._Check, "_round", fail)
-    status = errors.tensorflow_status(code).title().replace("_", "")
+    status = errors.ERRORS[code].tensorflow.title().replace("_", "")
     with pytest.raises(getattr(tf.errors, f"{status}Error")) as raised:
         Line(hvd, 1.0, "function", hvd.rank()).train(1)
     assert text in raised.value.message

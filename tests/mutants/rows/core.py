@@ -233,8 +233,8 @@ ROWS = (
         "timeline-own-path",
         "a rank with a path of its own for its timeline puts its rank into it all the same",
         "hvdlite/runtime.py",
-        "file = file_of_rank(path, rank if shared else 0, self.recoveries)",
-        "file = file_of_rank(path, rank, self.recoveries)",
+        "rank = chosen.rank if timelines.count(config.timeline) > 1 else 0",
+        "rank = chosen.rank",
         ("tests/parallel/test_timeline.py",),
     ),
     Mutant(
