@@ -212,6 +212,8 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   }
   if (dropped > 0) {
     dropped_ += dropped;
+    // The ends of these operations may be among the lost events. Kept, they would pile up, because no event would remove them.
+    open_.clear();
     mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
   }
   flush();

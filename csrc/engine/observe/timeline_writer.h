@@ -45,7 +45,8 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call.
+  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call. If there are any,
+  // operations that have not ended get no further spans.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:
