@@ -6,9 +6,6 @@
 
 namespace hvdlite::engine {
 
-using base::Reader;
-using base::Writer;
-
 namespace {
 
 // The product modulo 2^64. check_request and the decoders refuse shapes with more than kMostBytes.
@@ -139,67 +136,6 @@ Request RequestView::copy(SetId on) const {
   return request;
 }
 
-void Request::encode(Writer& writer) const {
-  writer.put(set.id);
-  writer.put(set.epoch);
-  writer.put(static_cast<std::uint8_t>(kind));
-  writer.put(static_cast<std::uint8_t>(dtype));
-  writer.put(static_cast<std::uint8_t>(op));
-  writer.put(static_cast<std::uint8_t>(wire));
-  writer.put(static_cast<std::uint8_t>(codec.kind));
-  writer.put(static_cast<std::uint8_t>(codec.between));
-  writer.put(codec.block);
-  writer.put(static_cast<std::uint8_t>(absent));
-  writer.put(static_cast<std::uint8_t>(weighted));
-  writer.put(root);
-  writer.put(device);
-  writer.put(layout);
-  writer.put(prescale);
-  writer.put(postscale);
-  writer.put(group_size);
-  writer.put(group_index);
-  writer.put_string(name);
-  writer.put_string(group);
-  writer.put_vector(shape);
-  writer.put_vector(splits);
-  writer.put(arena);
-  writer.put(arena_offset);
-}
-
-Request Request::decode(Reader& reader) {
-  Request request;
-  request.set.id = reader.get<std::int32_t>();
-  request.set.epoch = reader.get<std::uint32_t>();
-  request.kind = reader.get_enum<base::OpKind>(base::kNumOpKinds, "kind of operation");
-  request.dtype = reader.get_enum<base::DType>(base::kNumDTypes, "dtype");
-  request.op = reader.get_enum<base::ReduceOp>(base::kNumReduceOps, "reduce op");
-  request.wire = reader.get_enum<Wire>(kNumWires, "wire dtype");
-  request.codec.kind = reader.get_enum<base::CodecKind>(base::kNumCodecKinds, "codec");
-  request.codec.between = reader.get_enum<base::Between>(base::kNumBetweens, "reach of a codec");
-  request.codec.block = reader.get<std::int32_t>();
-  request.absent = reader.get<std::uint8_t>() != 0;
-  request.weighted = reader.get<std::uint8_t>() != 0;
-  request.root = reader.get<std::int32_t>();
-  request.device = reader.get<std::int32_t>();
-  request.layout = reader.get<std::int32_t>();
-  request.prescale = reader.get<double>();
-  request.postscale = reader.get<double>();
-  request.group_size = reader.get<std::int32_t>();
-  request.group_index = reader.get<std::int32_t>();
-  request.name = reader.get_string();
-  request.group = reader.get_string();
-  request.shape = reader.get_vector<std::int64_t>();
-  request.splits = reader.get_vector<std::int64_t>();
-  request.arena = reader.get<std::int64_t>();
-  request.arena_offset = reader.get<std::int64_t>();
-  if (!has_possible_size(request.shape, request.dtype)) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      "a control message holds a shape that no tensor has");
-  }
-  request.seal();
-  return request;
-}
-
 std::vector<std::int64_t> sizes_of_equal(const Request& request, int members) {
   const auto ranks = static_cast<std::size_t>(members);
   std::vector<std::int64_t> sizes;
@@ -218,30 +154,6 @@ std::string display_name(const Request& request) {
 std::string describe(const Request& request) {
   return std::string(base::name_of(request.kind)) + " of '" + display_name(request) + "'" +
          describe_peer(request) + " in process set " + std::to_string(request.set.id);
-}
-
-void Response::encode(Writer& writer) const {
-  request->encode(writer);
-  writer.put(static_cast<std::uint8_t>(error.code));
-  writer.put_string(error.message);
-  writer.put(slot);
-  writer.put(contributors);
-  writer.put(divisor);
-  writer.put(value);
-  writer.put_vector(sizes);
-}
-
-Response Response::decode(Reader& reader) {
-  Response response;
-  response.request = std::make_shared<const Request>(Request::decode(reader));
-  response.error.code = reader.get_enum<base::ErrorCode>(base::kNumErrorCodes, "error code");
-  response.error.message = reader.get_string();
-  response.slot = reader.get<std::int32_t>();
-  response.contributors = reader.get<std::int32_t>();
-  response.divisor = reader.get<std::int32_t>();
-  response.value = reader.get<std::int32_t>();
-  response.sizes = reader.get_vector<std::int64_t>();
-  return response;
 }
 
 }  // namespace hvdlite::engine

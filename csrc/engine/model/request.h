@@ -1,6 +1,6 @@
-// Process sets, what one rank asks a set for (Request), what all its ranks agreed on (Response), and their wire form.
+// Process sets, what one rank asks a set for (Request), and what all its ranks agreed on (Response).
 // Thread: plain values; a shared Request (RequestPtr) does not change. Owns: its strings and vectors. Blocks: no.
-// Throws: the decoders throw Error(Internal) on malformed bytes.
+// Throws: nothing, but naming() what it says, and std::bad_alloc.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,6 @@
 #include "base/codec.h"
 #include "base/error.h"
 #include "base/types.h"
-#include "base/wire.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {
@@ -107,9 +106,6 @@ struct Request {
 
   // Computes the derived fields. Call it after the last change of any other field except `absent`.
   void seal();
-  void encode(base::Writer& writer) const;
-  // Returns a sealed request. The tag is not part of the wire form, since point to point has messages of its own.
-  static Request decode(base::Reader& reader);
   friend bool operator==(const Request&, const Request&) = default;
 };
 
@@ -198,9 +194,6 @@ struct Response {
   std::int32_t value = -1;        // join: the last rank that joined
   // allgather: the rows of each member. alltoall: the splits of each member, one member after the other. Otherwise empty.
   std::vector<std::int64_t> sizes;
-
-  void encode(base::Writer& writer) const;
-  static Response decode(base::Reader& reader);
 };
 
 // Response::sizes if all members have equal requests.
