@@ -98,41 +98,19 @@ void Request::seal() {
 }
 
 bool RequestView::describes(const Request& request, SetId on) const {
-  return name == request.name && on == request.set && kind == request.kind &&
-         dtype == request.dtype && op == request.op && wire == request.wire &&
-         codec == request.codec && absent == request.absent && weighted == request.weighted &&
-         root == request.root && tag == request.tag && device == request.device &&
-         layout == request.layout && prescale == request.prescale &&
-         postscale == request.postscale && group_size == request.group_size &&
-         group_index == request.group_index && group == request.group && arena == request.arena &&
-         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
-         std::ranges::equal(splits, request.splits);
+  return name == request.name && on == request.set && group == request.group &&
+         static_cast<const RequestValues&>(*this) == request &&
+         std::ranges::equal(shape, request.shape) && std::ranges::equal(splits, request.splits);
 }
 
 Request RequestView::copy(SetId on) const {
   Request request;
+  static_cast<RequestValues&>(request) = *this;
   request.set = on;
-  request.kind = kind;
-  request.dtype = dtype;
-  request.op = op;
-  request.wire = wire;
-  request.codec = codec;
-  request.absent = absent;
-  request.weighted = weighted;
-  request.root = root;
-  request.tag = tag;
-  request.device = device;
-  request.layout = layout;
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.group_size = group_size;
-  request.group_index = group_index;
   request.name = name;
   request.group = group;
   request.shape.assign(shape.begin(), shape.end());
   request.splits.assign(splits.begin(), splits.end());
-  request.arena = arena;
-  request.arena_offset = arena_offset;
   return request;
 }
 

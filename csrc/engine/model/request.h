@@ -51,8 +51,8 @@ inline constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 // kMostBytes.
 bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype);
 
-struct Request {
-  SetId set;
+// The values that a request and a caller's view of it have alike.
+struct RequestValues {
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
@@ -73,15 +73,20 @@ struct Request {
   double postscale = 1.0;
   std::int32_t group_size = 0;
   std::int32_t group_index = 0;
+  // The arena in which this rank's tensor lies, and the tensor's offset there in bytes; arena 0: it lies in none.
+  std::int64_t arena = 0;
+  std::int64_t arena_offset = 0;
+  friend bool operator==(const RequestValues&, const RequestValues&) = default;
+};
+
+struct Request : RequestValues {
+  SetId set;
   // The key of negotiation; the doors put the kind in front ("allreduce.conv1.weight").
   std::string name;
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
   // alltoall: the rows for each member. add_process_set: the global ranks of the new set.
   std::vector<std::int64_t> splits;
-  // The arena in which this rank's tensor lies, and the tensor's offset there in bytes; arena 0: it lies in none.
-  std::int64_t arena = 0;
-  std::int64_t arena_offset = 0;
   // seal() computes these. Two ranks that ask for the same have the same values.
   std::uint64_t name_hash = 0;  // of the set (id and epoch) and the name
   // Of all other fields except `tag`, which is not negotiated, and `absent`. Of `device`, only whether it is a GPU.
@@ -124,29 +129,12 @@ struct Weight {
 };
 
 // A request as a caller states it. It borrows text and lists for the length of the call, and its set has no epoch yet.
-struct RequestView {
+struct RequestView : RequestValues {
   std::int32_t set = 0;
-  base::OpKind kind = base::OpKind::kAllreduce;
-  base::DType dtype = base::DType::kFloat32;
-  base::ReduceOp op = base::ReduceOp::kSum;
-  Wire wire = Wire::kSame;
-  base::Codec codec;
-  bool absent = false;
-  bool weighted = false;
-  std::int32_t root = 0;
-  std::int32_t tag = 0;
-  std::int32_t device = -1;
-  std::int32_t layout = 0;
-  double prescale = 1.0;
-  double postscale = 1.0;
-  std::int32_t group_size = 0;
-  std::int32_t group_index = 0;
   std::string_view name;
   std::string_view group;
   std::span<const std::int64_t> shape;
   std::span<const std::int64_t> splits;
-  std::int64_t arena = 0;
-  std::int64_t arena_offset = 0;
   // These are not part of the request:
   Weight weight;           // of this rank, if the request is weighted
   void* stream = nullptr;  // GPU memory is ready after the work already in this stream
