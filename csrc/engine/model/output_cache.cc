@@ -65,12 +65,11 @@ void OutputCache::unmap(const FreeBlock& memory) const noexcept {
   }
 }
 
-OutputCache::Block::~Block() {
-  if (data_ == nullptr) return;
-  if (home_) {
-    home_->give_back({data_, capacity_, shared_});
+void OutputCache::ReturnToCache::operator()(void* data) const noexcept {
+  if (home) {
+    home->give_back({data, capacity, shared});
   } else {
-    free_aligned(data_);
+    free_aligned(data);
   }
 }
 
@@ -81,47 +80,39 @@ std::size_t OutputCache::capacity_for(std::size_t bytes) {
 }
 
 OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
-  Block block;
-  if (bytes < kSmallest) {
-    block.data_ = new_aligned(bytes);
-    return block;
-  }
-  const std::size_t wanted = capacity_for(bytes);
-  block.home_ = shared_from_this();
-  block.shared_ = open && shared_ && wanted <= most_shared_;
-  if (block.shared_ && take(wanted, block)) {
-    shared_->use(block.data_, true);
-    return block;
-  }
-  if (block.shared_) {
+  if (bytes < kSmallest) return Block(new_aligned(bytes));
+  const std::size_t capacity = capacity_for(bytes);
+  FreeBlock memory{nullptr, capacity, open && shared_ && capacity <= most_shared_};
+  if (memory.shared && take(memory)) {
+    shared_->use(memory.data, true);
+  } else if (memory.shared) {
     expect_one_more();
-    block.capacity_ = wanted;
-    block.data_ = shared_->get(wanted);
-    if (block.data_ != nullptr) return block;
-    expect_one_less();
-    block.shared_ = false;
+    memory.data = shared_->get(capacity);
+    if (memory.data == nullptr) expect_one_less();
   }
-  if (take(wanted, block)) return block;
-  expect_one_more();
-  block.capacity_ = wanted;
-  block.data_ = map(wanted);
-  return block;
+  if (memory.data == nullptr) {
+    memory.shared = false;
+    if (!take(memory)) {
+      expect_one_more();
+      memory.data = map(capacity);
+    }
+  }
+  return {memory.data, {shared_from_this(), memory.capacity, memory.shared}};
 }
 
-bool OutputCache::take(std::size_t wanted, Block& block) {
+bool OutputCache::take(FreeBlock& wanted) {
   const std::lock_guard lock(mutex_);
   auto best = kept_.end();
   for (auto candidate = kept_.begin(); candidate != kept_.end(); ++candidate) {
-    if (candidate->shared != block.shared_ || candidate->capacity < wanted ||
-        candidate->capacity > wanted + wanted / 4) {
+    if (candidate->shared != wanted.shared || candidate->capacity < wanted.capacity ||
+        candidate->capacity > wanted.capacity + wanted.capacity / 4) {
       continue;
     }
     // If several blocks have the same size, takes the one that was returned last, because it is most likely in the caches.
     if (best == kept_.end() || candidate->capacity <= best->capacity) best = candidate;
   }
   if (best == kept_.end()) return false;
-  block.data_ = best->data;
-  block.capacity_ = best->capacity;
+  wanted = *best;
   kept_bytes_ -= best->capacity;
   kept_.erase(best);
   return true;

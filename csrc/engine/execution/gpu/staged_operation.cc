@@ -52,7 +52,7 @@ bool StagedOperation::advance() {
 
 std::byte* StagedOperation::host_memory(std::size_t bytes) {
   if (has_gpu()) return static_cast<std::byte*>(pinned_memory(bytes));
-  return leases_.emplace_back(context_.pool.get(bytes)).data();
+  return leases_.emplace_back(context_.pool.get(bytes)).get();
 }
 
 void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t bytes) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include "collectives/select.h"
 #include "engine/execution/extents.h"
@@ -43,9 +42,8 @@ class HostOperation final : public Operation {
   void start_allreduce();
   void start_prepared_allreduce();
   void reduce(collectives::Reduction reduction);
-  void start_scattered_allreduce(collectives::Reduction reduction);
+  void start_allreduce_in_place(collectives::Reduction reduction, bool scattered);
   void start_fused_allreduce(collectives::Reduction reduction);
-  void start_single_allreduce(collectives::Reduction reduction);
   // Returns this rank's value of a part; null if there is none, or if the rank's weight is 0.
   const void* input_of(std::size_t part) const;
   void start_allgather();
@@ -53,6 +51,8 @@ class HostOperation final : public Operation {
   void start_alltoall();
   void start_reducescatter();
   void unpack();
+  // Memory in buffer_.
+  std::byte* scratch(std::size_t bytes);
   // Memory for the result of entry 0; scratch memory if this rank has joined.
   void* allocate_output(const Extents& extents);
 
@@ -60,7 +60,7 @@ class HostOperation final : public Operation {
   collectives::Comm comm_;
   Context context_;
   // The fusion buffer, or memory for a result that no caller of this rank gets.
-  std::optional<FusionBufferPool::Lease> buffer_;
+  FusionBufferPool::Lease buffer_;
   bool packed_ = false;  // the result lies in buffer_; unpack() has to copy it to the outputs
   WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;
