@@ -89,11 +89,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
       shared_(shared),
       pool_(kPoolThresholds * shared.config.fusion_threshold),
       watcher_([this] { transport_.ring(transport_.rank()); }),
-      device_context_{
-          {transport_, shared_.devices, shared_.config, shared_.log, shared_.time, unforced_},
-          shared_,
-          pool_,
-          watcher_},
+      device_context_{transport_, shared_, unforced_, pool_, watcher_},
       transfers_(transport, shared, watcher_) {
   check_tags(transport);
 }

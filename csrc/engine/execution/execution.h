@@ -116,7 +116,7 @@ class Execution {
   SharedState& shared_;
   FusionBufferPool pool_;
   DeviceWatcher watcher_;
-  const DeviceLane::Context device_context_;
+  const DeviceContext device_context_;
   std::map<SetId, Set> sets_;
   std::map<SetId, Lane> lanes_;
   std::map<SetId, std::unique_ptr<DeviceLane>> device_lanes_;

@@ -36,27 +36,18 @@ bool DeviceLane::advance() {
   return look_after() || moved;
 }
 
-bool DeviceLane::takes_nccl(const FusedOp& fused) const {
-  return link_.route() == DeviceLink::Route::kNccl &&
-         NcclOperation::serves(fused, link_, set_->size());
-}
-
 std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
-  SharedState& shared = context_.shared;
-  const bool check_finite = shared.config.check_finite;
-  if (takes_nccl(next.fused)) {
-    ++shared.counters.nccl_ops;
+  Counters& counters = context_.shared.counters;
+  if (link_.route() == DeviceLink::Route::kNccl && NcclOperation::serves(next.fused, link_)) {
+    ++counters.nccl_ops;
     nccl_is_running_ = true;
-    return std::make_unique<NcclOperation>(std::move(next.fused), std::move(next.entries), link_,
-                                           *set_, check_finite);
+    return std::make_unique<NcclOperation>(std::move(next.fused), std::move(next.entries), link_);
   }
-  ++shared.counters.staged_ops;
-  collectives::Comm comm(context_.link.transport, set_->members, set_->index, next.tag, set_->id,
+  ++counters.staged_ops;
+  collectives::Comm comm(context_.transport, set_->members, set_->index, next.tag, set_->id,
                          set_->shared.sharing());
-  return std::make_unique<StagedOperation>(
-      std::move(next.fused), std::move(next.entries), link_, std::move(comm),
-      StagedOperation::Context{*set_, context_.pool, context_.link.selection, context_.watcher,
-                               shared.counters, check_finite});
+  return std::make_unique<StagedOperation>(std::move(next.fused), std::move(next.entries), link_,
+                                           std::move(comm));
 }
 
 bool DeviceLane::start() {

@@ -25,17 +25,9 @@ namespace hvdlite::engine {
 
 class DeviceLane {
  public:
-  // Objects that all lanes of an engine share and that must outlive them.
-  struct Context {
-    LinkContext link;
-    SharedState& shared;
-    FusionBufferPool& pool;
-    DeviceWatcher& watcher;
-  };
-
-  DeviceLane(const Context& context, SharingSetPtr set,
+  DeviceLane(const DeviceContext& context, SharingSetPtr set,
              const std::array<std::uint32_t, DeviceLink::kTags>& tags, int home)
-      : context_(context), set_(std::move(set)), link_(context_.link, set_, tags, home) {}
+      : context_(context), set_(std::move(set)), link_(context, set_, tags, home) {}
 
   void enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag);
   // Starts and advances operations. Returns true if anything happened.
@@ -62,9 +54,8 @@ class DeviceLane {
   bool look_after();
   void report_not_finite(const FiniteCheck& check);
   std::unique_ptr<DeviceOperation> make(QueuedOperation waiting);
-  bool takes_nccl(const FusedOp& fused) const;
 
-  const Context& context_;
+  const DeviceContext& context_;
   const SharingSetPtr set_;
   DeviceLink link_;
   std::deque<QueuedOperation> waiting_;

@@ -16,21 +16,21 @@ constexpr int kVerdictChannel = 1;
 
 }  // namespace
 
-DeviceLink::DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
+DeviceLink::DeviceLink(const DeviceContext& context, std::shared_ptr<const ProcessSet> set,
                        const std::array<std::uint32_t, kTags>& tags, int home)
     : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
 
 // A rank that has submitted an operation has opened its GPU already. So this finds a GPU, except perhaps on a joined rank.
 void DeviceLink::open_home() {
   int gpu = home_wanted_;
-  card_.knob = knob_of(context_.config.gpu_route);
-  card_.float32_sums = context_.config.nccl_float32_sums ? 1 : 0;
+  card_.knob = knob_of(context_.shared.config.gpu_route);
+  card_.float32_sums = context_.shared.config.nccl_float32_sums ? 1 : 0;
   try {
     if (gpu < 0) {
       const int local = context_.transport.local_rank_of(context_.transport.rank());
-      gpu = local % context_.devices.driver().devices();
+      gpu = local % context_.shared.devices.driver().devices();
     }
-    home_ = &context_.devices.device(gpu);
+    home_ = &context_.shared.devices.device(gpu);
     stream_.emplace(home_->gpu);
     return_stream_.emplace(home_->gpu);
   } catch (const Error& error) {
@@ -42,7 +42,7 @@ void DeviceLink::open_home() {
   card_.gpu = home_->gpu->uuid();
   if (card_.knob == RouteCard::kStaged) return;
   try {
-    nccl_ = context_.devices.nccl();
+    nccl_ = context_.shared.devices.nccl();
     card_.nccl_version = nccl_->version();
   } catch (const Error& error) {
     put_text(card_.why, error.what());
@@ -132,7 +132,7 @@ void DeviceLink::invite() {
 
 void DeviceLink::join() {
   step_ = Step::kJoining;
-  since_ = context_.time.now();
+  since_ = context_.shared.time.now();
   collective_.reset();
   collectives::Comm comm = comm_for(2);
   if (rank() == 0) {
@@ -172,7 +172,8 @@ bool DeviceLink::poll_own() {
   if (own_known_) return false;
   try {
     if (comm_->busy()) {
-      if (!complained_ && base::seconds_between(since_, context_.time.now()) > kLongSeconds) {
+      if (!complained_ &&
+          base::seconds_between(since_, context_.shared.time.now()) > kLongSeconds) {
         complained_ = true;
         say(LogLevel::kWarning,
             "NCCL's communicator is still not up after " + std::to_string(int(kLongSeconds)) +
@@ -242,11 +243,12 @@ void DeviceLink::fall_back(const std::string& why) {
 }
 
 void DeviceLink::say(LogLevel level, const std::string& text) const {
-  context_.log.write(level, "device", "process set " + std::to_string(set_->id.id) + ": " + text);
+  context_.shared.log.write(level, "device",
+                            "process set " + std::to_string(set_->id.id) + ": " + text);
 }
 
 device::EventPtr DeviceLink::relay(const device::EventPtr& event, int gpu) {
-  device::Device& device = context_.devices.device(gpu);
+  device::Device& device = context_.shared.devices.device(gpu);
   const auto found = relays_.try_emplace(gpu, device.gpu).first;
   event->order(found->second.get(), *device.gpu);
   return device.gpu->record(found->second.get());

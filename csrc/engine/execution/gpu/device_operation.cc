@@ -20,6 +20,13 @@ std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
+DeviceOperation::DeviceOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& link)
+    : Operation(std::move(fused_op), std::move(own)),
+      link_(link),
+      watches_finite_(link.context().shared.config.check_finite &&
+                      first_request().kind == base::OpKind::kAllreduce &&
+                      kernels::is_float(first_request().dtype)) {}
+
 // Kernels may still run. Their buffers become free after they have ended; if their end cannot be known, the buffers are never
 // freed.
 void DeviceOperation::abandon() {
@@ -163,12 +170,6 @@ bool DeviceOperation::lacks_all_inputs() const {
 bool DeviceOperation::lacks_all_outputs() const {
   return std::ranges::all_of(places_,
                              [](const PartAddresses& place) { return place.output == nullptr; });
-}
-
-void DeviceOperation::watch_finite(bool wanted) {
-  const Request& first = first_request();
-  watches_finite_ =
-      wanted && first.kind == base::OpKind::kAllreduce && kernels::is_float(first.dtype);
 }
 
 std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {

@@ -7,14 +7,6 @@ namespace hvdlite::engine {
 using base::OpKind;
 using base::ReduceOp;
 
-StagedOperation::StagedOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
-                                 collectives::Comm comm, const Context& context)
-    : DeviceOperation(std::move(fused_op), std::move(own), over),
-      comm_(std::move(comm)),
-      context_(context) {
-  watch_finite(context.check_finite);
-}
-
 void StagedOperation::start() {
   if (has_no_value()) {
     stage_ = Stage::kFinished;
@@ -24,14 +16,14 @@ void StagedOperation::start() {
   fetch();
   if (!fetched_) return;
   arrived_ = gpu().record(link().stream());
-  context_.watcher.watch(arrived_);
+  context().watcher.watch(arrived_);
 }
 
 bool StagedOperation::advance() {
   if (stage_ == Stage::kArriving) {
     if (arrived_ && !arrived_->finished()) return false;
     if (first_request().weighted) {
-      collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
+      collective_ = weights_.start(comm_, entries().front().weight, context().selection);
       stage_ = Stage::kWeighing;
     } else {
       move();
@@ -52,7 +44,7 @@ bool StagedOperation::advance() {
 
 std::byte* StagedOperation::host_memory(std::size_t bytes) {
   if (has_gpu()) return static_cast<std::byte*>(pinned_memory(bytes));
-  return leases_.emplace_back(context_.pool.get(bytes)).get();
+  return leases_.emplace_back(context().pool.get(bytes)).get();
 }
 
 void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t bytes) {
@@ -78,7 +70,7 @@ void StagedOperation::fetch() {
       break;
     case OpKind::kBroadcast:
       input_ = output_ = host_memory(first.bytes());
-      if (comm_.rank() == context_.set.index_of(first.root)) {
+      if (comm_.rank() == set().index_of(first.root)) {
         fetch_bytes(input_, own, first.bytes());
       }
       break;
@@ -123,8 +115,7 @@ void StagedOperation::fetch_reduction() {
     return;
   }
   const Request& first = first_request();
-  const device::Conversion cast = {
-      .from = first.dtype, .to = first.wire_dtype(), .factor = 1.0, .divisor = 1, .op = first.op};
+  const device::Conversion cast = {.from = first.dtype, .to = first.wire_dtype(), .op = first.op};
   packed_ = device_memory(bytes, link().stream());
   kernels().pack(inputs(element_bytes()), packed_, cast, nullptr, link().stream());
   fetch_bytes(input_, packed_, bytes);
@@ -141,24 +132,24 @@ void StagedOperation::move() {
       break;
     case OpKind::kBroadcast:
       collective_ = collectives::start_broadcast(
-          comm_, {output_, first.bytes(), context_.set.index_of(first.root)}, context_.selection);
+          comm_, {output_, first.bytes(), set().index_of(first.root)}, context().selection);
       break;
     case OpKind::kAllgather:
       collective_ = collectives::start_allgatherv(
-          comm_, {input_, output_, extents_->bytes(extents_->rows)}, context_.selection);
+          comm_, {input_, output_, extents_->bytes(extents_->rows)}, context().selection);
       break;
     case OpKind::kAlltoall:
       collective_ = collectives::start_alltoallv(
           comm_,
           {input_, output_, extents_->bytes(extents_->sent), extents_->bytes(extents_->rows)},
-          context_.selection);
+          context().selection);
       break;
     default:
       collective_ =
           collectives::start_reducescatter(comm_,
                                            {input_, output_, extents_->elements(extents_->rows),
                                             reduction_of(fused().parts.front(), comm_.size())},
-                                           context_.selection);
+                                           context().selection);
   }
 }
 
@@ -167,7 +158,7 @@ void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
   if (weights_.pending()) {
-    args.reduction = weights_.take(args.reduction, comm_.rank(), context_.counters);
+    args.reduction = weights_.take(args.reduction, comm_.rank(), context().shared.counters);
   }
   args.reduction.dtype = first_request().wire_dtype();
   if (args.reduction.op == ReduceOp::kAdasum) {
@@ -180,7 +171,7 @@ void StagedOperation::move_allreduce() {
     const std::byte* input = weights_.counts_nothing() ? nullptr : input_;
     args.parts = {{input, output_, buffer_elements(element_bytes())}};
   }
-  collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
+  collective_ = collectives::start_allreduce(comm_, std::move(args), context().selection);
 }
 
 // --- returning ------------------------------------------------------------------------------------------------------
@@ -199,7 +190,7 @@ void StagedOperation::bring_back() {
     bring(place(0).output, extents_->out_bytes());
   } else if (first.kind == OpKind::kBroadcast) {
     const PartAddresses& own = place(0);
-    if (comm_.rank() != context_.set.index_of(first.root)) {
+    if (comm_.rank() != set().index_of(first.root)) {
       bring(own.output, first.bytes());
     } else if (own.output != own.input && first.bytes() > 0) {
       gpu().copy(own.output, own.input, first.bytes(), stream);
@@ -210,8 +201,7 @@ void StagedOperation::bring_back() {
     const std::size_t bytes = buffer_bytes();
     if (packed_ == nullptr) packed_ = device_memory(bytes, stream);
     bring(packed_, bytes);
-    const device::Conversion cast = {
-        .from = first.wire_dtype(), .to = first.dtype, .factor = 1.0, .divisor = 1, .op = first.op};
+    const device::Conversion cast = {.from = first.wire_dtype(), .to = first.dtype, .op = first.op};
     kernels().unpack(outputs(element_bytes()), packed_, cast, make_flags(stream), stream);
   }
   hand_over(stream);
