@@ -6,7 +6,7 @@
 //
 // A pure machine: entries and messages go in; what must be done comes out through Effects, in order. The machine negotiates
 // nothing, and no collective waits for it, except the removal of a process set. Its digest tells states apart. Cycle drives it,
-// and Messenger passes it the other ranks' messages.
+// and passes it the other ranks' messages.
 //
 //   what callers ask ---------> admit() ----------------+
 //   what another rank says ---> hear() -----------------+--> Effects: send, finish, start_send, start_receive, take, take_own
