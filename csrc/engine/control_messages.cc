@@ -139,7 +139,7 @@ void Cycle::tell_user(const Status& why) {
 // --- endings ----------------------------------------------------------------------------------------------------------
 
 void Cycle::end_all(const Status& why) {
-  execution_.retain_all(why, shared_.failure.happened());
+  execution_.retain_all(why);
   negotiation_.end_all(why);
   point_to_point_.end_all(why);
   shared_.finish(shared_.queue.take_all(), why);

@@ -213,8 +213,8 @@ void Execution::enqueue(Set& set, QueuedOperation operation) {
   if (first.arena != 0) ++shared_.counters.arena_ops;
   if (first.on_gpu()) {
     DeviceLane& lane = device_lane(set, operation.entries);
-    lane.enqueue(std::move(operation.fused), std::move(operation.entries), next_tag(set));
-    return;
+    operation.tag = next_tag(set);
+    return lane.enqueue(std::move(operation));
   }
   Lane& lane = lanes_[set.host->id];
   if (!lane.set) lane.set = set.host;
@@ -322,7 +322,7 @@ bool Execution::step(Lane& lane) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-void Execution::retain_all(const base::Status& why, bool lost) {
+void Execution::retain_all(const base::Status& why) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
       operation->abandon();
@@ -333,7 +333,7 @@ void Execution::retain_all(const base::Status& why, bool lost) {
   }
   lanes_.clear();
   const auto retain = [&](std::unique_ptr<DeviceLane>& lane) {
-    if (!lost && lane->idle() && lane->settled()) return;
+    if (!shared_.failure.happened() && lane->idle() && lane->settled()) return;
     lane->abandon(why);
     retained_lanes_.push_back(std::move(lane));
   };

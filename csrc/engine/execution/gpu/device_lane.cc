@@ -18,17 +18,13 @@ constexpr std::size_t kNamesInLine = 8;
 
 }  // namespace
 
-void DeviceLane::enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag) {
-  waiting_.push_back({std::move(fused), std::move(entries), tag});
-}
-
 bool DeviceLane::idle() const {
-  return waiting_.empty() && running_.empty() && link_.route() != DeviceLink::Route::kComingUp;
+  return waiting_.empty() && running_.empty() && !link_.is_coming_up();
 }
 
 bool DeviceLane::advance() {
   bool moved = false;
-  if (link_.route() == DeviceLink::Route::kComingUp && !waiting_.empty()) {
+  if (link_.is_coming_up() && !waiting_.empty()) {
     naming(waiting_.front().fused.first(), [&] { moved = link_.advance(); });
   }
   moved = start() || moved;
@@ -38,7 +34,7 @@ bool DeviceLane::advance() {
 
 std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   Counters& counters = context_.shared.counters;
-  if (link_.route() == DeviceLink::Route::kNccl && NcclOperation::serves(next.fused, link_)) {
+  if (link_.route() == Route::kNccl && NcclOperation::serves(next.fused, link_)) {
     ++counters.nccl_ops;
     nccl_is_running_ = true;
     return std::make_unique<NcclOperation>(std::move(next.fused), std::move(next.entries), link_);
@@ -52,16 +48,16 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
 
 bool DeviceLane::start() {
   bool started = false;
-  while (!waiting_.empty() && !nccl_is_running_ && link_.route() != DeviceLink::Route::kComingUp &&
+  while (!waiting_.empty() && !nccl_is_running_ && !link_.is_coming_up() &&
          running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
     QueuedOperation next = std::move(waiting_.front());
     waiting_.pop_front();
     started = true;
-    if (link_.route() == DeviceLink::Route::kRefused) {
+    if (link_.route() == Route::kRefused) {
       context_.shared.finish(
-          next.entries, {ErrorCode::kUnsupported,
-                         describe(next.fused.first()) +
-                             ": the ranks cannot exchange GPU tensors: " + link_.why_refused()});
+          next.entries,
+          {ErrorCode::kUnsupported, describe(next.fused.first()) +
+                                        ": the ranks cannot exchange GPU tensors: " + link_.why()});
       continue;
     }
     context_.shared.reached(next.entries, FlightRecorder::Stage::kStarted);
@@ -108,7 +104,7 @@ bool DeviceLane::look_after() {
     bool done = false;
     naming(*oldest.request, [&] {
       const Clock::time_point now = context_.shared.time.now();
-      if (link_.route() == DeviceLink::Route::kNccl && now - looked_at_ > kLookInterval) {
+      if (link_.route() == Route::kNccl && now - looked_at_ > kLookInterval) {
         looked_at_ = now;
         static_cast<void>(link_.busy());
       }

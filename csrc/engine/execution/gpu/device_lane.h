@@ -29,7 +29,7 @@ class DeviceLane {
              const std::array<std::uint32_t, DeviceLink::kTags>& tags, int home)
       : context_(context), set_(std::move(set)), link_(context, set_, tags, home) {}
 
-  void enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag);
+  void enqueue(QueuedOperation operation) { waiting_.push_back(std::move(operation)); }
   // Starts and advances operations. Returns true if anything happened.
   bool advance();
   // True if no operation waits or runs, and the link has its route.

@@ -72,12 +72,10 @@ bool DeviceLink::advance() {
     case Step::kCards:
       if (!collective_->advance()) return false;
       choice_ = choose_route(cards_, *set_->members);
-      if (choice_.refused) {
-        settle(Route::kRefused, choice_.why);
-      } else if (choice_.nccl) {
+      if (choice_.route == Route::kNccl) {
         invite();
       } else {
-        settle(Route::kStaged, choice_.why);
+        settle();
       }
       return true;
     case Step::kInvitation:
@@ -101,7 +99,7 @@ bool DeviceLink::advance() {
         return false;
       }
       if (verdict_.ok != 0) {
-        settle(Route::kNccl, choice_.why);
+        settle();
       } else {
         fall_back(get_text(verdict_.why));
       }
@@ -218,19 +216,14 @@ bool DeviceLink::poll_verdict() {
   return true;
 }
 
-void DeviceLink::settle(Route route, const std::string& why) {
+void DeviceLink::settle() {
   collective_.reset();
   step_ = Step::kDone;
-  route_ = route;
-  if (route == Route::kRefused) {
-    why_refused_ = why;
-    return;
-  }
-  if (rank() != 0) return;
+  if (route() == Route::kRefused || rank() != 0) return;
   const std::string gpu = home_ != nullptr ? " (" + home_->gpu->name() + " here)" : "";
   say(choice_.falls_back ? LogLevel::kWarning : LogLevel::kInfo,
-      route == Route::kNccl ? "GPU operations go through " + why + gpu
-                            : "GPU operations go through host memory" + gpu + ": " + why);
+      route() == Route::kNccl ? "GPU operations go through " + why() + gpu
+                              : "GPU operations go through host memory" + gpu + ": " + why());
 }
 
 // The members chose NCCL, but a communicator did not come up.
@@ -238,8 +231,9 @@ void DeviceLink::fall_back(const std::string& why) {
   const bool demanded = std::ranges::any_of(
       cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });
   choice_.falls_back = true;
-  settle(demanded ? Route::kRefused : Route::kStaged,
-         "NCCL failed to start on " + why + (demanded ? kWithoutNccl : ""));
+  choice_.route = demanded ? Route::kRefused : Route::kStaged;
+  choice_.why = "NCCL failed to start on " + why + (demanded ? kWithoutNccl : "");
+  settle();
 }
 
 void DeviceLink::say(LogLevel level, const std::string& text) const {

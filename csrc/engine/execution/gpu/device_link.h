@@ -45,7 +45,6 @@ struct DeviceContext {
 class DeviceLink {
  public:
   static constexpr std::size_t kTags = 3;
-  enum class Route { kComingUp, kNccl, kStaged, kRefused };
 
   // home: the GPU of this rank's first GPU operation on the set. -1: the rank has had none; the first advance() opens the GPU
   // that matches its place on the host.
@@ -56,12 +55,13 @@ class DeviceLink {
   bool advance();
   const DeviceContext& context() const { return context_; }
   const ProcessSet& set() const { return *set_; }
-  Route route() const { return route_; }
-  const std::string& why_refused() const { return why_refused_; }
+  bool is_coming_up() const { return step_ != Step::kDone; }
+  // Valid when the link has come up. why(): of Route::kRefused.
+  Route route() const { return choice_.route; }
+  const std::string& why() const { return choice_.why; }
 
   // Null: this rank has no GPU. Such a rank has joined, and takes part with host memory.
   device::Device* home() const { return home_; }
-  device::Device& device(int gpu) { return context_.shared.devices.device(gpu); }
   device::cuda::Stream stream() const { return stream_->get(); }
   // The stream for copies from host memory to the GPU. It is a separate stream so that these copies do not wait for inputs of
   // later operations.
@@ -104,7 +104,7 @@ class DeviceLink {
   bool poll_own();
   bool poll_reports();
   bool poll_verdict();
-  void settle(Route route, const std::string& why);
+  void settle();
   void fall_back(const std::string& why);
   void say(base::LogLevel level, const std::string& text) const;
 
@@ -121,9 +121,7 @@ class DeviceLink {
   std::unique_ptr<device::NcclComm> comm_;
 
   Step step_ = Step::kOpening;
-  Route route_ = Route::kComingUp;
   RouteChoice choice_;
-  std::string why_refused_;
   base::Clock::time_point since_;  // of join()
   bool complained_ = false;
 

@@ -84,7 +84,7 @@ void* DeviceOperation::make_output(const Extents& extents, cuda::Stream stream) 
   if (!entry.request) return nullptr;
   auto output = extents.output(*entry.request);
   output->device = entry.request->device;
-  device::Device& device = link_.device(output->device);
+  device::Device& device = link_.context().shared.devices.device(output->device);
   const std::size_t bytes = std::max<std::size_t>(output->bytes, 1);
   output->gpu_block = device.memory->get(bytes, stream);
   void* data = output->gpu_block.data();
@@ -124,7 +124,9 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
       entry.completion->output->gpu_block.free_after(entry.completion->event);
     }
     // If these tensors lie in memory that the engine lent, that memory becomes free after this event as well.
-    device::Device& of = is_foreign(entry) ? link_.device(entry.request->device) : *link_.home();
+    device::Device& of = is_foreign(entry)
+                             ? link_.context().shared.devices.device(entry.request->device)
+                             : *link_.home();
     of.memory->used(entry.input, entry.completion->event);
     of.memory->used(entry.output, entry.completion->event);
   }

@@ -74,7 +74,7 @@ RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int
   choice.float32_sums = std::any_of(cards.begin(), cards.end(),
                                     [](const RouteCard& card) { return card.float32_sums != 0; });
   if (!for_nccl.empty() && !for_staged.empty()) {
-    choice.refused = true;
+    choice.route = Route::kRefused;
     choice.why = "HVDLITE_GPU_ROUTE is nccl on " + format_ranks(for_nccl) + " but staged on " +
                  format_ranks(for_staged) + "; set it alike on every rank";
     return choice;
@@ -85,14 +85,15 @@ RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int
   }
   bool certain = false;
   choice.why = obstacle(cards, members, &certain);
-  choice.nccl = choice.why.empty() || (!for_nccl.empty() && !certain);
-  if (choice.nccl) {
+  if (choice.why.empty() || (!for_nccl.empty() && !certain)) {
+    choice.route = Route::kNccl;
     choice.why = "NCCL " + device::nccl_version_text(cards.front().nccl_version);
-    return choice;
+  } else if (for_nccl.empty()) {
+    choice.falls_back = true;
+  } else {
+    choice.route = Route::kRefused;
+    choice.why += kWithoutNccl;
   }
-  choice.refused = !for_nccl.empty();
-  choice.falls_back = !choice.refused;
-  if (choice.refused) choice.why += kWithoutNccl;
   return choice;
 }
 
