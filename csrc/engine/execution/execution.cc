@@ -288,10 +288,9 @@ bool Execution::start(Lane& lane) {
     QueuedOperation next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
     shared_.reached(next.entries, FlightRecorder::Stage::kStarted);
-    const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
-                                 lane.set->id, lane.set->shared.sharing());
+    const collectives::Comm comm = lane.set->comm(transport_, next.tag);
     lane.running.push_back(std::make_unique<HostOperation>(
-        std::move(next.fused), std::move(next.entries), std::move(next.payloads), comm,
+        std::move(next), comm,
         HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
     Operation& operation = *lane.running.back();
     lane.running_bytes += operation.bytes();

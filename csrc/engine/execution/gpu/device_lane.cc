@@ -37,13 +37,11 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   if (link_.route() == Route::kNccl && NcclOperation::serves(next.fused, link_)) {
     ++counters.nccl_ops;
     nccl_is_running_ = true;
-    return std::make_unique<NcclOperation>(std::move(next.fused), std::move(next.entries), link_);
+    return std::make_unique<NcclOperation>(std::move(next), link_);
   }
   ++counters.staged_ops;
-  collectives::Comm comm(context_.transport, set_->members, set_->index, next.tag, set_->id,
-                         set_->shared.sharing());
-  return std::make_unique<StagedOperation>(std::move(next.fused), std::move(next.entries), link_,
-                                           std::move(comm));
+  collectives::Comm comm = set_->comm(context_.transport, next.tag);
+  return std::make_unique<StagedOperation>(std::move(next), link_, std::move(comm));
 }
 
 bool DeviceLane::start() {

@@ -20,8 +20,8 @@ std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
-DeviceOperation::DeviceOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& link)
-    : Operation(std::move(fused_op), std::move(own)),
+DeviceOperation::DeviceOperation(QueuedOperation what, DeviceLink& link)
+    : Operation(std::move(what)),
       link_(link),
       watches_finite_(link.context().shared.config.check_finite &&
                       first_request().kind == base::OpKind::kAllreduce &&
@@ -117,7 +117,7 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
   const device::EventPtr done = gpu().record(stream);
   for (device::Buffer& buffer : buffers_) buffer.free_after(done);
   buffers_.clear();
-  for (Entry& entry : entries()) {
+  for (const Entry& entry : entries()) {
     if (!entry.request) continue;
     entry.completion->event = is_foreign(entry) ? link_.relay(done, entry.request->device) : done;
     if (entry.completion->output) {

@@ -32,7 +32,7 @@ struct HandedOver {
 
 class DeviceOperation : public Operation {
  public:
-  DeviceOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link);
+  DeviceOperation(QueuedOperation what, DeviceLink& link);
 
   void abandon() override;
   virtual bool is_nccl() const = 0;

@@ -21,9 +21,8 @@ namespace hvdlite::engine {
 
 class StagedOperation final : public DeviceOperation {
  public:
-  StagedOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link,
-                  collectives::Comm comm)
-      : DeviceOperation(std::move(fused), std::move(entries), link), comm_(std::move(comm)) {}
+  StagedOperation(QueuedOperation what, DeviceLink& link, collectives::Comm comm)
+      : DeviceOperation(std::move(what), link), comm_(std::move(comm)) {}
   void start() override;
   bool advance() override;
   bool is_nccl() const override { return false; }

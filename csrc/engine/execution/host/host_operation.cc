@@ -82,7 +82,7 @@ void HostOperation::abandon() {
 }
 
 void HostOperation::start_allreduce() {
-  if (!payloads_.empty()) {
+  if (!payloads().empty()) {
     start_prepared_allreduce();
   } else if (first_request().weighted) {
     collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
@@ -93,7 +93,7 @@ void HostOperation::start_allreduce() {
 
 // Reduces the payloads that came with the announcements.
 void HostOperation::start_prepared_allreduce() {
-  const collectives::PreparedInputs inputs(payloads_);
+  const collectives::PreparedInputs inputs(payloads());
   const collectives::Reduction reduction = reduction_of(first_request(), comm_.size());
   const collectives::Tuning& tuning = context_.selection.tuning;
   collectives::AllreducePart part{nullptr, entries().front().output,
@@ -102,12 +102,12 @@ void HostOperation::start_prepared_allreduce() {
     part.output = scratch(bytes());
     packed_ = true;
   }
-  if (payloads_.front().size() == bytes()) {
+  if (payloads().front().size() == bytes()) {
     collectives::allreduce_prepared(inputs, comm_.hosts(), part, reduction, tuning.isa);
   } else {
     collective_ = collectives::allreduce_of_parts(comm_, inputs, part, reduction, tuning);
   }
-  payloads_.clear();
+  payloads().clear();
 }
 
 const void* HostOperation::input_of(std::size_t part) const {

@@ -24,14 +24,8 @@ class HostOperation final : public Operation {
     const collectives::Selection& selection;
     Counters& counters;
   };
-  // payloads: as QueuedOperation::payloads.
-  HostOperation(FusedOp fused, std::vector<Entry> entries,
-                std::vector<std::vector<std::byte>> payloads, collectives::Comm comm,
-                const Context& context)
-      : Operation(std::move(fused), std::move(entries)),
-        payloads_(std::move(payloads)),
-        comm_(std::move(comm)),
-        context_(context) {}
+  HostOperation(QueuedOperation what, collectives::Comm comm, const Context& context)
+      : Operation(std::move(what)), comm_(std::move(comm)), context_(context) {}
 
   void start() override;
   bool advance() override;
@@ -56,7 +50,6 @@ class HostOperation final : public Operation {
   // Memory for the result of entry 0; scratch memory if this rank has joined.
   void* allocate_output(const Extents& extents);
 
-  std::vector<std::vector<std::byte>> payloads_;
   collectives::Comm comm_;
   Context context_;
   // The fusion buffer, or memory for a result that no caller of this rank gets.
