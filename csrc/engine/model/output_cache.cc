@@ -86,16 +86,11 @@ OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
   if (memory.shared && take(memory)) {
     shared_->use(memory.data, true);
   } else if (memory.shared) {
-    expect_one_more();
     memory.data = shared_->get(capacity);
-    if (memory.data == nullptr) expect_one_less();
   }
   if (memory.data == nullptr) {
     memory.shared = false;
-    if (!take(memory)) {
-      expect_one_more();
-      memory.data = map(capacity);
-    }
+    if (!take(memory)) memory.data = map(capacity);
   }
   return {memory.data, {shared_from_this(), memory.capacity, memory.shared}};
 }
@@ -118,16 +113,6 @@ bool OutputCache::take(FreeBlock& wanted) {
   return true;
 }
 
-void OutputCache::expect_one_more() {
-  const std::lock_guard lock(mutex_);
-  kept_.reserve(++mapped_);  // so that returning a block can never fail
-}
-
-void OutputCache::expect_one_less() {
-  const std::lock_guard lock(mutex_);
-  --mapped_;
-}
-
 void OutputCache::give_back(FreeBlock memory) noexcept {
   for (;;) {
     FreeBlock unwanted = memory;
@@ -137,32 +122,36 @@ void OutputCache::give_back(FreeBlock memory) noexcept {
       lock.try_lock();
     }
     if (lock.owns_lock() && memory.capacity <= keep_bytes_) {
-      if (kept_bytes_ + memory.capacity <= keep_bytes_) {
-        if (memory.shared) shared_->use(memory.data, false);
-        kept_.push_back(memory);
-        kept_bytes_ += memory.capacity;
+      if (kept_bytes_ + memory.capacity > keep_bytes_) {
+        unwanted = kept_.front();  // the list is not empty, because the kept bytes are not zero
+        kept_.erase(kept_.begin());
+        kept_bytes_ -= unwanted.capacity;
+      } else if (keep(memory)) {
         return;
       }
-      unwanted = kept_.front();  // the list is not empty, because the kept bytes are not zero
-      kept_.erase(kept_.begin());
-      kept_bytes_ -= unwanted.capacity;
     }
-    if (lock.owns_lock()) {
-      --mapped_;
-      lock.unlock();
-    }
+    if (lock.owns_lock()) lock.unlock();
     unmap(unwanted);
     if (unwanted.data == memory.data) return;
   }
+}
+
+bool OutputCache::keep(const FreeBlock& memory) noexcept {
+  try {
+    kept_.push_back(memory);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  kept_bytes_ += memory.capacity;
+  if (memory.shared) shared_->use(memory.data, false);
+  return true;
 }
 
 void OutputCache::close() {
   std::vector<FreeBlock> last;
   {
     const std::lock_guard lock(mutex_);
-    last = kept_;
-    kept_.clear();  // its reserved capacity stays
-    mapped_ -= last.size();
+    last.swap(kept_);
     kept_bytes_ = keep_bytes_ = 0;
   }
   for (const FreeBlock& memory : last) unmap(memory);

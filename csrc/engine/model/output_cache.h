@@ -69,16 +69,15 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   // Replaces `wanted` by the best fit for its capacity among the kept blocks (shared ones or not, as wanted.shared says).
   // Returns false if none fits.
   bool take(FreeBlock& wanted);
-  void expect_one_more();
-  void expect_one_less();
   void give_back(FreeBlock memory) noexcept;
+  // With the lock. Returns false if the list cannot grow.
+  bool keep(const FreeBlock& memory) noexcept;
   void unmap(const FreeBlock& memory) const noexcept;
   static std::size_t capacity_for(std::size_t bytes);
 
   std::mutex mutex_;
   std::size_t keep_bytes_;
   std::size_t kept_bytes_ = 0;
-  std::size_t mapped_ = 0;       // blocks of kSmallest bytes or more that exist, kept or in use
   std::vector<FreeBlock> kept_;  // in order of return, the oldest first
   const std::shared_ptr<transport::ResultMemory> shared_;
   const std::size_t most_shared_;
