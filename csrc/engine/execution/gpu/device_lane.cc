@@ -36,7 +36,6 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   Counters& counters = context_.shared.counters;
   if (link_.route() == Route::kNccl && NcclOperation::serves(next.fused, link_)) {
     ++counters.nccl_ops;
-    nccl_is_running_ = true;
     return std::make_unique<NcclOperation>(std::move(next), link_);
   }
   ++counters.staged_ops;
@@ -46,7 +45,7 @@ std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
 
 bool DeviceLane::start() {
   bool started = false;
-  while (!waiting_.empty() && !nccl_is_running_ && !link_.is_coming_up() &&
+  while (!waiting_.empty() && !runs_nccl() && !link_.is_coming_up() &&
          running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
     QueuedOperation next = std::move(waiting_.front());
     waiting_.pop_front();
@@ -82,7 +81,6 @@ bool DeviceLane::step() {
       continue;
     }
     running_bytes_ -= (*operation)->bytes();
-    if ((*operation)->is_nccl()) nccl_is_running_ = false;
     HandedOver& left = (*operation)->handed_over();
     if (left.event) {
       if (left.check.flags) context_.watcher.watch(left.event);

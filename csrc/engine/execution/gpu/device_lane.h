@@ -52,6 +52,7 @@ class DeviceLane {
   bool start();
   bool step();
   bool look_after();
+  bool runs_nccl() const { return !running_.empty() && running_.back()->is_nccl(); }
   void report_not_finite(const FiniteCheck& check);
   std::unique_ptr<DeviceOperation> make(QueuedOperation waiting);
 
@@ -61,7 +62,6 @@ class DeviceLane {
   std::deque<QueuedOperation> waiting_;
   std::deque<std::unique_ptr<DeviceOperation>> running_;
   std::size_t running_bytes_ = 0;
-  bool nccl_is_running_ = false;  // the last running operation goes through NCCL
   std::deque<HandedOver> handed_over_;
   base::Clock::time_point looked_at_;
   // For the limit to log lines: the beginning of the current interval, the number of its lines, and the number of FusedOps that
