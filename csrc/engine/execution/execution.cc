@@ -304,8 +304,8 @@ bool Execution::step(Lane& lane) {
   bool moved = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
     const bool had_begun = (*operation)->has_begun();
-    bool done = false;
-    naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+    const bool done =
+        naming((*operation)->first_request(), [&] { return (*operation)->advance(); });
     if (!done) {
       moved = moved || had_begun != (*operation)->has_begun();  // the next one may start
       ++operation;

@@ -19,7 +19,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "engine/execution/gpu/device_lane.h"

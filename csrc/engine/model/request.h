@@ -157,12 +157,12 @@ std::string describe(const Request& request);
 // The name without the kind that the doors put in front.
 std::string display_name(const Request& request);
 
-// Calls work(), whose errors do not name the operation. If it throws an Error, or the system gives no memory, puts the
+// Returns work(), whose errors do not name the operation. If it throws an Error, or the system gives no memory, puts the
 // operation's description in front of the text, so that the user learns which operation failed.
 template <typename Work>
-void naming(const Request& request, Work work) {
+auto naming(const Request& request, Work work) {
   try {
-    work();
+    return work();
   } catch (const base::Error& error) {
     throw base::Error(error.code(), describe(request) + ": " + error.what());
   } catch (const std::bad_alloc&) {

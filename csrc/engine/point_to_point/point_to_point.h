@@ -35,7 +35,6 @@
 // does the next send or receive that the sender submits, because the refused send has ended.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>

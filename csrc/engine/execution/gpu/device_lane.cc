@@ -25,7 +25,7 @@ bool DeviceLane::idle() const {
 bool DeviceLane::advance() {
   bool moved = false;
   if (link_.is_coming_up() && !waiting_.empty()) {
-    naming(waiting_.front().fused.first(), [&] { moved = link_.advance(); });
+    moved = naming(waiting_.front().fused.first(), [&] { return link_.advance(); });
   }
   moved = start() || moved;
   moved = step() || moved;
@@ -73,7 +73,7 @@ bool DeviceLane::step() {
   for (auto operation = running_.begin(); operation != running_.end();) {
     bool done = false;
     if (!one_awaits || !(*operation)->awaits_turn()) {
-      naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+      done = naming((*operation)->first_request(), [&] { return (*operation)->advance(); });
       one_awaits = one_awaits || (*operation)->awaits_turn();
     }
     if (!done) {
@@ -97,14 +97,13 @@ bool DeviceLane::look_after() {
   bool moved = false;
   while (!handed_over_.empty()) {
     HandedOver& oldest = handed_over_.front();
-    bool done = false;
-    naming(*oldest.request, [&] {
+    const bool done = naming(*oldest.request, [&] {
       const Clock::time_point now = context_.shared.time.now();
       if (link_.route() == Route::kNccl && now - looked_at_ > kLookInterval) {
         looked_at_ = now;
         static_cast<void>(link_.busy());
       }
-      done = oldest.event->finished();
+      return oldest.event->finished();
     });
     if (!done) break;
     if (oldest.check.flags) report_not_finite(oldest.check);

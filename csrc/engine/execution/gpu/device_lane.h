@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <vector>
 
 #include "engine/execution/gpu/device_link.h"
 #include "engine/execution/gpu/nccl_operation.h"

@@ -7,8 +7,6 @@
 // done the work. Until then the lane keeps the event, and the next operations start without waiting for it.
 #pragma once
 
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "engine/execution/extents.h"
