@@ -106,6 +106,25 @@ Operation::Operation(QueuedOperation what) : what_(std::move(what)) {
   }
 }
 
+std::unique_ptr<collectives::Collective> Operation::start_with_rows(
+    const Extents& extents, const void* input, void* output, const collectives::Comm& comm,
+    const collectives::Selection& selection) const {
+  switch (first_request().kind) {
+    case OpKind::kAllgather:
+      return collectives::start_allgatherv(comm, {input, output, extents.bytes(extents.rows)},
+                                           selection);
+    case OpKind::kAlltoall:
+      return collectives::start_alltoallv(
+          comm, {input, output, extents.bytes(extents.sent), extents.bytes(extents.rows)},
+          selection);
+    default:
+      return collectives::start_reducescatter(comm,
+                                              {input, output, extents.elements(extents.rows),
+                                               reduction_of(fused().parts.front(), comm.size())},
+                                              selection);
+  }
+}
+
 bool Operation::has_no_value() const {
   return fused().parts.front().contributors == 0 && first_request().kind == OpKind::kAllreduce;
 }

@@ -15,7 +15,9 @@
 #include "collectives/collective.h"
 #include "collectives/comm.h"
 #include "collectives/host_map.h"
+#include "collectives/select.h"
 #include "collectives/shared_channel.h"
+#include "engine/execution/extents.h"
 #include "engine/model/entry.h"
 #include "engine/negotiation/regions.h"
 #include "transport/transport.h"
@@ -100,6 +102,10 @@ class Operation {
  protected:
   const FusedOp& fused() const { return what_.fused; }
   std::vector<std::vector<std::byte>>& payloads() { return what_.payloads; }
+  // Starts an allgather, alltoall or reducescatter of host memory.
+  std::unique_ptr<collectives::Collective> start_with_rows(
+      const Extents& extents, const void* input, void* output, const collectives::Comm& comm,
+      const collectives::Selection& selection) const;
   // True for an allreduce for which no rank has a value. It moves no data; its result says so by contributors == 0.
   bool has_no_value() const;
 

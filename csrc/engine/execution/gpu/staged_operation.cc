@@ -63,6 +63,10 @@ bool StagedOperation::is_packed() const {
 void StagedOperation::fetch() {
   const Request& first = first_request();
   const void* own = place(0).input;
+  if (first.kind != OpKind::kAllreduce && first.kind != OpKind::kBroadcast) {
+    extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
+    output_ = host_memory(extents_->out_bytes());
+  }
   switch (first.kind) {
     case OpKind::kAllreduce:
       input_ = output_ = host_memory(buffer_bytes());
@@ -75,31 +79,21 @@ void StagedOperation::fetch() {
       }
       break;
     case OpKind::kAllgather: {
-      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
-      output_ = host_memory(extents_->out_bytes());
       const std::vector<std::size_t> bytes = extents_->bytes(extents_->rows);
       input_ = output_ + collectives::offsets_of(bytes)[static_cast<std::size_t>(comm_.rank())];
       fetch_bytes(input_, own, bytes[static_cast<std::size_t>(comm_.rank())]);
       break;
     }
     case OpKind::kAlltoall: {
-      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
       const std::size_t sent = collectives::total_of(extents_->bytes(extents_->sent));
       input_ = host_memory(sent);
-      output_ = host_memory(extents_->out_bytes());
       fetch_bytes(input_, own, sent);
       break;
     }
-    case OpKind::kReducescatter:
-      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
-      output_ = host_memory(extents_->out_bytes());
-      if (own != nullptr) {
-        input_ = host_memory(first.bytes());
-        fetch_bytes(input_, own, first.bytes());
-      }
-      break;
     default:
-      HVD_CHECK(false);  // no other kind comes to a lane of GPU memory
+      if (own == nullptr) break;
+      input_ = host_memory(first.bytes());
+      fetch_bytes(input_, own, first.bytes());
   }
 }
 
@@ -126,30 +120,13 @@ void StagedOperation::fetch_reduction() {
 void StagedOperation::move() {
   stage_ = Stage::kMoving;
   const Request& first = first_request();
-  switch (first.kind) {
-    case OpKind::kAllreduce:
-      move_allreduce();
-      break;
-    case OpKind::kBroadcast:
-      collective_ = collectives::start_broadcast(
-          comm_, {output_, first.bytes(), set().index_of(first.root)}, context().selection);
-      break;
-    case OpKind::kAllgather:
-      collective_ = collectives::start_allgatherv(
-          comm_, {input_, output_, extents_->bytes(extents_->rows)}, context().selection);
-      break;
-    case OpKind::kAlltoall:
-      collective_ = collectives::start_alltoallv(
-          comm_,
-          {input_, output_, extents_->bytes(extents_->sent), extents_->bytes(extents_->rows)},
-          context().selection);
-      break;
-    default:
-      collective_ =
-          collectives::start_reducescatter(comm_,
-                                           {input_, output_, extents_->elements(extents_->rows),
-                                            reduction_of(fused().parts.front(), comm_.size())},
-                                           context().selection);
+  if (extents_) {
+    collective_ = start_with_rows(*extents_, input_, output_, comm_, context().selection);
+  } else if (first.kind == OpKind::kBroadcast) {
+    collective_ = collectives::start_broadcast(
+        comm_, {output_, first.bytes(), set().index_of(first.root)}, context().selection);
+  } else {
+    move_allreduce();
   }
 }
 

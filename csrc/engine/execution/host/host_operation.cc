@@ -32,18 +32,17 @@ void HostOperation::start() {
     case OpKind::kAllreduce:
       start_allreduce();
       break;
-    case OpKind::kAllgather:
-      start_allgather();
-      break;
     case OpKind::kBroadcast:
       start_broadcast();
       break;
+    case OpKind::kAllgather:
     case OpKind::kAlltoall:
-      start_alltoall();
+    case OpKind::kReducescatter: {
+      const Extents extents(fused(), comm_.rank(), comm_.size());
+      collective_ = start_with_rows(extents, entries()[0].input, allocate_output(extents), comm_,
+                                    context_.selection);
       break;
-    case OpKind::kReducescatter:
-      start_reducescatter();
-      break;
+    }
     case OpKind::kBarrier:
       collective_ = collectives::start_barrier(comm_, context_.selection);
       break;
@@ -184,15 +183,6 @@ void* HostOperation::allocate_output(const Extents& extents) {
   return extents.place(entries()[0], context_.outputs);
 }
 
-void HostOperation::start_allgather() {
-  const Extents extents(fused(), comm_.rank(), comm_.size());
-  collectives::AllgathervArgs args;
-  args.bytes = extents.bytes(extents.rows);
-  args.input = entries()[0].input;
-  args.output = allocate_output(extents);
-  collective_ = collectives::start_allgatherv(comm_, std::move(args), context_.selection);
-}
-
 void HostOperation::start_broadcast() {
   const Request& request = first_request();
   collectives::BroadcastArgs args;
@@ -205,26 +195,6 @@ void HostOperation::start_broadcast() {
     copy(args.data, entries()[0].input, args.bytes);
   }
   collective_ = collectives::start_broadcast(comm_, args, context_.selection);
-}
-
-void HostOperation::start_alltoall() {
-  const Extents extents(fused(), comm_.rank(), comm_.size());
-  collectives::AlltoallvArgs args;
-  args.send_bytes = extents.bytes(extents.sent);
-  args.recv_bytes = extents.bytes(extents.rows);
-  args.input = entries()[0].input;
-  args.output = allocate_output(extents);
-  collective_ = collectives::start_alltoallv(comm_, std::move(args), context_.selection);
-}
-
-void HostOperation::start_reducescatter() {
-  const Extents extents(fused(), comm_.rank(), comm_.size());
-  collectives::ReducescatterArgs args;
-  args.counts = extents.elements(extents.rows);
-  args.input = entries()[0].input;
-  args.output = allocate_output(extents);
-  args.reduction = reduction_of(fused().parts.front(), comm_.size());
-  collective_ = collectives::start_reducescatter(comm_, std::move(args), context_.selection);
 }
 
 }  // namespace hvdlite::engine

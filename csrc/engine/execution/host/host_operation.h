@@ -40,10 +40,7 @@ class HostOperation final : public Operation {
   void start_fused_allreduce(collectives::Reduction reduction);
   // Returns this rank's value of a part; null if there is none, or if the rank's weight is 0.
   const void* input_of(std::size_t part) const;
-  void start_allgather();
   void start_broadcast();
-  void start_alltoall();
-  void start_reducescatter();
   void unpack();
   // Memory in buffer_.
   std::byte* scratch(std::size_t bytes);
