@@ -39,8 +39,8 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       carrier_(transport, shared, membership_, execution_, point_to_point_),
       point_to_point_({transport.rank(), transport.size(), kWholeBytes, kUnreceivedBytes},
                       carrier_),
-      negotiation_(settings_of(transport, shared.config, selection), transport.size(),
-                   regions_of(transport), shared.counters, carrier_),
+      negotiation_(settings_of(transport, shared.config), transport.size(), regions_of(transport),
+                   shared.counters, carrier_),
       facts_(transport, shared, negotiation_, point_to_point_, execution_) {}
 
 // --- a pass -----------------------------------------------------------------------------------------------------------
