@@ -90,7 +90,7 @@ void StagedOperation::fetch() {
       fetch_bytes(input_, own, sent);
       break;
     }
-    default:
+    default:  // reducescatter
       if (own == nullptr) break;
       input_ = host_memory(first.bytes());
       fetch_bytes(input_, own, first.bytes());
