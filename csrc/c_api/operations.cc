@@ -241,7 +241,7 @@ int hvdlite_block_create(hvdlite_engine* engine, size_t bytes, hvdlite_block** o
 }
 
 void* hvdlite_block_data(const hvdlite_block* block) {
-  return block->gpu_memory ? block->gpu_memory.data() : block->memory.data();
+  return block->gpu_memory ? block->gpu_memory.data() : block->memory.get();
 }
 
 int32_t hvdlite_block_device(const hvdlite_block* block) {

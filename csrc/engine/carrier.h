@@ -26,6 +26,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
         shared_(shared),
         membership_(membership),
         execution_(execution),
+        transfers_(execution.transfers()),
         point_to_point_(point_to_point) {}
 
   // --- Negotiation's effects; PointToPoint shares send, finish and reached ---
@@ -72,15 +73,13 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
       shared_.timeline.reached({&entry, 1}, FlightRecorder::Stage::kAnnounced);
     }
   }
-  void start_send(Entry entry, int to) override { execution_.start_send(std::move(entry), to); }
-  void start_receive(Entry entry, int from) override {
-    execution_.start_receive(std::move(entry), from);
-  }
+  void start_send(Entry entry, int to) override { transfers_.send(std::move(entry), to); }
+  void start_receive(Entry entry, int from) override { transfers_.receive(std::move(entry), from); }
   void take(Entry receive, const void* payload) override {
-    execution_.take(std::move(receive), payload);
+    transfers_.take(std::move(receive), payload);
   }
   void take_own(Entry receive, Entry send) override {
-    execution_.take_own(std::move(receive), std::move(send));
+    transfers_.take_own(std::move(receive), std::move(send));
   }
 
  private:
@@ -88,6 +87,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   SharedState& shared_;
   Membership& membership_;
   Execution& execution_;
+  Transfers& transfers_;
   PointToPoint& point_to_point_;
 };
 

@@ -39,11 +39,9 @@ Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::
       carrier_(transport, shared, membership_, execution_, point_to_point_),
       point_to_point_({transport.rank(), transport.size(), kWholeBytes, kUnreceivedBytes},
                       carrier_),
-      negotiation_(settings_of(transport, shared.config, selection), transport.size(),
-                   regions_of(transport), shared.counters, carrier_),
-      facts_(transport, shared, negotiation_, point_to_point_, execution_),
-      messenger_(transport, shared, execution_, membership_, facts_, negotiation_, point_to_point_,
-                 carrier_) {}
+      negotiation_(settings_of(transport, shared.config), transport.size(), regions_of(transport),
+                   shared.counters, carrier_),
+      facts_(transport, shared, negotiation_, point_to_point_, execution_) {}
 
 // --- a pass -----------------------------------------------------------------------------------------------------------
 
@@ -67,7 +65,7 @@ bool Cycle::pass(bool flush, bool thorough) {
 bool Cycle::pass_once(bool flush, bool thorough) {
   if (shared_.failure.happened()) {
     end_all(shared_.failure.status());
-    messenger_.receive_late();
+    receive_late();
     // Continues to send the messages that tell the other ranks of the failure.
     transport_.messages_flushed();
     return false;
@@ -76,7 +74,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
   // Does this pass look for messages of all ranks, not only of those that share a window with this one?
   const bool looks_far =
       thorough || !negotiation_.agrees_in_memory() || (point_to_point_.waits() && !share_window_);
-  bool moved = (looks_far || point_to_point_.waits()) && messenger_.receive(!looks_far);
+  bool moved = (looks_far || point_to_point_.waits()) && receive(!looks_far);
   moved = take_queued(flush) || moved;
   moved = negotiation_.advance() || moved;
   moved = execution_.advance() || moved;
@@ -90,7 +88,7 @@ bool Cycle::pass_once(bool flush, bool thorough) {
     moved_at_ = shared_.usage.now();
   }
   const Clock::time_point now = shared_.usage.now();
-  if (membership_.due(now)) messenger_.apply(membership_.look(now, facts_));
+  if (membership_.due(now)) apply(membership_.look(now, facts_));
   shared_.counters.data_bytes_sent.store(static_cast<std::int64_t>(transport_.bytes_sent()));
   return moved;
 }
@@ -146,15 +144,9 @@ bool Cycle::say_goodbye() {
     std::set<int> undecided = negotiation_.leave(why);
     point_to_point_.leave(why);
     transport_.announce_leaving();
-    messenger_.apply(membership_.leave(std::move(undecided)));
+    apply(membership_.leave(std::move(undecided)));
     return true;
   });
-}
-
-void Cycle::end_all(const Status& why) {
-  messenger_.end_all(why);
-  shared_.finish(taken_, why);
-  taken_.clear();
 }
 
 bool Cycle::drained() {
@@ -166,7 +158,7 @@ bool Cycle::drained() {
 
 void Cycle::raise_failure(const std::string& cause) {
   guard([&] {
-    messenger_.apply(membership_.raise(cause));
+    apply(membership_.raise(cause));
     return true;
   });
 }
@@ -176,19 +168,19 @@ void Cycle::fail_for(const std::exception& error) {
   // A rank is lost. If the search finds which one, the failure names it.
   if (known != nullptr && known->code() == ErrorCode::kPeerLost) {
     try {
-      messenger_.apply(membership_.look_for_lost(facts_));
+      apply(membership_.look_for_lost(facts_));
     } catch (const std::exception&) {
       // The search has failed, too. So the first error is the only known cause.
     }
   }
   if (shared_.failure.happened()) return;
   if (known != nullptr) {
-    messenger_.apply(membership_.fail(known->code(), error.what()));
+    apply(membership_.fail(known->code(), error.what()));
   } else if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
-    messenger_.apply(membership_.fail(ErrorCode::kSystem, kNoMemory));
+    apply(membership_.fail(ErrorCode::kSystem, kNoMemory));
   } else {
-    messenger_.apply(membership_.fail(ErrorCode::kInternal,
-                                      std::string("hvdlite's engine failed: ") + error.what()));
+    apply(membership_.fail(ErrorCode::kInternal,
+                           std::string("hvdlite's engine failed: ") + error.what()));
   }
 }
 

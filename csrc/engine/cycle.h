@@ -14,7 +14,6 @@
 #include "engine/execution/execution.h"
 #include "engine/intake/shared_state.h"
 #include "engine/membership/membership.h"
-#include "engine/messenger.h"
 #include "engine/negotiation/negotiation.h"
 #include "engine/pacing.h"
 #include "engine/system_facts.h"
@@ -66,6 +65,42 @@ class Cycle {
   bool take_queued(bool flush);
   void admit(Entry& entry);
 
+  // --- messages of other ranks, and Membership's actions (control_messages.cc) ---
+  // Handles all messages that have arrived, or (host_only) only those of ranks that share a window with this one; stops if this
+  // rank fails. Returns true if there were any.
+  bool receive(bool host_only);
+  // For a rank that has failed: handles only what Membership::hear_late handles, and drops all other messages.
+  void receive_late();
+  // Passes the message to its machine: a Verdict to Negotiation or PointToPoint, and a kind that is not named here to
+  // Membership. Before a Goodbye, Negotiation catches up.
+  void hear(int source, Message& message);
+  void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
+  void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
+  void hear(int source, LedgerSteps& message) { negotiation_.hear(source, std::move(message)); }
+  void hear(int source, Verdict& message);
+  void hear(int source, Offer& message) { point_to_point_.hear(source, std::move(message)); }
+  void hear(int source, Clearance& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Coming& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Withdrawal& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Rejection& message) { point_to_point_.hear(source, message); }
+  void hear(int source, Receipt& message) { point_to_point_.hear(source, message); }
+  template <typename Content>
+  void hear(int source, Content& message);
+  // Carries the actions out in order.
+  void apply(Membership::Actions actions);
+  void carry_out(Membership::Send& action);
+  void carry_out(const Membership::Announce& action);
+  void carry_out(const Membership::Warn& action);
+  void carry_out(const Membership::Fail& action);
+  void carry_out(const Membership::Left& action);
+  void carry_out(const Membership::Undecided& action);
+  void carry_out(const Membership::Log& action) {
+    shared_.log.write(action.level, "control", action.text);
+  }
+  template <typename Tell>
+  void try_to_tell(const std::string& whom, Tell tell);
+  void tell_user(const base::Status& why);
+
   transport::Transport& transport_;
   SharedState& shared_;
   const bool share_window_;  // all ranks of the job share one window
@@ -76,8 +111,8 @@ class Cycle {
   PointToPoint point_to_point_;
   Negotiation negotiation_;
   SystemFacts facts_;
-  Messenger messenger_;
   std::uint64_t seen_activity_ = 0;
+  std::vector<std::byte> bytes_;  // memory for a message
   // Empty between two passes, except after an exception: then end_all() ends the entries that no other object has taken. The
   // memory is reused.
   std::vector<Entry> taken_;

@@ -261,7 +261,7 @@ void Engine::run() {
   bool unrung = false;
   while (!stop_.load(std::memory_order_acquire)) {
     const std::uint32_t kicked = kick_.value();
-    if (waiting_callers_.load(std::memory_order_seq_cst) > 0 || !try_take_token()) {
+    if (waiting_callers_.load(std::memory_order_seq_cst) > 0 || claimed() || !try_take_token()) {
       kick_.wait(kicked, kStandAside);
       continue;
     }
@@ -316,12 +316,7 @@ void Engine::drive_until(bool (Engine::*done)(), double seconds) {
 }
 
 void Engine::pause() {
-  // The engine thread must not drive any more.
-  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
-  if (!take_token_or_wait()) {
-    waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
-    throw_shut_down();
-  }
+  if (!take_token_or_wait()) throw_shut_down();
   // If anything has moved within the time limit, the limit begins again.
   std::uint64_t moved = 0;
   do {
@@ -332,7 +327,6 @@ void Engine::pause() {
 
 void Engine::resume() {
   give_token_back();
-  waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
   kick_.bump();
 }
 
@@ -364,19 +358,14 @@ void Engine::publish_failure(const std::string& cause) {
       topology_.size == 1) {
     return;
   }
-  waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
-  if (take_token_or_wait()) {
-    if (!shared_.failure.happened()) {
-      cycle_.raise_failure(cause);
-      drive_until(&Engine::seen_by_all, shared_.config.failure_linger);
-    }
-    give_token_back();
+  if (!take_token_or_wait()) return;
+  if (!shared_.failure.happened()) {
+    cycle_.raise_failure(cause);
+    drive_until(&Engine::seen_by_all, shared_.config.failure_linger);
   }
-  waiting_callers_.fetch_sub(1, std::memory_order_seq_cst);
+  give_token_back();
 }
 
-std::string Engine::failure_cause() const {
-  return shared_.failure.happened() ? shared_.failure.status().message : std::string();
-}
+std::string Engine::failure_cause() const { return shared_.failure.status().message; }
 
 }  // namespace hvdlite::engine

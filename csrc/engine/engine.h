@@ -1,6 +1,6 @@
 // One rank's engine as callers see it. Any number of engines can live in one process (ranks as threads).
-// Thread: any thread may call any public function, and after the beginning of shutdown() any but pause(). The destructor comes
-// after all other calls, and never in a forked child. Owns: the transport, the shared state, the cycle and the engine thread.
+// Thread: any thread may call any public function, also during shutdown() and after it. The destructor comes after all other
+// calls, and never in a forked child. Owns: the transport, the shared state, the cycle and the engine thread.
 // Blocks: only wait, pause, shutdown (also in the destructor) and publish_failure wait for other ranks; the first request for a
 // GPU opens it, which may take seconds. Throws: Error, as each function says. Functions that take a handle, except release(),
 // throw Error(InvalidArgument) for an unknown one; functions about GPUs throw what device/devices.h says.
@@ -103,8 +103,8 @@ class Engine {
 
   // Until resume() no thread drives the engine, so none of its threads calls MPI, and shutdown() and publish_failure() wait.
   // Other ranks need this rank for agreed operations, so pause() first waits until these have ended, or nothing has moved for
-  // failure_linger seconds (an operation of NCCL moves something only when it ends). The same thread calls both. pause() throws
-  // Error(NotInitialized) after shutdown().
+  // failure_linger seconds (an operation of NCCL moves something only when it ends). The same thread calls both. If shutdown()
+  // comes first, pause() waits for its end and throws Error(NotInitialized).
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at

@@ -90,13 +90,13 @@ Regions regions_of(transport::Transport& transport) {
           transport.windows_everywhere()};
 }
 
-Negotiation::Settings settings_of(const transport::Transport& transport, const base::Config& config,
-                                  const collectives::Selection& selection) {
+Negotiation::Settings settings_of(const transport::Transport& transport,
+                                  const base::Config& config) {
   return {.rank = transport.rank(),
           .fusion_threshold = config.fusion_threshold,
           .cache_capacity = config.cache_capacity,
           .join_refuses_others = config.horovod_rules,
-          .agreement_is_barrier = selection.barrier == "auto",
+          .agreement_is_barrier = config.barrier_algorithm == "auto",
           .ledger_copies = config.ledger_copies};
 }
 

@@ -18,7 +18,7 @@ std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
 Roster roster_of(const transport::Transport& transport);
 Membership::Limits limits_of(const base::Config& config);
 Regions regions_of(transport::Transport& transport);
-Negotiation::Settings settings_of(const transport::Transport& transport, const base::Config& config,
-                                  const collectives::Selection& selection);
+Negotiation::Settings settings_of(const transport::Transport& transport,
+                                  const base::Config& config);
 
 }  // namespace hvdlite::engine

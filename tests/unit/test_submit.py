@@ -193,6 +193,13 @@ def test_the_flight_record_holds_the_last_operations_of_a_large_batch():
         assert all(f"'n{number - 1}'" in line and "done" in line for number, line in enumerate(lines, 13))
 
 
+def test_a_name_of_several_lines_takes_one_line_of_the_flight_record():
+    with engines(1) as (rank,):
+        run_request(rank.engine, allreduce("first\nsecond\r\tx", np.ones(1, np.float32)))
+        (line,) = rank.engine.flight_record().splitlines()
+        assert "allreduce of 'first second  x'" in line
+
+
 # --- submit and wait in one -------------------------------------------------------------------------------------------
 
 

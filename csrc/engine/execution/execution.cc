@@ -89,11 +89,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
       shared_(shared),
       pool_(kPoolThresholds * shared.config.fusion_threshold),
       watcher_([this] { transport_.ring(transport_.rank()); }),
-      device_context_{
-          {transport_, shared_.devices, shared_.config, shared_.log, shared_.time, unforced_},
-          shared_,
-          pool_,
-          watcher_},
+      device_context_{transport_, shared_, unforced_, pool_, watcher_},
       transfers_(transport, shared, watcher_) {
   check_tags(transport);
 }
@@ -217,8 +213,8 @@ void Execution::enqueue(Set& set, QueuedOperation operation) {
   if (first.arena != 0) ++shared_.counters.arena_ops;
   if (first.on_gpu()) {
     DeviceLane& lane = device_lane(set, operation.entries);
-    lane.enqueue(std::move(operation.fused), std::move(operation.entries), next_tag(set));
-    return;
+    operation.tag = next_tag(set);
+    return lane.enqueue(std::move(operation));
   }
   Lane& lane = lanes_[set.host->id];
   if (!lane.set) lane.set = set.host;
@@ -292,10 +288,9 @@ bool Execution::start(Lane& lane) {
     QueuedOperation next = std::move(lane.waiting.front());
     lane.waiting.pop_front();
     shared_.reached(next.entries, FlightRecorder::Stage::kStarted);
-    const collectives::Comm comm(transport_, lane.set->members, lane.set->index, next.tag,
-                                 lane.set->id, lane.set->shared.sharing());
+    const collectives::Comm comm = lane.set->comm(transport_, next.tag);
     lane.running.push_back(std::make_unique<HostOperation>(
-        std::move(next.fused), std::move(next.entries), std::move(next.payloads), comm,
+        std::move(next), comm,
         HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
     Operation& operation = *lane.running.back();
     lane.running_bytes += operation.bytes();
@@ -309,8 +304,8 @@ bool Execution::step(Lane& lane) {
   bool moved = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
     const bool had_begun = (*operation)->has_begun();
-    bool done = false;
-    naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+    const bool done =
+        naming((*operation)->first_request(), [&] { return (*operation)->advance(); });
     if (!done) {
       moved = moved || had_begun != (*operation)->has_begun();  // the next one may start
       ++operation;
@@ -326,7 +321,7 @@ bool Execution::step(Lane& lane) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-void Execution::retain_all(const base::Status& why, bool lost) {
+void Execution::retain_all(const base::Status& why) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
       operation->abandon();
@@ -337,7 +332,7 @@ void Execution::retain_all(const base::Status& why, bool lost) {
   }
   lanes_.clear();
   const auto retain = [&](std::unique_ptr<DeviceLane>& lane) {
-    if (!lost && lane->idle() && lane->settled()) return;
+    if (!shared_.failure.happened() && lane->idle() && lane->settled()) return;
     lane->abandon(why);
     retained_lanes_.push_back(std::move(lane));
   };

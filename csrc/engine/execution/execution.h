@@ -19,7 +19,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "engine/execution/gpu/device_lane.h"
@@ -54,13 +53,8 @@ class Execution {
                         std::vector<std::vector<std::byte>> payloads);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
 
-  // Payloads of point to point; see Transfers.
-  void start_send(Entry entry, int to) { transfers_.send(std::move(entry), to); }
-  void start_receive(Entry entry, int from) { transfers_.receive(std::move(entry), from); }
-  void take(Entry receive, const void* payload) { transfers_.take(std::move(receive), payload); }
-  void take_own(Entry receive, Entry send) {
-    transfers_.take_own(std::move(receive), std::move(send));
-  }
+  // Moves the payloads of point to point. This object advances and ends them.
+  Transfers& transfers() { return transfers_; }
 
   // Starts and advances operations. Returns true if anything happened.
   bool advance();
@@ -81,9 +75,9 @@ class Execution {
   }
 
   // --- endings ---
-  // Fails all unfinished operations and retains their memory. lost: other ranks may be gone, so this rank also aborts the NCCL
-  // communicators that have no work, because an orderly end could wait for those ranks.
-  void retain_all(const base::Status& why, bool lost);
+  // Fails all unfinished operations and retains their memory. If this rank has failed, other ranks may be gone, so this rank also
+  // aborts the NCCL communicators that have no work, because an orderly end could wait for those ranks.
+  void retain_all(const base::Status& why);
   // Called when the transport is closed. memory_is_free: nothing touches the memory of retained operations any more.
   void close(bool memory_is_free);
 
@@ -116,7 +110,7 @@ class Execution {
   SharedState& shared_;
   FusionBufferPool pool_;
   DeviceWatcher watcher_;
-  const DeviceLane::Context device_context_;
+  const DeviceContext device_context_;
   std::map<SetId, Set> sets_;
   std::map<SetId, Lane> lanes_;
   std::map<SetId, std::unique_ptr<DeviceLane>> device_lanes_;

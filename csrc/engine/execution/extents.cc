@@ -50,7 +50,7 @@ void* Extents::place(const Entry& entry, OutputCache& outputs) const {
   if (entry.output != nullptr && are_even()) return entry.output;
   auto made = output(*entry.request);
   made->block = outputs.get(out_bytes());
-  return (entry.completion->output = std::move(made))->block.data();
+  return (entry.completion->output = std::move(made))->block.get();
 }
 
 std::vector<std::size_t> Extents::scaled(const std::vector<std::int64_t>& rows,

@@ -29,17 +29,17 @@ FusionBufferPool::Lease FusionBufferPool::get(std::size_t bytes) {
   const auto found = free_.lower_bound(capacity);
   // A buffer of more than twice this capacity stays free for larger operations.
   if (found != free_.end() && found->first <= 2 * capacity) {
-    Lease buffer(this, found->second, found->first);
+    Lease buffer(found->second, {this, found->first});
     kept_ -= found->first;
     free_.erase(found);
     return buffer;
   }
   void* data = std::aligned_alloc(kPage, capacity);
   if (data == nullptr) throw std::bad_alloc();
-  return Lease(this, data, capacity);
+  return Lease(static_cast<std::byte*>(data), {this, capacity});
 }
 
-void FusionBufferPool::give_back(void* data, std::size_t capacity) {
+void FusionBufferPool::give_back(std::byte* data, std::size_t capacity) {
   try {
     if (kept_ + capacity <= keep_bytes_) {
       free_.emplace(capacity, data);

@@ -98,16 +98,35 @@ collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {
   return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : ranks);
 }
 
-Operation::Operation(FusedOp fused, std::vector<Entry> entries)
-    : fused_(std::move(fused)), entries_(std::move(entries)) {
-  for (std::size_t i = 0; i < fused_.parts.size(); ++i) {
-    bytes_ += fused_.parts[i].request->bytes();
-    if (entries_[i].request) entries_[i].completion->contributors = fused_.parts[i].contributors;
+Operation::Operation(QueuedOperation what) : what_(std::move(what)) {
+  for (std::size_t i = 0; i < entries().size(); ++i) {
+    const AgreedOperation& part = fused().parts[i];
+    bytes_ += part.request->bytes();
+    if (entries()[i].request) entries()[i].completion->contributors = part.contributors;
+  }
+}
+
+std::unique_ptr<collectives::Collective> Operation::start_with_rows(
+    const Extents& extents, const void* input, void* output, const collectives::Comm& comm,
+    const collectives::Selection& selection) const {
+  switch (first_request().kind) {
+    case OpKind::kAllgather:
+      return collectives::start_allgatherv(comm, {input, output, extents.bytes(extents.rows)},
+                                           selection);
+    case OpKind::kAlltoall:
+      return collectives::start_alltoallv(
+          comm, {input, output, extents.bytes(extents.sent), extents.bytes(extents.rows)},
+          selection);
+    default:
+      return collectives::start_reducescatter(comm,
+                                              {input, output, extents.elements(extents.rows),
+                                               reduction_of(fused().parts.front(), comm.size())},
+                                              selection);
   }
 }
 
 bool Operation::has_no_value() const {
-  return fused_.parts.front().contributors == 0 && first_request().kind == OpKind::kAllreduce;
+  return fused().parts.front().contributors == 0 && first_request().kind == OpKind::kAllreduce;
 }
 
 }  // namespace hvdlite::engine

@@ -15,7 +15,9 @@
 #include "collectives/collective.h"
 #include "collectives/comm.h"
 #include "collectives/host_map.h"
+#include "collectives/select.h"
 #include "collectives/shared_channel.h"
+#include "engine/execution/extents.h"
 #include "engine/model/entry.h"
 #include "engine/negotiation/regions.h"
 #include "transport/transport.h"
@@ -39,6 +41,10 @@ SharedRegions share(transport::Transport& transport, const ProcessSet& set,
 // A process set, as operations see it.
 struct SharingSet : ProcessSet {
   SharedRegions shared;
+
+  collectives::Comm comm(transport::Transport& transport, std::uint32_t tag) const {
+    return {transport, members, index, tag, id, shared.sharing()};
+  }
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
@@ -62,9 +68,10 @@ collectives::Reduction reduction_of(const Request& request, std::int64_t divisor
 // How the `ranks` members that agreed on an operation combine their values.
 collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks);
 
-// A FusedOp that waits in its lane until the lane starts it.
+// A FusedOp and this rank's part in it. It waits in its lane until the lane starts it as an Operation.
 struct QueuedOperation {
   FusedOp fused;
+  // entries[i] is the part in fused.parts[i]. An entry without a request means that this rank has joined.
   std::vector<Entry> entries;
   std::uint32_t tag = 0;
   // Of a prepared allreduce: from each member, its whole input or the part that this rank reduces.
@@ -73,8 +80,7 @@ struct QueuedOperation {
 
 class Operation {
  public:
-  // entries[i] is this rank's part in fused.parts[i]. An entry without a request means that this rank has joined.
-  Operation(FusedOp fused, std::vector<Entry> entries);
+  explicit Operation(QueuedOperation what);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
@@ -89,19 +95,22 @@ class Operation {
   // The operation has failed. Its owner retains it, so that late writes to its memory do no harm.
   virtual void abandon() = 0;
 
-  std::vector<Entry>& entries() { return entries_; }
-  const std::vector<Entry>& entries() const { return entries_; }
+  const std::vector<Entry>& entries() const { return what_.entries; }
   std::size_t bytes() const { return bytes_; }
-  const Request& first_request() const { return fused_.first(); }
+  const Request& first_request() const { return what_.fused.first(); }
 
  protected:
-  const FusedOp& fused() const { return fused_; }
+  const FusedOp& fused() const { return what_.fused; }
+  std::vector<std::vector<std::byte>>& payloads() { return what_.payloads; }
+  // Starts an allgather, alltoall or reducescatter of host memory.
+  std::unique_ptr<collectives::Collective> start_with_rows(
+      const Extents& extents, const void* input, void* output, const collectives::Comm& comm,
+      const collectives::Selection& selection) const;
   // True for an allreduce for which no rank has a value. It moves no data; its result says so by contributors == 0.
   bool has_no_value() const;
 
  private:
-  FusedOp fused_;
-  std::vector<Entry> entries_;
+  QueuedOperation what_;
   std::size_t bytes_ = 0;
 };
 

@@ -39,7 +39,7 @@ Transfers::Queues& Transfers::queues_with(int peer) {
 template <typename Post>
 void Transfers::start(Moving transfer, Post post) {
   Moving& moving = moving_.emplace_back(std::move(transfer));
-  naming(*moving.entry.request, [&] { moving.ticket = post(moving); });
+  moving.ticket = naming(*moving.entry.request, [&] { return post(moving); });
 }
 
 void Transfers::send(Entry entry, int to) {
@@ -99,15 +99,12 @@ void Transfers::take_own(Entry receive, Entry send) {
 
 void Transfers::make_room(Moving& receive) {
   if (!is_staged(receive.entry)) return;
-  naming(*receive.entry.request, [&] { receive.staged = staging_.room_for(receive.entry); });
+  receive.staged = naming(*receive.entry.request, [&] { return staging_.room_for(receive.entry); });
 }
 
 bool Transfers::is_here(Moving& send) {
-  bool here = true;
-  if (is_staged(send.entry)) {
-    naming(*send.entry.request, [&] { here = staging_.fetch(send.entry, &send.staged); });
-  }
-  return here;
+  if (!is_staged(send.entry)) return true;
+  return naming(*send.entry.request, [&] { return staging_.fetch(send.entry, &send.staged); });
 }
 
 const void* Transfers::source_of(const Moving& send) {
@@ -136,8 +133,8 @@ template <typename Advance>
 bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) {
   bool any = false;
   while (!transfers.empty()) {
-    Progress progress = Progress::kNone;
-    naming(*transfers.front().entry.request, [&] { progress = first(transfers.front()); });
+    const Progress progress =
+        naming(*transfers.front().entry.request, [&] { return first(transfers.front()); });
     if (progress == Progress::kNone) break;
     any = true;
     transport_.note_progress();
@@ -184,9 +181,7 @@ bool Transfers::advance() {
   bool any = staging_.look_after();
   for (std::size_t place = 0; place < moving_.size();) {
     Moving& each = moving_[place];
-    bool done = false;
-    naming(*each.entry.request, [&] { done = transport_.test(each.ticket); });
-    if (!done) {
+    if (!naming(*each.entry.request, [&] { return transport_.test(each.ticket); })) {
       ++place;
       continue;
     }

@@ -29,7 +29,7 @@ struct EngineOutput {
   device::Buffer gpu_block;
   std::int32_t device = -1;  // the GPU of gpu_block; -1: `block` holds the output
 
-  void* data() const { return device < 0 ? block.data() : gpu_block.data(); }
+  void* data() const { return device < 0 ? block.get() : gpu_block.data(); }
 };
 
 // A callback of one submission. When all operations of the submission have ended, the thread that held the progress token calls

@@ -4,336 +4,287 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <type_traits>
+#include <utility>
+
+#include "base/wire.h"
 
 namespace hvdlite::engine {
 namespace {
 
-using base::Reader;
-using base::Writer;
+// For each type that travels, fields(wire, value) names its fields in their order. An Encoder as `wire` writes these fields, and
+// a Decoder reads them, so both follow one list. In `fields` the value is const if it is written.
+template <typename T, typename Type>
+concept Is = std::is_same_v<std::remove_const_t<T>, Type>;
 
-void put_set(Writer& writer, SetId set) {
-  writer.put(set.id);
-  writer.put(set.epoch);
-}
+// Lists of these travel as one block of bytes.
+template <typename T>
+concept Number = std::is_arithmetic_v<T> || std::is_same_v<T, std::byte>;
 
-SetId get_set(Reader& reader) {
-  SetId set;
-  set.id = reader.get<std::int32_t>();
-  set.epoch = reader.get<std::uint32_t>();
-  return set;
-}
-
-// Slots travel as a bit vector, because a step that repeats the last one announces most slots of the cache at once.
-void put_slots(Writer& writer, const std::vector<std::uint32_t>& slots) {
-  std::vector<std::uint8_t> bits;
-  if (!slots.empty()) bits.resize(*std::max_element(slots.begin(), slots.end()) / 8 + 1);
-  for (const std::uint32_t slot : slots) {
-    bits[slot / 8] |= static_cast<std::uint8_t>(1U << (slot % 8));
+class Encoder {
+ public:
+  template <typename... Fields>
+  void operator()(const Fields&... each) {
+    (put(each), ...);
   }
-  writer.put_vector(bits);
-}
-
-std::vector<std::uint32_t> get_slots(Reader& reader) {
-  const auto bits = reader.get_vector<std::uint8_t>();
-  // Each set bit becomes a number, so the numbers may take 32 times the memory of the bits. The limit bounds this memory.
-  if (bits.size() > kMostSlots / 8) {
-    throw base::Error(base::ErrorCode::kInternal, "a control message names " +
-                                                      std::to_string(bits.size()) +
-                                                      " bytes of slots, more than there can be");
+  // Slots travel as a bit vector, because a step that repeats the last one announces most slots of the cache at once.
+  void slots(const std::vector<std::uint32_t>& slots) {
+    std::vector<std::uint8_t> bits;
+    if (!slots.empty()) bits.resize(std::ranges::max(slots) / 8 + 1);
+    for (const std::uint32_t slot : slots) {
+      bits[slot / 8] |= static_cast<std::uint8_t>(1U << (slot % 8));
+    }
+    put(bits);
   }
-  std::vector<std::uint32_t> slots;
-  for (std::uint32_t i = 0; i < bits.size() * 8; ++i) {
-    if ((bits[i / 8] >> (i % 8)) & 1U) slots.push_back(i);
+  std::vector<std::byte> take() { return writer_.take(); }
+
+ private:
+  void put(const std::string& text) { writer_.put_string(text); }
+  void put(const std::span<const std::byte>& bytes) { writer_.put_bytes(bytes); }
+  void put(const RequestPtr& request) { put(*request); }
+  template <typename T>
+  void put(const std::vector<T>& list) {
+    if constexpr (Number<T>) {
+      writer_.put_vector(list);
+    } else {
+      writer_.put(static_cast<std::uint32_t>(list.size()));
+      for (const T& each : list) put(each);
+    }
   }
-  return slots;
-}
-
-void put(Writer& writer, const Announcement& message) {
-  put_set(writer, message.set);
-  writer.put(message.seen);
-  writer.put(message.closings);
-  put_slots(writer, message.slots);
-  writer.put(static_cast<std::uint32_t>(message.requests.size()));
-  for (const RequestPtr& request : message.requests) request->encode(writer);
-}
-
-void get(Reader& reader, Announcement& message) {
-  message.set = get_set(reader);
-  message.seen = reader.get<std::uint64_t>();
-  message.closings = reader.get<std::uint64_t>();
-  message.slots = get_slots(reader);
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
-    message.requests.push_back(std::make_shared<const Request>(Request::decode(reader)));
+  template <typename T>
+  void put(const T& value) {
+    if constexpr (std::is_enum_v<T> || std::is_same_v<T, bool>) {
+      writer_.put(static_cast<std::uint8_t>(value));
+    } else if constexpr (Number<T>) {
+      writer_.put(value);
+    } else if constexpr (!std::is_empty_v<T>) {
+      fields(*this, value);
+    }
   }
+
+  base::Writer writer_;
+};
+
+[[noreturn]] void refuse_message(const std::string& why) {
+  throw base::Error(base::ErrorCode::kInternal, "a control message " + why);
 }
 
-void put(Writer& writer, const ResponseList& message) {
-  put_set(writer, message.set);
-  writer.put(static_cast<std::uint8_t>(message.in_ledger));
-  writer.put(message.last);
-  writer.put(static_cast<std::uint32_t>(message.decisions.size()));
-  for (const Decision& decision : message.decisions) {
-    writer.put(static_cast<std::int32_t>(decision.hit ? decision.response->slot : -1));
-    if (!decision.hit) decision.response->encode(writer);
+// These check what was read, and compute what does not travel.
+void finish_decoding(auto&) {}
+
+void finish_decoding(Request& request) {
+  if (!has_possible_size(request.shape, request.dtype)) {
+    refuse_message("holds a shape that no tensor has");
   }
+  request.seal();
 }
 
-void get(Reader& reader, ResponseList& message) {
-  message.set = get_set(reader);
-  message.in_ledger = reader.get<std::uint8_t>() != 0;
-  message.last = reader.get<std::int32_t>();
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
-    message.slots.push_back(reader.get<std::int32_t>());
-    if (message.slots.back() < 0) message.responses.push_back(Response::decode(reader));
+void finish_decoding(Inquiry& message) {
+  if (!(message.patience >= 0 && message.patience <= 60) ||
+      message.operations.size() > Inquiry::kMost) {
+    refuse_message("asks with an impossible waiting time, or about too many operations");
   }
 }
 
-void put(Writer& writer, const Failure& message) { writer.put_string(message.cause); }
-void get(Reader& reader, Failure& message) { message.cause = reader.get_string(); }
-
-void put(Writer&, const FailureSeen&) {}
-void get(Reader&, FailureSeen&) {}
-void put(Writer& writer, const Goodbye& message) {
-  writer.put(static_cast<std::uint8_t>(message.answer));
-}
-void get(Reader& reader, Goodbye& message) { message.answer = reader.get<std::uint8_t>() != 0; }
-
-void put(Writer&, const GoodbyeSeen&) {}
-void get(Reader&, GoodbyeSeen&) {}
-void put(Writer&, const Alive&) {}
-void get(Reader&, Alive&) {}
-
-void put(Writer& writer, const BlockedReport& message) {
-  writer.put(message.version);
-  writer.put(message.probe);
-  writer.put(static_cast<std::uint8_t>(message.blocked));
-  writer.put(static_cast<std::uint32_t>(message.open.size()));
-  for (const OpenOperation& operation : message.open) {
-    put_set(writer, operation.set);
-    writer.put(static_cast<std::uint8_t>(operation.kind));
-    writer.put_string(operation.name);
-    writer.put_string(operation.group);
-    writer.put(operation.group_size);
-    writer.put(operation.root);
-    writer.put(operation.tag);
-    writer.put(static_cast<std::uint8_t>(operation.waited_for));
-    writer.put_vector(operation.not_asking);
+void finish_decoding(StallReply& message) {
+  for (const std::vector<std::uint32_t>* places : {&message.lacks, &message.in_hand}) {
+    const auto is_place = [](std::uint32_t place) { return place < Inquiry::kMost; };
+    if (places->size() > Inquiry::kMost || !std::ranges::all_of(*places, is_place)) {
+      refuse_message("answers about more operations than a question may name");
+    }
   }
-}
-
-void get(Reader& reader, BlockedReport& message) {
-  message.version = reader.get<std::uint64_t>();
-  message.probe = reader.get<std::uint64_t>();
-  message.blocked = reader.get<std::uint8_t>() != 0;
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
-    OpenOperation operation;
-    operation.set = get_set(reader);
-    operation.kind = reader.get_enum<base::OpKind>(base::kNumOpKinds, "kind of operation");
-    operation.name = reader.get_string();
-    operation.group = reader.get_string();
-    operation.group_size = reader.get<std::int32_t>();
-    operation.root = reader.get<std::int32_t>();
-    operation.tag = reader.get<std::int32_t>();
-    operation.waited_for = reader.get<std::uint8_t>() != 0;
-    operation.not_asking = reader.get_vector<std::int32_t>();
-    message.open.push_back(std::move(operation));
-  }
-}
-
-void put(Writer& writer, const Probe& message) { writer.put(message.number); }
-void get(Reader& reader, Probe& message) { message.number = reader.get<std::uint64_t>(); }
-
-void put(Writer& writer, const Verdict& message) {
-  put_set(writer, message.set);
-  writer.put(static_cast<std::uint8_t>(message.point_to_point));
-  writer.put(static_cast<std::uint32_t>(message.names.size()));
-  for (const std::string& name : message.names) writer.put_string(name);
-  writer.put_string(message.text);
-}
-
-void get(Reader& reader, Verdict& message) {
-  message.set = get_set(reader);
-  message.point_to_point = reader.get<std::uint8_t>() != 0;
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
-    message.names.push_back(reader.get_string());
-  }
-  message.text = reader.get_string();
-}
-
-void put(Writer& writer, const Inquiry& message) {
-  writer.put(message.number);
-  writer.put(static_cast<std::uint8_t>(message.last));
-  writer.put(static_cast<std::uint8_t>(message.where));
-  writer.put(message.patience);
-  writer.put(static_cast<std::uint32_t>(message.operations.size()));
-  for (const Inquiry::OperationName& operation : message.operations) {
-    put_set(writer, operation.set);
-    writer.put_string(operation.name);
-  }
-}
-
-void get(Reader& reader, Inquiry& message) {
-  message.number = reader.get<std::uint64_t>();
-  message.last = reader.get<std::uint8_t>() != 0;
-  message.where = reader.get<std::uint8_t>() != 0;
-  message.patience = reader.get<double>();
-  const auto count = reader.get<std::uint32_t>();
-  if (!(message.patience >= 0 && message.patience <= 60) || count > Inquiry::kMost) {
-    throw base::Error(
-        base::ErrorCode::kInternal,
-        "a control message asks with an impossible waiting time, or about too many operations");
-  }
-  for (std::uint32_t i = 0; i < count; ++i) {
-    Inquiry::OperationName& operation = message.operations.emplace_back();
-    operation.set = get_set(reader);
-    operation.name = reader.get_string();
-  }
-}
-
-std::vector<std::uint32_t> get_places(Reader& reader) {
-  auto places = reader.get_vector<std::uint32_t>();
-  const auto is_place = [](std::uint32_t place) { return place < Inquiry::kMost; };
-  if (places.size() > Inquiry::kMost || !std::ranges::all_of(places, is_place)) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      "a control message answers about more operations than a question may name");
-  }
-  return places;
-}
-
-void put(Writer& writer, const StallReply& message) {
-  writer.put(message.number);
-  writer.put_vector(message.lacks);
-  writer.put_vector(message.in_hand);
-  writer.put(message.since_exemption);
-  writer.put_string(message.text);
-}
-
-void get(Reader& reader, StallReply& message) {
-  message.number = reader.get<std::uint64_t>();
-  message.lacks = get_places(reader);
-  message.in_hand = get_places(reader);
-  message.since_exemption = reader.get<double>();
-  message.text = reader.get_string();
   if (std::isnan(message.since_exemption) || message.text.size() > StallReply::kMostText) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      "a control message answers with an impossible time, or with too long a text");
+    refuse_message("answers with an impossible time, or with too long a text");
   }
-  // The text becomes part of a log line.
-  for (char& letter : message.text) {
-    if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
-  }
+  message.text = on_one_line(std::move(message.text));  // it becomes part of a log line
 }
 
-void put(Writer& writer, const Offer& message) {
-  put_set(writer, message.set);
-  writer.put(message.number);
-  writer.put(message.tag);
-  writer.put(static_cast<std::uint8_t>(message.dtype));
-  writer.put(message.layout);
-  writer.put(message.elements);
-  writer.put_string(message.name);
-  writer.put(static_cast<std::uint8_t>(message.whole));
-  writer.put_bytes(message.payload);
-}
-
-void get(Reader& reader, Offer& message) {
-  message.set = get_set(reader);
-  message.number = reader.get<std::uint64_t>();
-  message.tag = reader.get<std::int32_t>();
-  message.dtype = reader.get_enum<base::DType>(base::kNumDTypes, "dtype");
-  message.layout = reader.get<std::int32_t>();
-  message.elements = reader.get<std::int64_t>();
-  message.name = reader.get_string();
-  message.whole = reader.get<std::uint8_t>() != 0;
-  message.payload = reader.get_bytes();
+void finish_decoding(Offer& message) {
   const std::array<std::int64_t, 1> shape = {message.elements};
   if (message.tag < 0 || !has_possible_size(shape, message.dtype) ||
       message.payload.size() != (message.whole ? message.bytes() : 0)) {
-    throw base::Error(base::ErrorCode::kInternal, "a control message offers an impossible payload");
+    refuse_message("offers an impossible payload");
   }
 }
 
-void put(Writer& writer, const Clearance& message) { writer.put(message.number); }
-void get(Reader& reader, Clearance& message) { message.number = reader.get<std::uint64_t>(); }
-
-void put(Writer& writer, const Coming& message) { writer.put(message.number); }
-void get(Reader& reader, Coming& message) { message.number = reader.get<std::uint64_t>(); }
-
-void put(Writer& writer, const Withdrawal& message) { writer.put(message.number); }
-void get(Reader& reader, Withdrawal& message) { message.number = reader.get<std::uint64_t>(); }
-
-void put(Writer& writer, const Rejection& message) {
-  writer.put(message.number);
-  writer.put(static_cast<std::uint8_t>(message.whole));
-  writer.put_string(message.why);
-}
-void get(Reader& reader, Rejection& message) {
-  message.number = reader.get<std::uint64_t>();
-  message.whole = reader.get<std::uint8_t>() != 0;
-  message.why = reader.get_string();
-}
-
-void put(Writer& writer, const Receipt& message) { writer.put(message.bytes); }
-void get(Reader& reader, Receipt& message) { message.bytes = reader.get<std::uint64_t>(); }
-
-void put(Writer& writer, const LedgerSteps& message) {
-  put_set(writer, message.set);
-  writer.put(message.stamp);
-  writer.put(message.exceptions);
-  writer.put(static_cast<std::uint32_t>(message.steps.size()));
-  for (const LedgerSteps::Step& step : message.steps) {
-    const int flags = (step.absent ? 1 : 0) + (step.prepared ? 2 : 0);
-    writer.put(static_cast<std::uint8_t>(static_cast<int>(step.kind) * 4 + flags));
-    writer.put(step.key);
-    if (step.kind == LedgerSteps::Kind::kAnnounce) {
-      writer.put(step.content);
-    } else {
-      writer.put_vector(step.keys);
-    }
-  }
-  writer.put_bytes(message.payload);
-}
-
-void get(Reader& reader, LedgerSteps& message) {
-  message.set = get_set(reader);
-  message.stamp = reader.get<std::uint64_t>();
-  message.exceptions = reader.get<std::uint64_t>();
-  for (auto count = reader.get<std::uint32_t>(); count > 0; --count) {
-    LedgerSteps::Step& step = message.steps.emplace_back();
-    const auto head = reader.get<std::uint8_t>();
-    if (head / 4 > static_cast<int>(LedgerSteps::Kind::kList)) {
-      throw base::Error(base::ErrorCode::kInternal,
-                        "a control message has a step of an unknown kind");
-    }
-    step.kind = static_cast<LedgerSteps::Kind>(head / 4);
-    step.absent = (head & 1) != 0;
-    step.prepared = (head & 2) != 0;
-    step.key = reader.get<std::uint64_t>();
-    if (step.kind == LedgerSteps::Kind::kAnnounce) {
-      step.content = reader.get<std::uint64_t>();
-    } else {
-      step.keys = reader.get_vector<std::uint64_t>();
-    }
-  }
-  const auto payload = reader.get_bytes();
-  message.payload.assign(payload.begin(), payload.end());
+void finish_decoding(LedgerSteps& message) {
   const bool one_prepared = message.steps.size() == 1 && message.steps.front().prepared;
   if (message.stamp == 0 || message.stamp > LedgerSteps::kMostStamp ||
       (!one_prepared && !message.payload.empty())) {
-    throw base::Error(
-        base::ErrorCode::kInternal,
-        "a control message has ledger steps with an impossible stamp, or a payload without one "
-        "prepared step");
+    refuse_message(
+        "has ledger steps with an impossible stamp, or a payload without one prepared step");
   }
+}
+
+class Decoder {
+ public:
+  explicit Decoder(std::span<const std::byte> bytes) : reader_(bytes) {}
+  template <typename... Fields>
+  void operator()(Fields&... each) {
+    (get(each), ...);
+  }
+  void slots(std::vector<std::uint32_t>& slots) {
+    std::vector<std::uint8_t> bits;
+    get(bits);
+    // Each set bit becomes a number, so the numbers may take 32 times the memory of the bits. The limit bounds this memory.
+    if (bits.size() > kMostSlots / 8) {
+      refuse_message("names " + std::to_string(bits.size()) +
+                     " bytes of slots, more than there can be");
+    }
+    for (std::uint32_t i = 0; i < bits.size() * 8; ++i) {
+      if ((bits[i / 8] >> (i % 8)) & 1U) slots.push_back(i);
+    }
+  }
+  bool empty() const { return reader_.empty(); }
+
+ private:
+  void get(std::string& text) { text = reader_.get_string(); }
+  void get(std::span<const std::byte>& bytes) { bytes = reader_.get_bytes(); }
+  void get(bool& yes) { yes = reader_.get<std::uint8_t>() != 0; }
+  void get(base::OpKind& kind) { get_enum(kind, base::kNumOpKinds, "kind of operation"); }
+  void get(base::DType& dtype) { get_enum(dtype, base::kNumDTypes, "dtype"); }
+  void get(base::ReduceOp& op) { get_enum(op, base::kNumReduceOps, "reduce op"); }
+  void get(Wire& wire) { get_enum(wire, kNumWires, "wire dtype"); }
+  void get(base::CodecKind& kind) { get_enum(kind, base::kNumCodecKinds, "codec"); }
+  void get(base::Between& reach) { get_enum(reach, base::kNumBetweens, "reach of a codec"); }
+  void get(base::ErrorCode& code) { get_enum(code, base::kNumErrorCodes, "error code"); }
+  void get(LedgerSteps::Kind& kind) { get_enum(kind, LedgerSteps::kKinds, "kind of ledger step"); }
+  template <typename Enum>
+  void get_enum(Enum& value, int limit, const char* what) {
+    value = reader_.get_enum<Enum>(limit, what);
+  }
+  void get(RequestPtr& request) {
+    Request decoded;
+    get(decoded);
+    request = std::make_shared<const Request>(std::move(decoded));
+  }
+  template <typename T>
+  void get(std::vector<T>& list) {
+    if constexpr (Number<T>) {
+      list = reader_.get_vector<T>();
+    } else {
+      for (auto count = reader_.get<std::uint32_t>(); count > 0; --count) get(list.emplace_back());
+    }
+  }
+  template <typename T>
+  void get(T& value) {
+    if constexpr (Number<T>) {
+      value = reader_.get<T>();
+    } else if constexpr (!std::is_empty_v<T>) {
+      fields(*this, value);
+      finish_decoding(value);
+    }
+  }
+
+  base::Reader reader_;
+};
+
+// --- the fields of each type ------------------------------------------------------------------------------------------
+
+void fields(auto& wire, Is<SetId> auto& set) { wire(set.id, set.epoch); }
+
+void fields(auto& wire, Is<Request> auto& request) {
+  wire(request.set, request.kind, request.dtype, request.op, request.wire, request.codec.kind,
+       request.codec.between, request.codec.block, request.absent, request.weighted, request.root,
+       request.device, request.layout, request.prescale, request.postscale, request.group_size,
+       request.group_index, request.name, request.group, request.shape, request.splits,
+       request.arena, request.arena_offset);
+}
+
+void fields(auto& wire, Is<Response> auto& response) {
+  wire(response.request, response.error.code, response.error.message, response.slot,
+       response.contributors, response.divisor, response.value, response.sizes);
+}
+
+void fields(auto& wire, Is<Announcement> auto& message) {
+  wire(message.set, message.seen, message.closings);
+  wire.slots(message.slots);
+  wire(message.requests);
+}
+
+void fields(Encoder& wire, const ResponseList& message) {
+  wire(message.set, message.in_ledger, message.last,
+       static_cast<std::uint32_t>(message.decisions.size()));
+  for (const Decision& decision : message.decisions) {
+    wire(decision.hit ? decision.response->slot : std::int32_t{-1});
+    if (!decision.hit) wire(*decision.response);
+  }
+}
+
+void fields(Decoder& wire, ResponseList& message) {
+  std::uint32_t decisions = 0;
+  wire(message.set, message.in_ledger, message.last, decisions);
+  for (; decisions > 0; --decisions) {
+    wire(message.slots.emplace_back());
+    if (message.slots.back() < 0) wire(message.responses.emplace_back());
+  }
+}
+
+void fields(auto& wire, Is<Failure> auto& message) { wire(message.cause); }
+void fields(auto& wire, Is<Goodbye> auto& message) { wire(message.answer); }
+
+void fields(auto& wire, Is<OpenOperation> auto& operation) {
+  wire(operation.set, operation.kind, operation.name, operation.group, operation.group_size,
+       operation.root, operation.tag, operation.waited_for, operation.not_asking);
+}
+
+void fields(auto& wire, Is<BlockedReport> auto& message) {
+  wire(message.version, message.probe, message.blocked, message.open);
+}
+
+void fields(auto& wire, Is<Probe> auto& message) { wire(message.number); }
+
+void fields(auto& wire, Is<Verdict> auto& message) {
+  wire(message.set, message.point_to_point, message.names, message.text);
+}
+
+void fields(auto& wire, Is<Inquiry::OperationName> auto& operation) {
+  wire(operation.set, operation.name);
+}
+
+void fields(auto& wire, Is<Inquiry> auto& message) {
+  wire(message.number, message.last, message.where, message.patience, message.operations);
+}
+
+void fields(auto& wire, Is<StallReply> auto& message) {
+  wire(message.number, message.lacks, message.in_hand, message.since_exemption, message.text);
+}
+
+void fields(auto& wire, Is<Offer> auto& message) {
+  wire(message.set, message.number, message.tag, message.dtype, message.layout, message.elements,
+       message.name, message.whole, message.payload);
+}
+
+void fields(auto& wire, Is<Clearance> auto& message) { wire(message.number); }
+void fields(auto& wire, Is<Coming> auto& message) { wire(message.number); }
+void fields(auto& wire, Is<Withdrawal> auto& message) { wire(message.number); }
+
+void fields(auto& wire, Is<Rejection> auto& message) {
+  wire(message.number, message.whole, message.why);
+}
+
+void fields(auto& wire, Is<Receipt> auto& message) { wire(message.bytes); }
+
+void fields(auto& wire, Is<LedgerSteps::Step> auto& step) {
+  wire(step.kind, step.absent, step.prepared, step.key);
+  if (step.kind == LedgerSteps::Kind::kAnnounce) {
+    wire(step.content);
+  } else {
+    wire(step.keys);
+  }
+}
+
+void fields(auto& wire, Is<LedgerSteps> auto& message) {
+  wire(message.set, message.stamp, message.exceptions, message.steps, message.payload);
 }
 
 // Decodes the alternative of this index.
 template <std::size_t I = 0>
-Message decode_as(std::size_t index, Reader& reader) {
+Message decode_as(std::size_t index, Decoder& wire) {
   if constexpr (I < std::variant_size_v<Message>) {
-    if (index != I) return decode_as<I + 1>(index, reader);
+    if (index != I) return decode_as<I + 1>(index, wire);
     std::variant_alternative_t<I, Message> message;
-    get(reader, message);
+    wire(message);
     return message;
   } else {
     throw base::Error(base::ErrorCode::kInternal,
@@ -344,19 +295,18 @@ Message decode_as(std::size_t index, Reader& reader) {
 }  // namespace
 
 std::vector<std::byte> encode(const Message& message) {
-  Writer writer;
-  writer.put(static_cast<std::uint8_t>(message.index()));
-  std::visit([&](const auto& content) { put(writer, content); }, message);
-  return writer.take();
+  Encoder wire;
+  wire(static_cast<std::uint8_t>(message.index()));
+  std::visit([&](const auto& content) { wire(content); }, message);
+  return wire.take();
 }
 
 Message decode(std::span<const std::byte> bytes) {
-  Reader reader(bytes);
-  const auto index = reader.get<std::uint8_t>();
-  Message message = decode_as(index, reader);
-  if (!reader.empty()) {
-    throw base::Error(base::ErrorCode::kInternal, "a control message has bytes left over");
-  }
+  Decoder wire(bytes);
+  std::uint8_t index = 0;
+  wire(index);
+  Message message = decode_as(index, wire);
+  if (!wire.empty()) refuse_message("has bytes left over");
   return message;
 }
 

@@ -44,6 +44,7 @@ struct ResponseList {
 // it.
 struct LedgerSteps {
   enum class Kind : std::uint8_t { kAnnounce, kDivert, kClose, kReopen, kList };
+  static constexpr int kKinds = 5;
   // announce: a unit (Agreement::Unit) in all fields but `keys`. divert, reopen: in `keys` the keys that the coordinator
   // counts (Agreement::Upkeep). list: in `key` the number of the response list, and in `keys` the keys that it decides. close:
   // uses no field.

@@ -65,12 +65,11 @@ void OutputCache::unmap(const FreeBlock& memory) const noexcept {
   }
 }
 
-OutputCache::Block::~Block() {
-  if (data_ == nullptr) return;
-  if (home_) {
-    home_->give_back({data_, capacity_, shared_});
+void OutputCache::ReturnToCache::operator()(void* data) const noexcept {
+  if (home) {
+    home->give_back({data, capacity, shared});
   } else {
-    free_aligned(data_);
+    free_aligned(data);
   }
 }
 
@@ -81,60 +80,37 @@ std::size_t OutputCache::capacity_for(std::size_t bytes) {
 }
 
 OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
-  Block block;
-  if (bytes < kSmallest) {
-    block.data_ = new_aligned(bytes);
-    return block;
+  if (bytes < kSmallest) return Block(new_aligned(bytes));
+  const std::size_t capacity = capacity_for(bytes);
+  FreeBlock memory{nullptr, capacity, open && shared_ && capacity <= most_shared_};
+  if (memory.shared && take(memory)) {
+    shared_->use(memory.data, true);
+  } else if (memory.shared) {
+    memory.data = shared_->get(capacity);
   }
-  const std::size_t wanted = capacity_for(bytes);
-  block.home_ = shared_from_this();
-  block.shared_ = open && shared_ && wanted <= most_shared_;
-  if (block.shared_ && take(wanted, block)) {
-    shared_->use(block.data_, true);
-    return block;
+  if (memory.data == nullptr) {
+    memory.shared = false;
+    if (!take(memory)) memory.data = map(capacity);
   }
-  if (block.shared_) {
-    expect_one_more();
-    block.capacity_ = wanted;
-    block.data_ = shared_->get(wanted);
-    if (block.data_ != nullptr) return block;
-    expect_one_less();
-    block.shared_ = false;
-  }
-  if (take(wanted, block)) return block;
-  expect_one_more();
-  block.capacity_ = wanted;
-  block.data_ = map(wanted);
-  return block;
+  return {memory.data, {shared_from_this(), memory.capacity, memory.shared}};
 }
 
-bool OutputCache::take(std::size_t wanted, Block& block) {
+bool OutputCache::take(FreeBlock& wanted) {
   const std::lock_guard lock(mutex_);
   auto best = kept_.end();
   for (auto candidate = kept_.begin(); candidate != kept_.end(); ++candidate) {
-    if (candidate->shared != block.shared_ || candidate->capacity < wanted ||
-        candidate->capacity > wanted + wanted / 4) {
+    if (candidate->shared != wanted.shared || candidate->capacity < wanted.capacity ||
+        candidate->capacity > wanted.capacity + wanted.capacity / 4) {
       continue;
     }
     // If several blocks have the same size, takes the one that was returned last, because it is most likely in the caches.
     if (best == kept_.end() || candidate->capacity <= best->capacity) best = candidate;
   }
   if (best == kept_.end()) return false;
-  block.data_ = best->data;
-  block.capacity_ = best->capacity;
+  wanted = *best;
   kept_bytes_ -= best->capacity;
   kept_.erase(best);
   return true;
-}
-
-void OutputCache::expect_one_more() {
-  const std::lock_guard lock(mutex_);
-  kept_.reserve(++mapped_);  // so that returning a block can never fail
-}
-
-void OutputCache::expect_one_less() {
-  const std::lock_guard lock(mutex_);
-  --mapped_;
 }
 
 void OutputCache::give_back(FreeBlock memory) noexcept {
@@ -146,32 +122,36 @@ void OutputCache::give_back(FreeBlock memory) noexcept {
       lock.try_lock();
     }
     if (lock.owns_lock() && memory.capacity <= keep_bytes_) {
-      if (kept_bytes_ + memory.capacity <= keep_bytes_) {
-        if (memory.shared) shared_->use(memory.data, false);
-        kept_.push_back(memory);
-        kept_bytes_ += memory.capacity;
+      if (kept_bytes_ + memory.capacity > keep_bytes_) {
+        unwanted = kept_.front();  // the list is not empty, because the kept bytes are not zero
+        kept_.erase(kept_.begin());
+        kept_bytes_ -= unwanted.capacity;
+      } else if (keep(memory)) {
         return;
       }
-      unwanted = kept_.front();  // the list is not empty, because the kept bytes are not zero
-      kept_.erase(kept_.begin());
-      kept_bytes_ -= unwanted.capacity;
     }
-    if (lock.owns_lock()) {
-      --mapped_;
-      lock.unlock();
-    }
+    if (lock.owns_lock()) lock.unlock();
     unmap(unwanted);
     if (unwanted.data == memory.data) return;
   }
+}
+
+bool OutputCache::keep(const FreeBlock& memory) noexcept {
+  try {
+    kept_.push_back(memory);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  kept_bytes_ += memory.capacity;
+  if (memory.shared) shared_->use(memory.data, false);
+  return true;
 }
 
 void OutputCache::close() {
   std::vector<FreeBlock> last;
   {
     const std::lock_guard lock(mutex_);
-    last = kept_;
-    kept_.clear();  // its reserved capacity stays
-    mapped_ -= last.size();
+    last.swap(kept_);
     kept_bytes_ = keep_bytes_ = 0;
   }
   for (const FreeBlock& memory : last) unmap(memory);

@@ -44,33 +44,14 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
   OutputCache(const OutputCache&) = delete;
   OutputCache& operator=(const OutputCache&) = delete;
 
-  class Block {
-   public:
-    Block() = default;
-    Block(Block&& other) noexcept { swap(other); }
-    Block& operator=(Block&& other) noexcept {
-      Block moved(std::move(other));
-      swap(moved);
-      return *this;
-    }
-    ~Block();
-    void* data() const { return data_; }
-    // Leaks the memory, because a transfer may still write to it.
-    void abandon() { data_ = nullptr; }
-
-   private:
-    friend class OutputCache;
-    void swap(Block& other) noexcept {
-      std::swap(home_, other.home_);
-      std::swap(data_, other.data_);
-      std::swap(capacity_, other.capacity_);
-      std::swap(shared_, other.shared_);
-    }
-    std::shared_ptr<OutputCache> home_;  // null: the block is malloc's
-    void* data_ = nullptr;
-    std::size_t capacity_ = 0;
-    bool shared_ = false;  // other ranks map it
+  struct ReturnToCache {
+    std::shared_ptr<OutputCache> home{};  // null: the block is malloc's
+    std::size_t capacity = 0;
+    bool shared = false;  // other ranks map it
+    void operator()(void* data) const noexcept;
   };
+  // A block whose memory a transfer may still write to must be released, and so leaked.
+  using Block = std::unique_ptr<void, ReturnToCache>;
 
   // Returns a block of at least `bytes` uninitialised bytes; a block of 0 bytes has an address, too. Blocks are aligned to 64
   // bytes, and from kSmallest on to a page. open: takes memory that other ranks map, if possible, so that they can store into
@@ -85,19 +66,18 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     std::size_t capacity;
     bool shared;
   };
-  // Fills `block` with the best fit among the kept blocks (shared ones or not, as block.shared_ says). Returns false if none
-  // fits.
-  bool take(std::size_t wanted, Block& block);
-  void expect_one_more();
-  void expect_one_less();
+  // Replaces `wanted` by the best fit for its capacity among the kept blocks (shared ones or not, as wanted.shared says).
+  // Returns false if none fits.
+  bool take(FreeBlock& wanted);
   void give_back(FreeBlock memory) noexcept;
+  // With the lock. Returns false if the list cannot grow.
+  bool keep(const FreeBlock& memory) noexcept;
   void unmap(const FreeBlock& memory) const noexcept;
   static std::size_t capacity_for(std::size_t bytes);
 
   std::mutex mutex_;
   std::size_t keep_bytes_;
   std::size_t kept_bytes_ = 0;
-  std::size_t mapped_ = 0;       // blocks of kSmallest bytes or more that exist, kept or in use
   std::vector<FreeBlock> kept_;  // in order of return, the oldest first
   const std::shared_ptr<transport::ResultMemory> shared_;
   const std::size_t most_shared_;

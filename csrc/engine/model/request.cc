@@ -6,9 +6,6 @@
 
 namespace hvdlite::engine {
 
-using base::Reader;
-using base::Writer;
-
 namespace {
 
 // The product modulo 2^64. check_request and the decoders refuse shapes with more than kMostBytes.
@@ -101,102 +98,19 @@ void Request::seal() {
 }
 
 bool RequestView::describes(const Request& request, SetId on) const {
-  return name == request.name && on == request.set && kind == request.kind &&
-         dtype == request.dtype && op == request.op && wire == request.wire &&
-         codec == request.codec && absent == request.absent && weighted == request.weighted &&
-         root == request.root && tag == request.tag && device == request.device &&
-         layout == request.layout && prescale == request.prescale &&
-         postscale == request.postscale && group_size == request.group_size &&
-         group_index == request.group_index && group == request.group && arena == request.arena &&
-         arena_offset == request.arena_offset && std::ranges::equal(shape, request.shape) &&
-         std::ranges::equal(splits, request.splits);
+  return name == request.name && on == request.set && group == request.group &&
+         static_cast<const RequestValues&>(*this) == request &&
+         std::ranges::equal(shape, request.shape) && std::ranges::equal(splits, request.splits);
 }
 
 Request RequestView::copy(SetId on) const {
   Request request;
+  static_cast<RequestValues&>(request) = *this;
   request.set = on;
-  request.kind = kind;
-  request.dtype = dtype;
-  request.op = op;
-  request.wire = wire;
-  request.codec = codec;
-  request.absent = absent;
-  request.weighted = weighted;
-  request.root = root;
-  request.tag = tag;
-  request.device = device;
-  request.layout = layout;
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.group_size = group_size;
-  request.group_index = group_index;
   request.name = name;
   request.group = group;
   request.shape.assign(shape.begin(), shape.end());
   request.splits.assign(splits.begin(), splits.end());
-  request.arena = arena;
-  request.arena_offset = arena_offset;
-  return request;
-}
-
-void Request::encode(Writer& writer) const {
-  writer.put(set.id);
-  writer.put(set.epoch);
-  writer.put(static_cast<std::uint8_t>(kind));
-  writer.put(static_cast<std::uint8_t>(dtype));
-  writer.put(static_cast<std::uint8_t>(op));
-  writer.put(static_cast<std::uint8_t>(wire));
-  writer.put(static_cast<std::uint8_t>(codec.kind));
-  writer.put(static_cast<std::uint8_t>(codec.between));
-  writer.put(codec.block);
-  writer.put(static_cast<std::uint8_t>(absent));
-  writer.put(static_cast<std::uint8_t>(weighted));
-  writer.put(root);
-  writer.put(device);
-  writer.put(layout);
-  writer.put(prescale);
-  writer.put(postscale);
-  writer.put(group_size);
-  writer.put(group_index);
-  writer.put_string(name);
-  writer.put_string(group);
-  writer.put_vector(shape);
-  writer.put_vector(splits);
-  writer.put(arena);
-  writer.put(arena_offset);
-}
-
-Request Request::decode(Reader& reader) {
-  Request request;
-  request.set.id = reader.get<std::int32_t>();
-  request.set.epoch = reader.get<std::uint32_t>();
-  request.kind = reader.get_enum<base::OpKind>(base::kNumOpKinds, "kind of operation");
-  request.dtype = reader.get_enum<base::DType>(base::kNumDTypes, "dtype");
-  request.op = reader.get_enum<base::ReduceOp>(base::kNumReduceOps, "reduce op");
-  request.wire = reader.get_enum<Wire>(kNumWires, "wire dtype");
-  request.codec.kind = reader.get_enum<base::CodecKind>(base::kNumCodecKinds, "codec");
-  request.codec.between = reader.get_enum<base::Between>(base::kNumBetweens, "reach of a codec");
-  request.codec.block = reader.get<std::int32_t>();
-  request.absent = reader.get<std::uint8_t>() != 0;
-  request.weighted = reader.get<std::uint8_t>() != 0;
-  request.root = reader.get<std::int32_t>();
-  request.device = reader.get<std::int32_t>();
-  request.layout = reader.get<std::int32_t>();
-  request.prescale = reader.get<double>();
-  request.postscale = reader.get<double>();
-  request.group_size = reader.get<std::int32_t>();
-  request.group_index = reader.get<std::int32_t>();
-  request.name = reader.get_string();
-  request.group = reader.get_string();
-  request.shape = reader.get_vector<std::int64_t>();
-  request.splits = reader.get_vector<std::int64_t>();
-  request.arena = reader.get<std::int64_t>();
-  request.arena_offset = reader.get<std::int64_t>();
-  if (!has_possible_size(request.shape, request.dtype)) {
-    throw base::Error(base::ErrorCode::kInternal,
-                      "a control message holds a shape that no tensor has");
-  }
-  request.seal();
   return request;
 }
 
@@ -218,30 +132,6 @@ std::string display_name(const Request& request) {
 std::string describe(const Request& request) {
   return std::string(base::name_of(request.kind)) + " of '" + display_name(request) + "'" +
          describe_peer(request) + " in process set " + std::to_string(request.set.id);
-}
-
-void Response::encode(Writer& writer) const {
-  request->encode(writer);
-  writer.put(static_cast<std::uint8_t>(error.code));
-  writer.put_string(error.message);
-  writer.put(slot);
-  writer.put(contributors);
-  writer.put(divisor);
-  writer.put(value);
-  writer.put_vector(sizes);
-}
-
-Response Response::decode(Reader& reader) {
-  Response response;
-  response.request = std::make_shared<const Request>(Request::decode(reader));
-  response.error.code = reader.get_enum<base::ErrorCode>(base::kNumErrorCodes, "error code");
-  response.error.message = reader.get_string();
-  response.slot = reader.get<std::int32_t>();
-  response.contributors = reader.get<std::int32_t>();
-  response.divisor = reader.get<std::int32_t>();
-  response.value = reader.get<std::int32_t>();
-  response.sizes = reader.get_vector<std::int64_t>();
-  return response;
 }
 
 }  // namespace hvdlite::engine

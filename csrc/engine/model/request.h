@@ -1,6 +1,6 @@
-// Process sets, what one rank asks a set for (Request), what all its ranks agreed on (Response), and their wire form.
+// Process sets, what one rank asks a set for (Request), and what all its ranks agreed on (Response).
 // Thread: plain values; a shared Request (RequestPtr) does not change. Owns: its strings and vectors. Blocks: no.
-// Throws: the decoders throw Error(Internal) on malformed bytes.
+// Throws: nothing, but naming() what it says, and std::bad_alloc.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,6 @@
 #include "base/codec.h"
 #include "base/error.h"
 #include "base/types.h"
-#include "base/wire.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {
@@ -52,8 +51,8 @@ inline constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 // kMostBytes.
 bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype);
 
-struct Request {
-  SetId set;
+// The values that a request and a caller's view of it have alike.
+struct RequestValues {
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
@@ -74,15 +73,20 @@ struct Request {
   double postscale = 1.0;
   std::int32_t group_size = 0;
   std::int32_t group_index = 0;
+  // The arena in which this rank's tensor lies, and the tensor's offset there in bytes; arena 0: it lies in none.
+  std::int64_t arena = 0;
+  std::int64_t arena_offset = 0;
+  friend bool operator==(const RequestValues&, const RequestValues&) = default;
+};
+
+struct Request : RequestValues {
+  SetId set;
   // The key of negotiation; the doors put the kind in front ("allreduce.conv1.weight").
   std::string name;
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
   // alltoall: the rows for each member. add_process_set: the global ranks of the new set.
   std::vector<std::int64_t> splits;
-  // The arena in which this rank's tensor lies, and the tensor's offset there in bytes; arena 0: it lies in none.
-  std::int64_t arena = 0;
-  std::int64_t arena_offset = 0;
   // seal() computes these. Two ranks that ask for the same have the same values.
   std::uint64_t name_hash = 0;  // of the set (id and epoch) and the name
   // Of all other fields except `tag`, which is not negotiated, and `absent`. Of `device`, only whether it is a GPU.
@@ -107,9 +111,6 @@ struct Request {
 
   // Computes the derived fields. Call it after the last change of any other field except `absent`.
   void seal();
-  void encode(base::Writer& writer) const;
-  // Returns a sealed request. The tag is not part of the wire form, since point to point has messages of its own.
-  static Request decode(base::Reader& reader);
   friend bool operator==(const Request&, const Request&) = default;
 };
 
@@ -128,29 +129,12 @@ struct Weight {
 };
 
 // A request as a caller states it. It borrows text and lists for the length of the call, and its set has no epoch yet.
-struct RequestView {
+struct RequestView : RequestValues {
   std::int32_t set = 0;
-  base::OpKind kind = base::OpKind::kAllreduce;
-  base::DType dtype = base::DType::kFloat32;
-  base::ReduceOp op = base::ReduceOp::kSum;
-  Wire wire = Wire::kSame;
-  base::Codec codec;
-  bool absent = false;
-  bool weighted = false;
-  std::int32_t root = 0;
-  std::int32_t tag = 0;
-  std::int32_t device = -1;
-  std::int32_t layout = 0;
-  double prescale = 1.0;
-  double postscale = 1.0;
-  std::int32_t group_size = 0;
-  std::int32_t group_index = 0;
   std::string_view name;
   std::string_view group;
   std::span<const std::int64_t> shape;
   std::span<const std::int64_t> splits;
-  std::int64_t arena = 0;
-  std::int64_t arena_offset = 0;
   // These are not part of the request:
   Weight weight;           // of this rank, if the request is weighted
   void* stream = nullptr;  // GPU memory is ready after the work already in this stream
@@ -173,12 +157,12 @@ std::string describe(const Request& request);
 // The name without the kind that the doors put in front.
 std::string display_name(const Request& request);
 
-// Calls work(), whose errors do not name the operation. If it throws an Error, or the system gives no memory, puts the
+// Returns work(), whose errors do not name the operation. If it throws an Error, or the system gives no memory, puts the
 // operation's description in front of the text, so that the user learns which operation failed.
 template <typename Work>
-void naming(const Request& request, Work work) {
+auto naming(const Request& request, Work work) {
   try {
-    work();
+    return work();
   } catch (const base::Error& error) {
     throw base::Error(error.code(), describe(request) + ": " + error.what());
   } catch (const std::bad_alloc&) {
@@ -198,9 +182,6 @@ struct Response {
   std::int32_t value = -1;        // join: the last rank that joined
   // allgather: the rows of each member. alltoall: the splits of each member, one member after the other. Otherwise empty.
   std::vector<std::int64_t> sizes;
-
-  void encode(base::Writer& writer) const;
-  static Response decode(base::Reader& reader);
 };
 
 // Response::sizes if all members have equal requests.

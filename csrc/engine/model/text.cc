@@ -44,6 +44,13 @@ constexpr std::int32_t mark_of(std::string_view name) {
 
 }  // namespace
 
+std::string on_one_line(std::string text) {
+  for (char& letter : text) {
+    if (static_cast<unsigned char>(letter) < ' ') letter = ' ';
+  }
+  return text;
+}
+
 std::string format_ranks(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";

@@ -33,6 +33,8 @@ inline constexpr const char* kNoMemory =
 inline constexpr const char* kSilentHost =
     "the host is down, its link is cut, or its first rank is stopped";
 
+// The text with a space in place of each control character: a line of a log or a record stays one line, whatever a name has.
+std::string on_one_line(std::string text);
 // {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
 std::string format_ranks(std::vector<int> ranks);
 // {2, 3} -> "[2, 3]".

@@ -86,7 +86,7 @@ std::string FlightRecorder::text(bool unended_only, std::uint64_t skipped) const
       return base::to_text(base::seconds_between(time, now), 3) + " s ago";
     };
     const Request& request = *record.request;
-    text += "  #" + std::to_string(number) + " " + describe(request) + ", " +
+    text += "  #" + std::to_string(number) + " " + on_one_line(describe(request)) + ", " +
             format_dtype(request.dtype, request.layout) + format_shape(request.shape) +
             ": submitted " + ago(record.submitted) + ", " + kStageNames[stage] + " (" +
             ago(record.last.load(std::memory_order_relaxed)) + ")\n";

@@ -25,6 +25,7 @@ constexpr const char* kEnd = "\n]\n";
 constexpr std::int32_t kMostTracks = 1 << 14;
 // Callers' tracks come first. If there are too many callers, some share the last of these tracks.
 constexpr std::int32_t kFirstTensorTrack = 1000;
+constexpr std::int32_t kSharedTensorTrack = kFirstTensorTrack + kMostTracks;
 
 double microseconds_of(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
@@ -95,6 +96,18 @@ std::string span_name(Stage stage, Stage next, const Request& request) {
   return operation;
 }
 
+// The track of this key. New keys take the tracks from `first` on; when these are used up, they share the track `last`.
+template <typename Key>
+std::int32_t track_in(std::map<Key, std::int32_t>& tracks, const Key& key, std::int32_t first,
+                      std::int32_t last) {
+  const auto found = tracks.find(key);
+  if (found != tracks.end()) return found->second;
+  const auto track = first + static_cast<std::int32_t>(tracks.size());
+  if (track >= last) return last;
+  tracks.emplace(key, track);
+  return track;
+}
+
 [[noreturn]] void refuse(const std::string& path, int error) {
   throw base::Error(base::ErrorCode::kInvalidArgument,
                     "the timeline cannot be written to '" + path + "': " + std::strerror(error) +
@@ -127,24 +140,27 @@ void TimelineWriter::header() {
   const auto wall = std::chrono::duration<double, std::micro>(
       std::chrono::system_clock::now().time_since_epoch());
   const double offset = wall.count() - microseconds_of(time_.now());
-  const std::string pid = "\"ph\":\"M\",\"pid\":" + std::to_string(owner_.rank);
-  add("{\"name\":\"process_name\"," + pid + ",\"args\":{\"name\":\"rank " +
-      std::to_string(owner_.rank) + "\",\"start_time_since_epoch_in_micros\":" +
-      std::to_string(static_cast<std::int64_t>(wall.count())) + "}}");
-  add("{\"name\":\"process_sort_index\"," + pid +
-      ",\"args\":{\"sort_index\":" + std::to_string(owner_.rank) + "}}");
+  add("process_name", 'M', 0, "",
+      "\"name\":\"rank " + std::to_string(owner_.rank) +
+          "\",\"start_time_since_epoch_in_micros\":" +
+          std::to_string(static_cast<std::int64_t>(wall.count())));
+  add("process_sort_index", 'M', 0, "", "\"sort_index\":" + std::to_string(owner_.rank));
   // Ranks with one boot_id share a clock, which counts from the start of their host.
-  add("{\"name\":\"hvdlite\"," + pid + ",\"args\":{\"rank\":" + std::to_string(owner_.rank) +
-      ",\"size\":" + std::to_string(owner_.size) + ",\"host\":" + quoted(host_name()) +
-      ",\"process\":" + std::to_string(getpid()) +
-      ",\"boot_id\":" + quoted(base::first_line_of("/proc/sys/kernel/random/boot_id")) +
-      ",\"clock_to_epoch_us\":" + number(offset) + ",\"version\":\"" HVDLITE_VERSION "\"}}");
+  add("hvdlite", 'M', 0, "",
+      "\"rank\":" + std::to_string(owner_.rank) + ",\"size\":" + std::to_string(owner_.size) +
+          ",\"host\":" + quoted(host_name()) + ",\"process\":" + std::to_string(getpid()) +
+          ",\"boot_id\":" + quoted(base::first_line_of("/proc/sys/kernel/random/boot_id")) +
+          ",\"clock_to_epoch_us\":" + number(offset) + ",\"version\":\"" HVDLITE_VERSION "\"");
   named_.clear();
 }
 
-void TimelineWriter::add(const std::string& event) {
+// Adds one event. `times` and `arguments` are fields of JSON; `times` begins with a comma unless it is empty.
+void TimelineWriter::add(const std::string& name, char phase, std::int32_t track,
+                         const std::string& times, const std::string& arguments) {
   text_ += written_ == 0 && text_.empty() ? "[\n" : ",\n";
-  text_ += event;
+  text_ += "{\"name\":\"" + name + "\",\"ph\":\"" + phase +
+           "\",\"pid\":" + std::to_string(owner_.rank) + ",\"tid\":" + std::to_string(track) +
+           times + ",\"args\":{" + arguments + "}}";
 }
 
 // Writes the new text and the closing bracket. The next text overwrites the bracket. If a write fails, closes the file and
@@ -212,6 +228,8 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   }
   if (dropped > 0) {
     dropped_ += dropped;
+    // The ends of these operations may be among the lost events. Kept, they would pile up, because no event would remove them.
+    open_.clear();
     mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
   }
   flush();
@@ -219,35 +237,17 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
 
 // Names the track, once in each file: a new file has only the names of tracks with spans in it.
 void TimelineWriter::name_track(std::int32_t track, const std::string& name) {
-  if (track == kFirstTensorTrack + kMostTracks || !named_.insert(track).second) return;
-  add("{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" + std::to_string(owner_.rank) +
-      ",\"tid\":" + std::to_string(track) + ",\"args\":{\"name\":" + quoted(name) + "}}");
-}
-
-std::int32_t TimelineWriter::track_of(const std::string& name) {
-  const auto found = tracks_.find(name);
-  if (found != tracks_.end()) return found->second;
-  const auto track = kFirstTensorTrack + static_cast<std::int32_t>(tracks_.size());
-  if (track >= kFirstTensorTrack + kMostTracks) return kFirstTensorTrack + kMostTracks;
-  tracks_.emplace(name, track);
-  return track;
-}
-
-std::int32_t TimelineWriter::track_of_caller(std::int32_t thread) {
-  const auto found = callers_.find(thread);
-  if (found != callers_.end()) return found->second;
-  const auto track = static_cast<std::int32_t>(callers_.size()) + 1;
-  if (track >= kFirstTensorTrack) return kFirstTensorTrack - 1;
-  callers_.emplace(thread, track);
-  return track;
+  if (track == kSharedTensorTrack || !named_.insert(track).second) return;
+  add("thread_name", 'M', track, "", "\"name\":" + quoted(name));
 }
 
 void TimelineWriter::follow(const TimelineEvent& event) {
   switch (event.kind) {
     case TimelineEvent::Kind::kSubmitted: {
       const Request& request = *event.request;
-      open_[event.number] = {event.request, Stage::kSubmitted, event.time, track_of(request.name),
-                             0};
+      const std::int32_t track =
+          track_in(tracks_, request.name, kFirstTensorTrack, kSharedTensorTrack);
+      open_[event.number] = {event.request, Stage::kSubmitted, event.time, track, 0};
       return;
     }
     case TimelineEvent::Kind::kReached: {
@@ -261,7 +261,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
       mark("CYCLE_START", event.time, "");
       return;
     case TimelineEvent::Kind::kWait: {
-      const std::int32_t track = track_of_caller(event.thread);
+      const std::int32_t track = track_in(callers_, event.thread, 1, kFirstTensorTrack - 1);
       name_track(track, caller_name(event.thread));
       span("WAIT", track, event.since, event.time, "\"operation\":" + std::to_string(event.number));
       return;
@@ -274,9 +274,7 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   std::string arguments = "\"operation\":" + std::to_string(event.number);
   if (event.stage == Stage::kDone) arguments += "," + arguments_of(*open.request);
   if (open.fused != 0) arguments += ",\"fused_op\":" + std::to_string(open.fused);
-  if (event.stage == Stage::kFailed) {
-    arguments += ",\"failed\":true";
-  }
+  if (event.stage == Stage::kFailed) arguments += ",\"failed\":true";
   if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
     // The data travelled with the agreement, or the operation has none (a barrier). Both spans cover the whole time.
     span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.track, open.since,
@@ -292,15 +290,13 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
 void TimelineWriter::span(const std::string& name, std::int32_t track, Clock::time_point from,
                           Clock::time_point to, const std::string& arguments) {
   const double begin = microseconds_of(from);
-  add("{\"name\":\"" + name + "\",\"ph\":\"X\",\"pid\":" + std::to_string(owner_.rank) +
-      ",\"tid\":" + std::to_string(track) + ",\"ts\":" + number(begin) +
-      ",\"dur\":" + number(microseconds_of(to) - begin) + ",\"args\":{" + arguments + "}}");
+  add(name, 'X', track,
+      ",\"ts\":" + number(begin) + ",\"dur\":" + number(microseconds_of(to) - begin), arguments);
 }
 
 void TimelineWriter::mark(const std::string& name, Clock::time_point time,
                           const std::string& arguments) {
-  add("{\"name\":\"" + name + "\",\"ph\":\"i\",\"s\":\"p\",\"pid\":" + std::to_string(owner_.rank) +
-      ",\"tid\":0,\"ts\":" + number(microseconds_of(time)) + ",\"args\":{" + arguments + "}}");
+  add(name, 'i', 0, ",\"s\":\"p\",\"ts\":" + number(microseconds_of(time)), arguments);
 }
 
 }  // namespace hvdlite::engine

@@ -45,7 +45,8 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call.
+  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call. If there are any,
+  // operations that have not ended get no further spans.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:
@@ -62,15 +63,14 @@ class TimelineWriter {
   void header();
   void rotate();
   int flush();
-  std::int32_t track_of(const std::string& name);
-  std::int32_t track_of_caller(std::int32_t thread);
   void name_track(std::int32_t track, const std::string& name);
   void follow(const TimelineEvent& event);
   void reach(Open& open, const TimelineEvent& event);
   void span(const std::string& name, std::int32_t track, base::Clock::time_point from,
             base::Clock::time_point to, const std::string& arguments);
   void mark(const std::string& name, base::Clock::time_point time, const std::string& arguments);
-  void add(const std::string& event);
+  void add(const std::string& name, char phase, std::int32_t track, const std::string& times,
+           const std::string& arguments);
 
   const std::string path_;
   const std::size_t max_bytes_;

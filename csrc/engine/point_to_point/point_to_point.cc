@@ -1,4 +1,4 @@
-// The steps of the machine of point_to_point.h. (Over 400 lines, because all steps read and change the same tables.)
+// The steps of the machine of point_to_point.h.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ using base::Status;
 namespace {
 
 bool fits(const Request& receive, int source, const Offer& offer) {
-  return (receive.root == kAny || receive.root == source) &&
+  return receive.set == offer.set && (receive.root == kAny || receive.root == source) &&
          (receive.tag == kAny || receive.tag == offer.tag);
 }
 
@@ -36,23 +36,18 @@ PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
 // Keeps the messages that arrived before this rank knew the set, unless the sender or this rank is no member.
 void PointToPoint::add_set(const ProcessSet& set) {
   newest_epoch_ = std::max(newest_epoch_, set.id.epoch);
-  InSet& known = sets_[set.id];
-  known.members = set.members;
-  std::erase_if(known.arrivals, [&](const Arrival& arrival) {
-    return !set.is_member() || set.index_of(arrival.source) < 0;
+  sets_[set.id] = set.members;
+  std::erase_if(arrivals_, [&](const Arrival& arrival) {
+    return arrival.offer.set == set.id && (!set.is_member() || set.index_of(arrival.source) < 0);
   });
 }
 
 void PointToPoint::remove_set(SetId set) {
-  const auto removed = sets_.extract(set);
-  if (removed.empty()) return;
-  for (const Arrival& each : removed.mapped().arrivals) count_received(each.source, each.offer);
-}
-
-PointToPoint::InSet* PointToPoint::find_for_message(SetId id) {
-  const auto known = sets_.find(id);
-  if (known != sets_.end()) return &known->second;
-  return id.epoch > newest_epoch_ ? &sets_[id] : nullptr;
+  sets_.erase(set);
+  for (const Arrival& each : arrivals_) {
+    if (each.offer.set == set) count_received(each.source, each.offer);
+  }
+  std::erase_if(arrivals_, [&](const Arrival& each) { return each.offer.set == set; });
 }
 
 // --- what this rank asks ----------------------------------------------------------------------------------------------
@@ -86,8 +81,7 @@ void PointToPoint::send(Entry& entry) {
               request.layout, request.count,  display_name(request)};
   effects_.posted(entry);
   if (send_whole(entry, to, offer)) return;
-  Sending& sending = offered_[offer.number];
-  sending = {std::move(entry), to};
+  offered_[offer.number] = std::move(entry);
   deliver(to, std::move(offer));
 }
 
@@ -116,31 +110,30 @@ void PointToPoint::count_received(int source, const Offer& offer) {
 }
 
 void PointToPoint::receive(Entry& entry, std::uint64_t place) {
-  InSet& set = sets_.at(entry.request->set);
-  const auto found = std::ranges::find_if(set.arrivals, [&](const Arrival& each) {
+  const auto found = std::ranges::find_if(arrivals_, [&](const Arrival& each) {
     return fits(*entry.request, each.source, each.offer);
   });
-  if (found != set.arrivals.end()) {
+  if (found != arrivals_.end()) {
     Arrival arrival = std::move(*found);
-    set.arrivals.erase(found);
+    arrivals_.erase(found);
     return meet(entry, place, arrival.source, arrival.offer);
   }
-  if (nobody_sends(set, *entry.request)) {
+  if (nobody_sends(*entry.request)) {
     return fail(entry,
                 {ErrorCode::kAborted,
                  "every rank that could send this message has left: their programs ended or called "
                  "shutdown(), and they take part in no later operation"});
   }
-  set.posted.try_emplace(place, std::move(entry));
-  ++posted_;
+  posted_.try_emplace(place, std::move(entry));
 }
 
 // Can no rank send the message for this receive any more? Another thread of this rank might send to this rank itself. For a
 // receive from any rank this possibility counts only in a set of one rank; otherwise a receive would wait for ever when all
 // others have left.
-bool PointToPoint::nobody_sends(const InSet& set, const Request& receive) const {
+bool PointToPoint::nobody_sends(const Request& receive) const {
   if (receive.root != kAny) return has_left(receive.root);
-  return set.members->size() > 1 && std::ranges::all_of(*set.members, [&](int member) {
+  const std::vector<int>& members = *sets_.at(receive.set);
+  return members.size() > 1 && std::ranges::all_of(members, [&](int member) {
            return member == settings_.rank || has_left(member);
          });
 }
@@ -157,23 +150,25 @@ void PointToPoint::deliver(int rank, Message message) {
 }
 
 void PointToPoint::hear(int source, Offer offer) {
-  InSet* const set = find_for_message(offer.set);
   if (ended_) return;  // this rank's Goodbye tells the sender that this rank has left
-  if (set == nullptr) return count_received(source, offer);
-  HVD_CHECK(!set->members || (std::ranges::binary_search(*set->members, source) &&
-                              std::ranges::binary_search(*set->members, settings_.rank)));
+  const auto set = sets_.find(offer.set);
+  if (set != sets_.end()) {
+    HVD_CHECK(std::ranges::binary_search(*set->second, source) &&
+              std::ranges::binary_search(*set->second, settings_.rank));
+  } else if (offer.set.epoch <= newest_epoch_) {  // the set has been removed
+    return count_received(source, offer);
+  }
   std::uint64_t& heard = heard_[static_cast<std::size_t>(source)];
   HVD_CHECK(offer.number > std::exchange(heard, offer.number));
   const auto found = std::ranges::find_if(
-      set->posted, [&](const auto& each) { return fits(*each.second.request, source, offer); });
-  if (found == set->posted.end()) {
-    Arrival& kept = set->arrivals.emplace_back(Arrival{source, std::move(offer), {}});
+      posted_, [&](const auto& each) { return fits(*each.second.request, source, offer); });
+  if (found == posted_.end()) {
+    Arrival& kept = arrivals_.emplace_back(Arrival{source, std::move(offer), {}});
     kept.payload.assign(kept.offer.payload.begin(), kept.offer.payload.end());
     kept.offer.payload = kept.payload;
     return;
   }
-  auto taken = set->posted.extract(found);
-  --posted_;
+  auto taken = posted_.extract(found);
   match_or_post(std::move(taken.mapped()), taken.key(),
                 [&](Entry& entry) { meet(entry, taken.key(), source, offer); });
 }
@@ -183,10 +178,7 @@ void PointToPoint::match_or_post(Entry entry, std::uint64_t place, Match match) 
   try {
     match(entry);
   } catch (...) {
-    if (entry.request) {
-      sets_.at(entry.request->set).posted.try_emplace(place, std::move(entry));
-      ++posted_;
-    }
+    if (entry.request) posted_.try_emplace(place, std::move(entry));
     throw;
   }
 }
@@ -205,19 +197,15 @@ void PointToPoint::meet(Entry& receive, std::uint64_t place, int source, const O
     receive.completion->contributors = offer.tag;
     effects_.reached({&receive, 1}, Stage::kAgreed);
     if (offer.whole) return effects_.take(std::move(receive), offer.payload.data());
-    if (source == settings_.rank) return take_own(std::move(receive), offer.number);
+    if (source == settings_.rank) {
+      auto send = offered_.extract(offer.number);
+      HVD_CHECK(!send.empty());
+      return effects_.take_own(std::move(receive), std::move(send.mapped()));
+    }
   }
   Answered& answered = answered_[{source, offer.number}];
   answered = {std::move(receive), place, std::move(why)};
   if (!refused) effects_.send(source, Clearance{offer.number});
-}
-
-void PointToPoint::take_own(Entry receive, std::uint64_t number) {
-  const auto found = offered_.find(number);
-  HVD_CHECK(found != offered_.end());
-  Entry send = std::move(found->second.entry);
-  offered_.erase(found);
-  effects_.take_own(std::move(receive), std::move(send));
 }
 
 std::string PointToPoint::why_unequal(const Entry& receive, int source, const Offer& offer) const {
@@ -239,11 +227,11 @@ std::string PointToPoint::why_unequal(const Entry& receive, int source, const Of
 void PointToPoint::hear(int source, Clearance message) {
   const auto found = offered_.find(message.number);
   if (found == offered_.end()) return;  // the send has failed, and this rank has sent a Withdrawal
-  HVD_CHECK(found->second.to == source);
-  effects_.reached({&found->second.entry, 1}, Stage::kAgreed);
+  HVD_CHECK(found->second.request->root == source);
+  effects_.reached({&found->second, 1}, Stage::kAgreed);
   effects_.send(source, Coming{message.number});
   auto taken = offered_.extract(found);
-  effects_.start_send(std::move(taken.mapped().entry), source);
+  effects_.start_send(std::move(taken.mapped()), source);
 }
 
 void PointToPoint::hear(int source, Coming message) {
@@ -261,11 +249,9 @@ void PointToPoint::hear(int source, Withdrawal message) {
     return match_or_post(std::move(found.mapped().receive), place,
                          [&](Entry& entry) { receive(entry, place); });
   }
-  for (auto& [id, set] : sets_) {
-    std::erase_if(set.arrivals, [&](const Arrival& each) {
-      return each.source == source && each.offer.number == message.number;
-    });
-  }
+  std::erase_if(arrivals_, [&](const Arrival& each) {
+    return each.source == source && each.offer.number == message.number;
+  });
 }
 
 void PointToPoint::hear(int source, const Rejection& message) {
@@ -275,9 +261,9 @@ void PointToPoint::hear(int source, const Rejection& message) {
   }
   const auto found = offered_.find(message.number);
   if (found == offered_.end()) return;  // the send has failed, and this rank has sent a Withdrawal
-  HVD_CHECK(found->second.to == source);
+  HVD_CHECK(found->second.request->root == source);
   const auto taken = offered_.extract(found);
-  effects_.finish({&taken.mapped().entry, 1}, {ErrorCode::kMismatch, message.why});
+  effects_.finish({&taken.mapped(), 1}, {ErrorCode::kMismatch, message.why});
   if (source != settings_.rank) effects_.send(source, Coming{message.number});
 }
 
@@ -289,17 +275,10 @@ void PointToPoint::hear(int source, Receipt message) {
 
 void PointToPoint::hear(int source, const Verdict& message) {
   HVD_CHECK(source == 0);
-  const auto doomed = [&](const Entry& entry) {
-    return entry.request->set == message.set &&
-           std::ranges::find(message.names, entry.request->name) != message.names.end();
-  };
-  const Status why = {ErrorCode::kTimeout, message.text};
-  const auto set = sets_.find(message.set);
-  if (set != sets_.end()) fail_receives(set->second, why, doomed);
-  for (auto at = offered_.begin(); at != offered_.end();) {
-    const auto each = at++;
-    if (doomed(each->second.entry)) withdraw(each, why);
-  }
+  fail_unmatched({ErrorCode::kTimeout, message.text}, [&](const Request& request) {
+    return request.set == message.set &&
+           std::ranges::find(message.names, request.name) != message.names.end();
+  });
 }
 
 // --- endings ----------------------------------------------------------------------------------------------------------
@@ -308,69 +287,49 @@ void PointToPoint::fail(const Entry& entry, const Status& why) {
   effects_.finish({&entry, 1}, {why.code, describe(*entry.request) + ": " + why.message});
 }
 
-void PointToPoint::withdraw(Sendings::iterator sending, const Status& why) {
-  fail(sending->second.entry, why);
-  const auto taken = offered_.extract(sending);
-  const int to = taken.mapped().to;
-  if (!has_left(to)) deliver(to, Withdrawal{taken.key()});
-}
-
 template <typename Condition>
-void PointToPoint::fail_receives(InSet& set, const Status& why, Condition condition) {
-  for (auto at = set.posted.begin(); at != set.posted.end();) {
-    const auto each = at++;
-    if (!condition(each->second)) continue;
-    fail(each->second, why);
-    set.posted.erase(each);
-    --posted_;
+void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
+  for (Entries* entries : {&offered_, &posted_}) {
+    for (auto at = entries->begin(); at != entries->end();) {
+      const auto each = at++;
+      if (!condition(*each->second.request)) continue;
+      fail(each->second, why);
+      const auto taken = entries->extract(each);
+      const int to = taken.mapped().request->root;
+      if (entries == &offered_ && !has_left(to)) deliver(to, Withdrawal{taken.key()});
+    }
   }
 }
 
 void PointToPoint::left(int rank, const Status& why) {
   left_[static_cast<std::size_t>(rank)] = true;
-  for (auto at = offered_.begin(); at != offered_.end();) {
-    const auto each = at++;
-    if (each->second.to == rank) withdraw(each, why);
-  }
-  for (auto& [id, set] : sets_) {
-    fail_receives(set, why, [&](const Entry& each) { return nobody_sends(set, *each.request); });
-  }
+  fail_unmatched(why, [&](const Request& request) {
+    return request.kind == base::OpKind::kSend ? request.root == rank : nobody_sends(request);
+  });
 }
 
 void PointToPoint::leave(const Status& why) {
   ended_ = why;
-  while (!offered_.empty()) withdraw(offered_.begin(), why);
-  for (auto& [id, set] : sets_) {
-    fail_receives(set, why, [](const Entry&) { return true; });
-  }
+  fail_unmatched(why, [](const Request&) { return true; });
 }
 
 void PointToPoint::end_all(const Status& why) {
-  if (!waits()) return;
-  for (const auto& [number, sending] : std::exchange(offered_, {})) {
-    effects_.finish({&sending.entry, 1}, why);
+  for (Entries* entries : {&offered_, &posted_}) {
+    for (const auto& [key, entry] : std::exchange(*entries, {})) effects_.finish({&entry, 1}, why);
   }
   for (const auto& [key, answered] : std::exchange(answered_, {})) {
     effects_.finish({&answered.receive, 1}, why);
   }
-  for (auto& [id, set] : sets_) {
-    for (const auto& [place, entry] : std::exchange(set.posted, {})) {
-      effects_.finish({&entry, 1}, why);
-    }
-  }
-  posted_ = 0;
 }
 
 // --- questions --------------------------------------------------------------------------------------------------------
 
-bool PointToPoint::waits(SetId id) const {
-  const auto set = sets_.find(id);
-  if (set != sets_.end() && !set->second.posted.empty()) return true;
-  const auto in_set = [&](const auto& entry) { return entry.request->set == id; };
-  return std::ranges::any_of(offered_,
-                             [&](const auto& each) { return in_set(each.second.entry); }) ||
-         std::ranges::any_of(answered_,
-                             [&](const auto& each) { return in_set(each.second.receive); });
+bool PointToPoint::waits(SetId set) const {
+  bool found = false;
+  const auto look = [&](const Entry& entry) { found = found || entry.request->set == set; };
+  for_each_unmatched(look);
+  for_each_answered(look);
+  return found;
 }
 
 std::uint64_t PointToPoint::digest() const {
@@ -383,29 +342,26 @@ std::uint64_t PointToPoint::digest() const {
   for (const bool gone : left_) hasher.add(gone ? 1 : 0);
   for (const std::size_t bytes : unreceived_) hasher.add(bytes);
   for (const std::size_t bytes : untold_) hasher.add(bytes);
-  const auto add = [&](const Entry& entry) { add_request(hasher, *entry.request); };
-  for (const auto& [number, sending] : offered_) {
-    hasher.add(number);
-    add(sending.entry);
+  for (const Entries* entries : {&offered_, &posted_}) {
+    hasher.add(entries->size());
+    for (const auto& [key, entry] : *entries) {
+      hasher.add(key);
+      add_request(hasher, *entry.request);
+    }
   }
   for (const auto& [key, answered] : answered_) {
     hasher.add_pair(key.first, static_cast<std::int32_t>(key.second));
     hasher.add(answered.refusal.empty() ? 0 : 1);
     hasher.add(answered.place);
-    add(answered.receive);
+    add_request(hasher, *answered.receive.request);
   }
-  for (const auto& [id, set] : sets_) {
+  for (const auto& [id, members] : sets_) {
     hasher.add_pair(id.id, static_cast<std::int32_t>(id.epoch));
-    hasher.add(set.posted.size());
-    for (const auto& [place, entry] : set.posted) {
-      hasher.add(place);
-      add(entry);
-    }
-    hasher.add(set.arrivals.size());
-    for (const Arrival& arrival : set.arrivals) {
-      hasher.add_signed(arrival.source);
-      add_message(hasher, arrival.offer);
-    }
+  }
+  hasher.add(arrivals_.size());
+  for (const Arrival& arrival : arrivals_) {
+    hasher.add_signed(arrival.source);
+    add_message(hasher, arrival.offer);
   }
   return hasher.value();
 }

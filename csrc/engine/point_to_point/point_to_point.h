@@ -6,7 +6,7 @@
 //
 // A pure machine: entries and messages go in; what must be done comes out through Effects, in order. The machine negotiates
 // nothing, and no collective waits for it, except the removal of a process set. Its digest tells states apart. Cycle drives it,
-// and Messenger passes it the other ranks' messages.
+// and passes it the other ranks' messages.
 //
 //   what callers ask ---------> admit() ----------------+
 //   what another rank says ---> hear() -----------------+--> Effects: send, finish, start_send, start_receive, take, take_own
@@ -35,7 +35,6 @@
 // does the next send or receive that the sender submits, because the refused send has ended.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -118,17 +117,15 @@ class PointToPoint {
 
   // --- questions ---
   // Does any send or receive of this rank wait for a message?
-  bool waits() const { return !offered_.empty() || !answered_.empty() || posted_ > 0; }
+  bool waits() const { return !offered_.empty() || !answered_.empty() || !posted_.empty(); }
   bool waits(SetId set) const;
   // Does a receive of this rank wait for a sender's Coming or Withdrawal?
   bool waits_for_sender() const { return !answered_.empty(); }
   // Calls visit(const Entry&) for each send and receive that is not matched.
   template <typename Visit>
   void for_each_unmatched(Visit visit) const {
-    for (const auto& [number, sending] : offered_) visit(sending.entry);
-    for (const auto& [id, set] : sets_) {
-      for (const auto& [place, entry] : set.posted) visit(entry);
-    }
+    for (const auto& [number, entry] : offered_) visit(entry);
+    for (const auto& [place, entry] : posted_) visit(entry);
   }
   // Calls visit(const Entry&) for each receive that has answered an Offer, and waits for its sender's Coming or Withdrawal.
   template <typename Visit>
@@ -144,24 +141,14 @@ class PointToPoint {
     Offer offer;
     std::vector<std::byte> payload;  // offer.payload refers to it
   };
-  struct InSet {
-    std::shared_ptr<const std::vector<int>> members;  // null: this rank has not added the set yet
-    std::map<std::uint64_t, Entry> posted;  // receives by their place in the order of posting
-    std::deque<Arrival> arrivals;
-  };
-  // A send that this rank has offered to the other rank.
-  struct Sending {
-    Entry entry;
-    int to = 0;
-  };
   // A receive that has answered an Offer and waits for the sender's Coming or Withdrawal.
   struct Answered {
     Entry receive;
-    std::uint64_t place = 0;  // as in InSet::posted
+    std::uint64_t place = 0;  // as in posted_
     // Empty if the answer was a Clearance; otherwise the reason of the Rejection.
     std::string refusal;
   };
-  using Sendings = std::map<std::uint64_t, Sending>;  // by number
+  using Entries = std::map<std::uint64_t, Entry>;
 
   // If send, receive, send_whole or meet throws, the caller keeps an entry that still has its request.
   void send(Entry& entry);
@@ -179,27 +166,25 @@ class PointToPoint {
   // Calls match(receive). If that throws, and the receive still has its request, posts it, so that end_all() ends it.
   template <typename Match>
   void match_or_post(Entry receive, std::uint64_t place, Match match);
-  void take_own(Entry receive, std::uint64_t number);
   // Empty if dtype, memory layout and size are equal.
   std::string why_unequal(const Entry& receive, int source, const Offer& offer) const;
   // Ends the entry with this error, and puts the entry's description in front of it.
   void fail(const Entry& entry, const base::Status& why);
-  void withdraw(Sendings::iterator sending, const base::Status& why);
+  // Fails the unmatched sends and receives for whose requests condition(request) is true.
   template <typename Condition>
-  void fail_receives(InSet& set, const base::Status& why, Condition condition);
-  bool nobody_sends(const InSet& set, const Request& receive) const;
-  // The set that a message names. Makes one for a set that this rank has not added yet. Null: the set has been removed.
-  InSet* find_for_message(SetId set);
+  void fail_unmatched(const base::Status& why, Condition condition);
+  bool nobody_sends(const Request& receive) const;
   bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
 
   const Settings settings_;
   Effects& effects_;
-  std::map<SetId, InSet> sets_;
+  std::map<SetId, std::shared_ptr<const std::vector<int>>> sets_;  // their members
   std::uint32_t newest_epoch_ = 0;  // of the sets that this rank has added
   std::uint64_t last_number_ = 0;   // of this rank's newest Offer
   std::uint64_t last_place_ = 0;    // of this rank's newest receive
-  std::size_t posted_ = 0;          // receives in all sets
-  Sendings offered_;
+  Entries offered_;                 // sends that wait for an answer, by number
+  Entries posted_;  // receives that wait for a message, by their place in the order of posting
+  std::deque<Arrival> arrivals_;  // in their order; also for sets that this rank has not added yet
   std::map<std::pair<int, std::uint64_t>, Answered> answered_;  // by sender and number
   std::vector<std::uint64_t> heard_;  // the number of each rank's newest Offer
   // Bytes of whole messages, by rank. unreceived_: sent to that rank, which has not reported them as received. untold_:

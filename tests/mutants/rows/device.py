@@ -72,7 +72,7 @@ ROWS = (
         "nccl-root-is-rank",
         "a broadcast by NCCL takes the root's rank in the job for its place in the set",
         "csrc/engine/execution/gpu/nccl_operation.cc",
-        "const int root = set_.index_of(first_request().root);",
+        "const int root = set().index_of(first_request().root);",
         "const int root = first_request().root;",
         guards.GPU,
     ),

@@ -88,8 +88,8 @@ ROWS = (
         "messages-overtake",
         "of two receives that fit a message, the one that was posted last gets it",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "set.posted.try_emplace(place, std::move(entry));",
-        "set.posted.try_emplace(~place, std::move(entry));",
+        "  posted_.try_emplace(place, std::move(entry));\n",
+        "  posted_.try_emplace(~place, std::move(entry));\n",
         guards.MESSAGES,
     ),
     Mutant(
@@ -160,8 +160,8 @@ ROWS = (
         "messages-to-nobody",
         "a send to a rank that leaves waits for ever",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "if (each->second.to == rank) withdraw(each, why);",
-        "",
+        "return request.kind == base::OpKind::kSend ? request.root == rank : nobody_sends(request);",
+        "return request.kind != base::OpKind::kSend && nobody_sends(request);",
         guards.MESSAGES,
     ),
     Mutant(
@@ -272,8 +272,8 @@ ROWS = (
         "receive-lost-with-its-answer",
         "a receive whose answer cannot be sent never ends",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "    if (entry.request) {\n      sets_.at",
-        "    if (false) {\n      sets_.at",
+        "    if (entry.request) posted_.try_emplace",
+        "    if (false) posted_.try_emplace",
         guards.MESSAGES,
     ),
     Mutant(

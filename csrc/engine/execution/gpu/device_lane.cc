@@ -18,59 +18,43 @@ constexpr std::size_t kNamesInLine = 8;
 
 }  // namespace
 
-void DeviceLane::enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag) {
-  waiting_.push_back({std::move(fused), std::move(entries), tag});
-}
-
 bool DeviceLane::idle() const {
-  return waiting_.empty() && running_.empty() && link_.route() != DeviceLink::Route::kComingUp;
+  return waiting_.empty() && running_.empty() && !link_.is_coming_up();
 }
 
 bool DeviceLane::advance() {
   bool moved = false;
-  if (link_.route() == DeviceLink::Route::kComingUp && !waiting_.empty()) {
-    naming(waiting_.front().fused.first(), [&] { moved = link_.advance(); });
+  if (link_.is_coming_up() && !waiting_.empty()) {
+    moved = naming(waiting_.front().fused.first(), [&] { return link_.advance(); });
   }
   moved = start() || moved;
   moved = step() || moved;
   return look_after() || moved;
 }
 
-bool DeviceLane::takes_nccl(const FusedOp& fused) const {
-  return link_.route() == DeviceLink::Route::kNccl &&
-         NcclOperation::serves(fused, link_, set_->size());
-}
-
 std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
-  SharedState& shared = context_.shared;
-  const bool check_finite = shared.config.check_finite;
-  if (takes_nccl(next.fused)) {
-    ++shared.counters.nccl_ops;
-    nccl_is_running_ = true;
-    return std::make_unique<NcclOperation>(std::move(next.fused), std::move(next.entries), link_,
-                                           *set_, check_finite);
+  Counters& counters = context_.shared.counters;
+  if (link_.route() == Route::kNccl && NcclOperation::serves(next.fused, link_)) {
+    ++counters.nccl_ops;
+    return std::make_unique<NcclOperation>(std::move(next), link_);
   }
-  ++shared.counters.staged_ops;
-  collectives::Comm comm(context_.link.transport, set_->members, set_->index, next.tag, set_->id,
-                         set_->shared.sharing());
-  return std::make_unique<StagedOperation>(
-      std::move(next.fused), std::move(next.entries), link_, std::move(comm),
-      StagedOperation::Context{*set_, context_.pool, context_.link.selection, context_.watcher,
-                               shared.counters, check_finite});
+  ++counters.staged_ops;
+  collectives::Comm comm = set_->comm(context_.transport, next.tag);
+  return std::make_unique<StagedOperation>(std::move(next), link_, std::move(comm));
 }
 
 bool DeviceLane::start() {
   bool started = false;
-  while (!waiting_.empty() && !nccl_is_running_ && link_.route() != DeviceLink::Route::kComingUp &&
+  while (!waiting_.empty() && !runs_nccl() && !link_.is_coming_up() &&
          running_.size() < kMaxRunning && (running_.empty() || running_bytes_ < kMaxRunningBytes)) {
     QueuedOperation next = std::move(waiting_.front());
     waiting_.pop_front();
     started = true;
-    if (link_.route() == DeviceLink::Route::kRefused) {
+    if (link_.route() == Route::kRefused) {
       context_.shared.finish(
-          next.entries, {ErrorCode::kUnsupported,
-                         describe(next.fused.first()) +
-                             ": the ranks cannot exchange GPU tensors: " + link_.why_refused()});
+          next.entries,
+          {ErrorCode::kUnsupported, describe(next.fused.first()) +
+                                        ": the ranks cannot exchange GPU tensors: " + link_.why()});
       continue;
     }
     context_.shared.reached(next.entries, FlightRecorder::Stage::kStarted);
@@ -89,7 +73,7 @@ bool DeviceLane::step() {
   for (auto operation = running_.begin(); operation != running_.end();) {
     bool done = false;
     if (!one_awaits || !(*operation)->awaits_turn()) {
-      naming((*operation)->first_request(), [&] { done = (*operation)->advance(); });
+      done = naming((*operation)->first_request(), [&] { return (*operation)->advance(); });
       one_awaits = one_awaits || (*operation)->awaits_turn();
     }
     if (!done) {
@@ -97,7 +81,6 @@ bool DeviceLane::step() {
       continue;
     }
     running_bytes_ -= (*operation)->bytes();
-    if ((*operation)->is_nccl()) nccl_is_running_ = false;
     HandedOver& left = (*operation)->handed_over();
     if (left.event) {
       if (left.check.flags) context_.watcher.watch(left.event);
@@ -114,14 +97,13 @@ bool DeviceLane::look_after() {
   bool moved = false;
   while (!handed_over_.empty()) {
     HandedOver& oldest = handed_over_.front();
-    bool done = false;
-    naming(*oldest.request, [&] {
+    const bool done = naming(*oldest.request, [&] {
       const Clock::time_point now = context_.shared.time.now();
-      if (link_.route() == DeviceLink::Route::kNccl && now - looked_at_ > kLookInterval) {
+      if (link_.route() == Route::kNccl && now - looked_at_ > kLookInterval) {
         looked_at_ = now;
         static_cast<void>(link_.busy());
       }
-      done = oldest.event->finished();
+      return oldest.event->finished();
     });
     if (!done) break;
     if (oldest.check.flags) report_not_finite(oldest.check);

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <vector>
 
 #include "engine/execution/gpu/device_link.h"
 #include "engine/execution/gpu/nccl_operation.h"
@@ -25,19 +24,11 @@ namespace hvdlite::engine {
 
 class DeviceLane {
  public:
-  // Objects that all lanes of an engine share and that must outlive them.
-  struct Context {
-    LinkContext link;
-    SharedState& shared;
-    FusionBufferPool& pool;
-    DeviceWatcher& watcher;
-  };
-
-  DeviceLane(const Context& context, SharingSetPtr set,
+  DeviceLane(const DeviceContext& context, SharingSetPtr set,
              const std::array<std::uint32_t, DeviceLink::kTags>& tags, int home)
-      : context_(context), set_(std::move(set)), link_(context_.link, set_, tags, home) {}
+      : context_(context), set_(std::move(set)), link_(context, set_, tags, home) {}
 
-  void enqueue(FusedOp fused, std::vector<Entry> entries, std::uint32_t tag);
+  void enqueue(QueuedOperation operation) { waiting_.push_back(std::move(operation)); }
   // Starts and advances operations. Returns true if anything happened.
   bool advance();
   // True if no operation waits or runs, and the link has its route.
@@ -60,17 +51,16 @@ class DeviceLane {
   bool start();
   bool step();
   bool look_after();
+  bool runs_nccl() const { return !running_.empty() && running_.back()->is_nccl(); }
   void report_not_finite(const FiniteCheck& check);
   std::unique_ptr<DeviceOperation> make(QueuedOperation waiting);
-  bool takes_nccl(const FusedOp& fused) const;
 
-  const Context& context_;
+  const DeviceContext& context_;
   const SharingSetPtr set_;
   DeviceLink link_;
   std::deque<QueuedOperation> waiting_;
   std::deque<std::unique_ptr<DeviceOperation>> running_;
   std::size_t running_bytes_ = 0;
-  bool nccl_is_running_ = false;  // the last running operation goes through NCCL
   std::deque<HandedOver> handed_over_;
   base::Clock::time_point looked_at_;
   // For the limit to log lines: the beginning of the current interval, the number of its lines, and the number of FusedOps that

@@ -16,21 +16,21 @@ constexpr int kVerdictChannel = 1;
 
 }  // namespace
 
-DeviceLink::DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
+DeviceLink::DeviceLink(const DeviceContext& context, std::shared_ptr<const ProcessSet> set,
                        const std::array<std::uint32_t, kTags>& tags, int home)
     : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
 
 // A rank that has submitted an operation has opened its GPU already. So this finds a GPU, except perhaps on a joined rank.
 void DeviceLink::open_home() {
   int gpu = home_wanted_;
-  card_.knob = knob_of(context_.config.gpu_route);
-  card_.float32_sums = context_.config.nccl_float32_sums ? 1 : 0;
+  card_.knob = knob_of(context_.shared.config.gpu_route);
+  card_.float32_sums = context_.shared.config.nccl_float32_sums ? 1 : 0;
   try {
     if (gpu < 0) {
       const int local = context_.transport.local_rank_of(context_.transport.rank());
-      gpu = local % context_.devices.driver().devices();
+      gpu = local % context_.shared.devices.driver().devices();
     }
-    home_ = &context_.devices.device(gpu);
+    home_ = &context_.shared.devices.device(gpu);
     stream_.emplace(home_->gpu);
     return_stream_.emplace(home_->gpu);
   } catch (const Error& error) {
@@ -42,7 +42,7 @@ void DeviceLink::open_home() {
   card_.gpu = home_->gpu->uuid();
   if (card_.knob == RouteCard::kStaged) return;
   try {
-    nccl_ = context_.devices.nccl();
+    nccl_ = context_.shared.devices.nccl();
     card_.nccl_version = nccl_->version();
   } catch (const Error& error) {
     put_text(card_.why, error.what());
@@ -72,12 +72,10 @@ bool DeviceLink::advance() {
     case Step::kCards:
       if (!collective_->advance()) return false;
       choice_ = choose_route(cards_, *set_->members);
-      if (choice_.refused) {
-        settle(Route::kRefused, choice_.why);
-      } else if (choice_.nccl) {
+      if (choice_.route == Route::kNccl) {
         invite();
       } else {
-        settle(Route::kStaged, choice_.why);
+        settle();
       }
       return true;
     case Step::kInvitation:
@@ -101,7 +99,7 @@ bool DeviceLink::advance() {
         return false;
       }
       if (verdict_.ok != 0) {
-        settle(Route::kNccl, choice_.why);
+        settle();
       } else {
         fall_back(get_text(verdict_.why));
       }
@@ -132,7 +130,7 @@ void DeviceLink::invite() {
 
 void DeviceLink::join() {
   step_ = Step::kJoining;
-  since_ = context_.time.now();
+  since_ = context_.shared.time.now();
   collective_.reset();
   collectives::Comm comm = comm_for(2);
   if (rank() == 0) {
@@ -172,7 +170,8 @@ bool DeviceLink::poll_own() {
   if (own_known_) return false;
   try {
     if (comm_->busy()) {
-      if (!complained_ && base::seconds_between(since_, context_.time.now()) > kLongSeconds) {
+      if (!complained_ &&
+          base::seconds_between(since_, context_.shared.time.now()) > kLongSeconds) {
         complained_ = true;
         say(LogLevel::kWarning,
             "NCCL's communicator is still not up after " + std::to_string(int(kLongSeconds)) +
@@ -217,19 +216,14 @@ bool DeviceLink::poll_verdict() {
   return true;
 }
 
-void DeviceLink::settle(Route route, const std::string& why) {
+void DeviceLink::settle() {
   collective_.reset();
   step_ = Step::kDone;
-  route_ = route;
-  if (route == Route::kRefused) {
-    why_refused_ = why;
-    return;
-  }
-  if (rank() != 0) return;
+  if (route() == Route::kRefused || rank() != 0) return;
   const std::string gpu = home_ != nullptr ? " (" + home_->gpu->name() + " here)" : "";
   say(choice_.falls_back ? LogLevel::kWarning : LogLevel::kInfo,
-      route == Route::kNccl ? "GPU operations go through " + why + gpu
-                            : "GPU operations go through host memory" + gpu + ": " + why);
+      route() == Route::kNccl ? "GPU operations go through " + why() + gpu
+                              : "GPU operations go through host memory" + gpu + ": " + why());
 }
 
 // The members chose NCCL, but a communicator did not come up.
@@ -237,16 +231,18 @@ void DeviceLink::fall_back(const std::string& why) {
   const bool demanded = std::ranges::any_of(
       cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });
   choice_.falls_back = true;
-  settle(demanded ? Route::kRefused : Route::kStaged,
-         "NCCL failed to start on " + why + (demanded ? kWithoutNccl : ""));
+  choice_.route = demanded ? Route::kRefused : Route::kStaged;
+  choice_.why = "NCCL failed to start on " + why + (demanded ? kWithoutNccl : "");
+  settle();
 }
 
 void DeviceLink::say(LogLevel level, const std::string& text) const {
-  context_.log.write(level, "device", "process set " + std::to_string(set_->id.id) + ": " + text);
+  context_.shared.log.write(level, "device",
+                            "process set " + std::to_string(set_->id.id) + ": " + text);
 }
 
 device::EventPtr DeviceLink::relay(const device::EventPtr& event, int gpu) {
-  device::Device& device = context_.devices.device(gpu);
+  device::Device& device = context_.shared.devices.device(gpu);
   const auto found = relays_.try_emplace(gpu, device.gpu).first;
   event->order(found->second.get(), *device.gpu);
   return device.gpu->record(found->second.get());

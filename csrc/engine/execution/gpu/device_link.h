@@ -25,44 +25,43 @@
 #include <string>
 #include <vector>
 
-#include "base/config.h"
-#include "base/log.h"
-#include "base/time_source.h"
 #include "collectives/select.h"
-#include "device/devices.h"
+#include "engine/execution/fusion_buffer.h"
 #include "engine/execution/gpu/device_route.h"
-#include "engine/model/request.h"
+#include "engine/execution/gpu/device_watcher.h"
+#include "engine/intake/shared_state.h"
 
 namespace hvdlite::engine {
 
-// Objects that all links of an engine share and that must outlive them.
-struct LinkContext {
+// Objects that the GPU lanes of an engine share and that must outlive them.
+struct DeviceContext {
   transport::Transport& transport;
-  device::Devices& devices;
-  const base::Config& config;
-  const base::Logger& log;
-  base::TimeSource time;
+  SharedState& shared;
   const collectives::Selection& selection;  // forces no algorithm
+  FusionBufferPool& pool;
+  DeviceWatcher& watcher;
 };
 
 class DeviceLink {
  public:
   static constexpr std::size_t kTags = 3;
-  enum class Route { kComingUp, kNccl, kStaged, kRefused };
 
   // home: the GPU of this rank's first GPU operation on the set. -1: the rank has had none; the first advance() opens the GPU
   // that matches its place on the host.
-  DeviceLink(const LinkContext& context, std::shared_ptr<const ProcessSet> set,
+  DeviceLink(const DeviceContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
   // Brings the link up, step by step. Returns true if anything happened.
   bool advance();
-  Route route() const { return route_; }
-  const std::string& why_refused() const { return why_refused_; }
+  const DeviceContext& context() const { return context_; }
+  const ProcessSet& set() const { return *set_; }
+  bool is_coming_up() const { return step_ != Step::kDone; }
+  // Valid when the link has come up. why(): of Route::kRefused.
+  Route route() const { return choice_.route; }
+  const std::string& why() const { return choice_.why; }
 
   // Null: this rank has no GPU. Such a rank has joined, and takes part with host memory.
   device::Device* home() const { return home_; }
-  device::Device& device(int gpu) { return context_.devices.device(gpu); }
   device::cuda::Stream stream() const { return stream_->get(); }
   // The stream for copies from host memory to the GPU. It is a separate stream so that these copies do not wait for inputs of
   // later operations.
@@ -105,11 +104,11 @@ class DeviceLink {
   bool poll_own();
   bool poll_reports();
   bool poll_verdict();
-  void settle(Route route, const std::string& why);
+  void settle();
   void fall_back(const std::string& why);
   void say(base::LogLevel level, const std::string& text) const;
 
-  const LinkContext& context_;
+  const DeviceContext& context_;
   const std::shared_ptr<const ProcessSet> set_;
   const std::array<std::uint32_t, kTags> tags_;
   const int home_wanted_;
@@ -122,9 +121,7 @@ class DeviceLink {
   std::unique_ptr<device::NcclComm> comm_;
 
   Step step_ = Step::kOpening;
-  Route route_ = Route::kComingUp;
   RouteChoice choice_;
-  std::string why_refused_;
   base::Clock::time_point since_;  // of join()
   bool complained_ = false;
 

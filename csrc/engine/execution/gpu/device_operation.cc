@@ -20,6 +20,13 @@ std::size_t aligned(std::size_t elements, std::size_t element_bytes) {
 
 }  // namespace
 
+DeviceOperation::DeviceOperation(QueuedOperation what, DeviceLink& link)
+    : Operation(std::move(what)),
+      link_(link),
+      watches_finite_(link.context().shared.config.check_finite &&
+                      first_request().kind == base::OpKind::kAllreduce &&
+                      kernels::is_float(first_request().dtype)) {}
+
 // Kernels may still run. Their buffers become free after they have ended; if their end cannot be known, the buffers are never
 // freed.
 void DeviceOperation::abandon() {
@@ -77,7 +84,7 @@ void* DeviceOperation::make_output(const Extents& extents, cuda::Stream stream) 
   if (!entry.request) return nullptr;
   auto output = extents.output(*entry.request);
   output->device = entry.request->device;
-  device::Device& device = link_.device(output->device);
+  device::Device& device = link_.context().shared.devices.device(output->device);
   const std::size_t bytes = std::max<std::size_t>(output->bytes, 1);
   output->gpu_block = device.memory->get(bytes, stream);
   void* data = output->gpu_block.data();
@@ -110,14 +117,16 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
   const device::EventPtr done = gpu().record(stream);
   for (device::Buffer& buffer : buffers_) buffer.free_after(done);
   buffers_.clear();
-  for (Entry& entry : entries()) {
+  for (const Entry& entry : entries()) {
     if (!entry.request) continue;
     entry.completion->event = is_foreign(entry) ? link_.relay(done, entry.request->device) : done;
     if (entry.completion->output) {
       entry.completion->output->gpu_block.free_after(entry.completion->event);
     }
     // If these tensors lie in memory that the engine lent, that memory becomes free after this event as well.
-    device::Device& of = is_foreign(entry) ? link_.device(entry.request->device) : *link_.home();
+    device::Device& of = is_foreign(entry)
+                             ? link_.context().shared.devices.device(entry.request->device)
+                             : *link_.home();
     of.memory->used(entry.input, entry.completion->event);
     of.memory->used(entry.output, entry.completion->event);
   }
@@ -163,12 +172,6 @@ bool DeviceOperation::lacks_all_inputs() const {
 bool DeviceOperation::lacks_all_outputs() const {
   return std::ranges::all_of(places_,
                              [](const PartAddresses& place) { return place.output == nullptr; });
-}
-
-void DeviceOperation::watch_finite(bool wanted) {
-  const Request& first = first_request();
-  watches_finite_ =
-      wanted && first.kind == base::OpKind::kAllreduce && kernels::is_float(first.dtype);
 }
 
 std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {

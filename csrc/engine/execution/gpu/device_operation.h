@@ -7,8 +7,6 @@
 // done the work. Until then the lane keeps the event, and the next operations start without waiting for it.
 #pragma once
 
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "engine/execution/extents.h"
@@ -32,8 +30,7 @@ struct HandedOver {
 
 class DeviceOperation : public Operation {
  public:
-  DeviceOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link)
-      : Operation(std::move(fused), std::move(entries)), link_(link) {}
+  DeviceOperation(QueuedOperation what, DeviceLink& link);
 
   void abandon() override;
   virtual bool is_nccl() const = 0;
@@ -52,6 +49,7 @@ class DeviceOperation : public Operation {
   };
 
   DeviceLink& link() const { return link_; }
+  const ProcessSet& set() const { return link_.set(); }
   bool has_gpu() const { return link_.home() != nullptr; }
   const device::Gpu& gpu() const { return *link_.home()->gpu; }
   device::FusionKernels& kernels() { return link_.home()->kernels(); }
@@ -83,9 +81,7 @@ class DeviceOperation : public Operation {
   // Makes a flag for each output, which a kernel sets to 1 if a value is not finite. hand_over() copies the flags to the host.
   // Null: no check is wanted, or this rank has no GPU.
   std::int32_t* make_flags(device::cuda::Stream stream);
-  // Called before the start: check the results for values that are not finite, if that is wanted and this is an allreduce of
-  // floats.
-  void watch_finite(bool wanted);
+  // Are the results checked for values that are not finite (HVDLITE_CHECK_FINITE)?
   bool watches_finite() const { return watches_finite_; }
 
  private:
@@ -100,7 +96,7 @@ class DeviceOperation : public Operation {
   std::vector<device::Buffer> buffers_;
   device::EventPtr gathered_;  // after the copies of tensors from other GPUs; null: there are none
   std::int32_t* flags_ = nullptr;
-  bool watches_finite_ = false;
+  const bool watches_finite_;
   HandedOver handed_over_;
 };
 

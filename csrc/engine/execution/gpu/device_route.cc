@@ -10,12 +10,11 @@ namespace hvdlite::engine {
 
 namespace {
 
-template <typename Holds>
-std::vector<int> members_where(std::span<const RouteCard> cards, const std::vector<int>& members,
-                               Holds holds) {
+std::vector<int> members_with(RouteCard::Preference knob, std::span<const RouteCard> cards,
+                              const std::vector<int>& members) {
   std::vector<int> found;
   for (std::size_t i = 0; i < cards.size(); ++i) {
-    if (holds(cards[i])) found.push_back(members[i]);
+    if (cards[i].knob == knob) found.push_back(members[i]);
   }
   return found;
 }
@@ -66,15 +65,12 @@ std::string get_text(std::span<const char> room) {
 
 RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int>& members) {
   RouteChoice choice;
-  const auto asks = [&](RouteCard::Preference knob) {
-    return members_where(cards, members, [&](const RouteCard& card) { return card.knob == knob; });
-  };
-  const std::vector<int> for_nccl = asks(RouteCard::kNccl);
-  const std::vector<int> for_staged = asks(RouteCard::kStaged);
+  const std::vector<int> for_nccl = members_with(RouteCard::kNccl, cards, members);
+  const std::vector<int> for_staged = members_with(RouteCard::kStaged, cards, members);
   choice.float32_sums = std::any_of(cards.begin(), cards.end(),
                                     [](const RouteCard& card) { return card.float32_sums != 0; });
   if (!for_nccl.empty() && !for_staged.empty()) {
-    choice.refused = true;
+    choice.route = Route::kRefused;
     choice.why = "HVDLITE_GPU_ROUTE is nccl on " + format_ranks(for_nccl) + " but staged on " +
                  format_ranks(for_staged) + "; set it alike on every rank";
     return choice;
@@ -85,14 +81,15 @@ RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int
   }
   bool certain = false;
   choice.why = obstacle(cards, members, &certain);
-  choice.nccl = choice.why.empty() || (!for_nccl.empty() && !certain);
-  if (choice.nccl) {
+  if (choice.why.empty() || (!for_nccl.empty() && !certain)) {
+    choice.route = Route::kNccl;
     choice.why = "NCCL " + device::nccl_version_text(cards.front().nccl_version);
-    return choice;
+  } else if (for_nccl.empty()) {
+    choice.falls_back = true;
+  } else {
+    choice.route = Route::kRefused;
+    choice.why += kWithoutNccl;
   }
-  choice.refused = !for_nccl.empty();
-  choice.falls_back = !choice.refused;
-  if (choice.refused) choice.why += kWithoutNccl;
   return choice;
 }
 

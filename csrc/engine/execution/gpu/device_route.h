@@ -24,9 +24,11 @@ struct RouteCard {
   std::array<char, 220> why{};  // the error, if the rank could not open a GPU or NCCL
 };
 
+// kRefused: ranks demand different routes by gpu_route, or an impossible one.
+enum class Route { kNccl, kStaged, kRefused };
+
 struct RouteChoice {
-  bool nccl = false;
-  bool refused = false;     // ranks demand different routes by gpu_route, or an impossible one
+  Route route = Route::kStaged;
   bool falls_back = false;  // staged, although no rank asked for it
   // NCCL adds 16-bit floats in float32: on all members if one asks for it.
   bool float32_sums = false;

@@ -48,9 +48,8 @@ void MessageStaging::bring(const Entry& entry, StagedMemory* memory) {
 bool MessageStaging::look_after() {
   bool any = false;
   while (!returned_.empty()) {
-    bool done = false;
-    naming(*returned_.front().request, [&] { done = returned_.front().event->finished(); });
-    if (!done) break;
+    const Returned& oldest = returned_.front();
+    if (!naming(*oldest.request, [&] { return oldest.event->finished(); })) break;
     returned_.pop_front();
     any = true;
   }

@@ -12,26 +12,21 @@ const std::byte* at(const void* memory, std::size_t offset) {
   return static_cast<const std::byte*>(memory) + offset;
 }
 
-std::optional<Recipe> recipe_of(const AgreedOperation& agreed, int ranks, const DeviceLink& link) {
+std::optional<Recipe> recipe_of(const AgreedOperation& agreed, const DeviceLink& link) {
+  const int ranks = link.set().size();
   const std::int64_t divisor = reduction_of(agreed, ranks).divisor;
   return nccl_recipe(*agreed.request, divisor, ranks, link.float32_sums());
 }
 
 }  // namespace
 
-bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link, int ranks) {
+bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link) {
   const Request& first = fused.first();
   if (first.weighted) return false;  // the members exchange weights in host memory
-  return !reduces(first.kind) || recipe_of(fused.parts.front(), ranks, link);
+  return !reduces(first.kind) || recipe_of(fused.parts.front(), link);
 }
 
-NcclOperation::NcclOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
-                             const ProcessSet& set, bool check_finite)
-    : DeviceOperation(std::move(fused_op), std::move(own), over), set_(set) {
-  watch_finite(check_finite);
-}
-
-Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), ranks(), link()); }
+Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), link()); }
 
 void NcclOperation::start() {
   if (has_no_value()) return;
@@ -107,7 +102,7 @@ void NcclOperation::allreduce() {
 }
 
 void NcclOperation::reducescatter() {
-  const Extents extents(fused(), set_.index, ranks());
+  const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());
   const auto count = static_cast<std::size_t>(first_request().elements());
   if (count == 0) return;
@@ -150,7 +145,7 @@ void NcclOperation::reduce_rows(const void* from, void* to, const Extents& exten
 }
 
 void NcclOperation::allgather() {
-  const Extents extents(fused(), set_.index, ranks());
+  const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());
   if (extents.out_bytes() == 0) return;
   if (output == nullptr) output = device_memory(extents.out_bytes(), stream());
@@ -167,7 +162,7 @@ void NcclOperation::allgather() {
       const std::size_t count = bytes[static_cast<std::size_t>(peer)];
       if (count == 0) continue;
       std::byte* part = at(output, offset);
-      const void* from = peer == set_.index ? input : part;
+      const void* from = peer == set().index ? input : part;
       check(nccl().Broadcast(from, part, count, nccl::kUInt8, peer, comm(), stream()),
             "ncclBroadcast");
       offset += count;
@@ -178,16 +173,16 @@ void NcclOperation::allgather() {
 void NcclOperation::broadcast() {
   const std::size_t bytes = first_request().bytes();
   if (bytes == 0) return;
-  const int root = set_.index_of(first_request().root);
+  const int root = set().index_of(first_request().root);
   void* output = place(0).output;
   if (output == nullptr) output = device_memory(bytes, stream());  // this rank has joined
-  const void* input = root == set_.index ? place(0).input : output;
+  const void* input = root == set().index ? place(0).input : output;
   check(nccl().Broadcast(input, output, bytes, nccl::kUInt8, root, comm(), stream()),
         "ncclBroadcast");
 }
 
 void NcclOperation::alltoall() {
-  const Extents extents(fused(), set_.index, ranks());
+  const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());
   const void* input = place(0).input;
   const std::vector<std::size_t> sent = extents.bytes(extents.sent);
@@ -195,7 +190,7 @@ void NcclOperation::alltoall() {
   std::size_t from = 0;
   std::size_t to = 0;
   const auto exchange = [&](int peer, std::size_t sends, std::size_t receives) {
-    if (peer == set_.index) {
+    if (peer == set().index) {
       if (sends > 0) gpu().copy(at(output, to), at(input, from), sends, stream());
       return;
     }

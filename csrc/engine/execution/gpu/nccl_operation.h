@@ -14,11 +14,9 @@ namespace hvdlite::engine {
 class NcclOperation final : public DeviceOperation {
  public:
   // Can NCCL carry out this operation?
-  static bool serves(const FusedOp& fused, const DeviceLink& link, int ranks);
+  static bool serves(const FusedOp& fused, const DeviceLink& link);
 
-  // check_finite: check the results of float allreduces for values that are not finite.
-  NcclOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link, const ProcessSet& set,
-                bool check_finite);
+  using DeviceOperation::DeviceOperation;
   void start() override;
   bool advance() override;
   bool is_nccl() const override { return true; }
@@ -39,9 +37,8 @@ class NcclOperation final : public DeviceOperation {
   device::nccl::Comm comm() { return link().comm().get(); }
   const device::nccl::Functions& nccl() { return link().comm().nccl().call(); }
   device::cuda::Stream stream() { return link().stream(); }
-  int ranks() const { return set_.size(); }
+  int ranks() const { return set().size(); }
 
-  const ProcessSet& set_;
   void* unpack_from_ = nullptr;  // a result that has to be unpacked; null: there is none
   std::vector<device::Piece> unpack_to_;
 };

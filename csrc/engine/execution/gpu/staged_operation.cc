@@ -7,14 +7,6 @@ namespace hvdlite::engine {
 using base::OpKind;
 using base::ReduceOp;
 
-StagedOperation::StagedOperation(FusedOp fused_op, std::vector<Entry> own, DeviceLink& over,
-                                 collectives::Comm comm, const Context& context)
-    : DeviceOperation(std::move(fused_op), std::move(own), over),
-      comm_(std::move(comm)),
-      context_(context) {
-  watch_finite(context.check_finite);
-}
-
 void StagedOperation::start() {
   if (has_no_value()) {
     stage_ = Stage::kFinished;
@@ -24,14 +16,14 @@ void StagedOperation::start() {
   fetch();
   if (!fetched_) return;
   arrived_ = gpu().record(link().stream());
-  context_.watcher.watch(arrived_);
+  context().watcher.watch(arrived_);
 }
 
 bool StagedOperation::advance() {
   if (stage_ == Stage::kArriving) {
     if (arrived_ && !arrived_->finished()) return false;
     if (first_request().weighted) {
-      collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
+      collective_ = weights_.start(comm_, entries().front().weight, context().selection);
       stage_ = Stage::kWeighing;
     } else {
       move();
@@ -52,7 +44,7 @@ bool StagedOperation::advance() {
 
 std::byte* StagedOperation::host_memory(std::size_t bytes) {
   if (has_gpu()) return static_cast<std::byte*>(pinned_memory(bytes));
-  return leases_.emplace_back(context_.pool.get(bytes)).data();
+  return leases_.emplace_back(context().pool.get(bytes)).get();
 }
 
 void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t bytes) {
@@ -71,6 +63,10 @@ bool StagedOperation::is_packed() const {
 void StagedOperation::fetch() {
   const Request& first = first_request();
   const void* own = place(0).input;
+  if (first.kind != OpKind::kAllreduce && first.kind != OpKind::kBroadcast) {
+    extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
+    output_ = host_memory(extents_->out_bytes());
+  }
   switch (first.kind) {
     case OpKind::kAllreduce:
       input_ = output_ = host_memory(buffer_bytes());
@@ -78,36 +74,26 @@ void StagedOperation::fetch() {
       break;
     case OpKind::kBroadcast:
       input_ = output_ = host_memory(first.bytes());
-      if (comm_.rank() == context_.set.index_of(first.root)) {
+      if (comm_.rank() == set().index_of(first.root)) {
         fetch_bytes(input_, own, first.bytes());
       }
       break;
     case OpKind::kAllgather: {
-      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
-      output_ = host_memory(extents_->out_bytes());
       const std::vector<std::size_t> bytes = extents_->bytes(extents_->rows);
       input_ = output_ + collectives::offsets_of(bytes)[static_cast<std::size_t>(comm_.rank())];
       fetch_bytes(input_, own, bytes[static_cast<std::size_t>(comm_.rank())]);
       break;
     }
     case OpKind::kAlltoall: {
-      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
       const std::size_t sent = collectives::total_of(extents_->bytes(extents_->sent));
       input_ = host_memory(sent);
-      output_ = host_memory(extents_->out_bytes());
       fetch_bytes(input_, own, sent);
       break;
     }
-    case OpKind::kReducescatter:
-      extents_ = std::make_unique<Extents>(fused(), comm_.rank(), comm_.size());
-      output_ = host_memory(extents_->out_bytes());
-      if (own != nullptr) {
-        input_ = host_memory(first.bytes());
-        fetch_bytes(input_, own, first.bytes());
-      }
-      break;
-    default:
-      HVD_CHECK(false);  // no other kind comes to a lane of GPU memory
+    default:  // reducescatter
+      if (own == nullptr) break;
+      input_ = host_memory(first.bytes());
+      fetch_bytes(input_, own, first.bytes());
   }
 }
 
@@ -123,8 +109,7 @@ void StagedOperation::fetch_reduction() {
     return;
   }
   const Request& first = first_request();
-  const device::Conversion cast = {
-      .from = first.dtype, .to = first.wire_dtype(), .factor = 1.0, .divisor = 1, .op = first.op};
+  const device::Conversion cast = {.from = first.dtype, .to = first.wire_dtype(), .op = first.op};
   packed_ = device_memory(bytes, link().stream());
   kernels().pack(inputs(element_bytes()), packed_, cast, nullptr, link().stream());
   fetch_bytes(input_, packed_, bytes);
@@ -135,30 +120,13 @@ void StagedOperation::fetch_reduction() {
 void StagedOperation::move() {
   stage_ = Stage::kMoving;
   const Request& first = first_request();
-  switch (first.kind) {
-    case OpKind::kAllreduce:
-      move_allreduce();
-      break;
-    case OpKind::kBroadcast:
-      collective_ = collectives::start_broadcast(
-          comm_, {output_, first.bytes(), context_.set.index_of(first.root)}, context_.selection);
-      break;
-    case OpKind::kAllgather:
-      collective_ = collectives::start_allgatherv(
-          comm_, {input_, output_, extents_->bytes(extents_->rows)}, context_.selection);
-      break;
-    case OpKind::kAlltoall:
-      collective_ = collectives::start_alltoallv(
-          comm_,
-          {input_, output_, extents_->bytes(extents_->sent), extents_->bytes(extents_->rows)},
-          context_.selection);
-      break;
-    default:
-      collective_ =
-          collectives::start_reducescatter(comm_,
-                                           {input_, output_, extents_->elements(extents_->rows),
-                                            reduction_of(fused().parts.front(), comm_.size())},
-                                           context_.selection);
+  if (extents_) {
+    collective_ = start_with_rows(*extents_, input_, output_, comm_, context().selection);
+  } else if (first.kind == OpKind::kBroadcast) {
+    collective_ = collectives::start_broadcast(
+        comm_, {output_, first.bytes(), set().index_of(first.root)}, context().selection);
+  } else {
+    move_allreduce();
   }
 }
 
@@ -167,7 +135,7 @@ void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
   if (weights_.pending()) {
-    args.reduction = weights_.take(args.reduction, comm_.rank(), context_.counters);
+    args.reduction = weights_.take(args.reduction, comm_.rank(), context().shared.counters);
   }
   args.reduction.dtype = first_request().wire_dtype();
   if (args.reduction.op == ReduceOp::kAdasum) {
@@ -180,7 +148,7 @@ void StagedOperation::move_allreduce() {
     const std::byte* input = weights_.counts_nothing() ? nullptr : input_;
     args.parts = {{input, output_, buffer_elements(element_bytes())}};
   }
-  collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
+  collective_ = collectives::start_allreduce(comm_, std::move(args), context().selection);
 }
 
 // --- returning ------------------------------------------------------------------------------------------------------
@@ -199,7 +167,7 @@ void StagedOperation::bring_back() {
     bring(place(0).output, extents_->out_bytes());
   } else if (first.kind == OpKind::kBroadcast) {
     const PartAddresses& own = place(0);
-    if (comm_.rank() != context_.set.index_of(first.root)) {
+    if (comm_.rank() != set().index_of(first.root)) {
       bring(own.output, first.bytes());
     } else if (own.output != own.input && first.bytes() > 0) {
       gpu().copy(own.output, own.input, first.bytes(), stream);
@@ -210,8 +178,7 @@ void StagedOperation::bring_back() {
     const std::size_t bytes = buffer_bytes();
     if (packed_ == nullptr) packed_ = device_memory(bytes, stream);
     bring(packed_, bytes);
-    const device::Conversion cast = {
-        .from = first.wire_dtype(), .to = first.dtype, .factor = 1.0, .divisor = 1, .op = first.op};
+    const device::Conversion cast = {.from = first.wire_dtype(), .to = first.dtype, .op = first.op};
     kernels().unpack(outputs(element_bytes()), packed_, cast, make_flags(stream), stream);
   }
   hand_over(stream);

@@ -14,27 +14,15 @@
 
 #include <memory>
 
-#include "engine/execution/fusion_buffer.h"
 #include "engine/execution/gpu/device_operation.h"
-#include "engine/execution/gpu/device_watcher.h"
 #include "engine/execution/weight_exchange.h"
-#include "engine/observe/usage.h"
 
 namespace hvdlite::engine {
 
 class StagedOperation final : public DeviceOperation {
  public:
-  // Objects that the operation uses and that must outlive it.
-  struct Context {
-    const ProcessSet& set;
-    FusionBufferPool& pool;
-    const collectives::Selection& selection;
-    DeviceWatcher& watcher;
-    Counters& counters;
-    bool check_finite = false;
-  };
-  StagedOperation(FusedOp fused, std::vector<Entry> entries, DeviceLink& link,
-                  collectives::Comm comm, const Context& context);
+  StagedOperation(QueuedOperation what, DeviceLink& link, collectives::Comm comm)
+      : DeviceOperation(std::move(what), link), comm_(std::move(comm)) {}
   void start() override;
   bool advance() override;
   bool is_nccl() const override { return false; }
@@ -43,6 +31,7 @@ class StagedOperation final : public DeviceOperation {
   }
 
  private:
+  const DeviceContext& context() const { return link().context(); }
   enum class Stage { kArriving, kWeighing, kMoving, kFinished };
 
   void fetch();
@@ -60,7 +49,6 @@ class StagedOperation final : public DeviceOperation {
   std::size_t buffer_bytes() const { return buffer_elements(element_bytes()) * element_bytes(); }
 
   collectives::Comm comm_;
-  Context context_;
   Stage stage_ = Stage::kArriving;
   bool fetched_ = false;        // a copy from the GPU was started
   device::EventPtr arrived_;    // after these copies; null: there are none

@@ -32,18 +32,17 @@ void HostOperation::start() {
     case OpKind::kAllreduce:
       start_allreduce();
       break;
-    case OpKind::kAllgather:
-      start_allgather();
-      break;
     case OpKind::kBroadcast:
       start_broadcast();
       break;
+    case OpKind::kAllgather:
     case OpKind::kAlltoall:
-      start_alltoall();
+    case OpKind::kReducescatter: {
+      const Extents extents(fused(), comm_.rank(), comm_.size());
+      collective_ = start_with_rows(extents, entries()[0].input, allocate_output(extents), comm_,
+                                    context_.selection);
       break;
-    case OpKind::kReducescatter:
-      start_reducescatter();
-      break;
+    }
     case OpKind::kBarrier:
       collective_ = collectives::start_barrier(comm_, context_.selection);
       break;
@@ -76,12 +75,13 @@ bool HostOperation::advance() {
 // Leaks the outputs that the engine made, because the transport may still write to them.
 void HostOperation::abandon() {
   for (const Entry& entry : entries()) {
-    if (entry.request && entry.completion->output) entry.completion->output->block.abandon();
+    if (!entry.request || !entry.completion->output) continue;
+    [[maybe_unused]] const void* leaked = entry.completion->output->block.release();
   }
 }
 
 void HostOperation::start_allreduce() {
-  if (!payloads_.empty()) {
+  if (!payloads().empty()) {
     start_prepared_allreduce();
   } else if (first_request().weighted) {
     collective_ = weights_.start(comm_, entries().front().weight, context_.selection);
@@ -92,22 +92,21 @@ void HostOperation::start_allreduce() {
 
 // Reduces the payloads that came with the announcements.
 void HostOperation::start_prepared_allreduce() {
-  const collectives::PreparedInputs inputs(payloads_);
+  const collectives::PreparedInputs inputs(payloads());
   const collectives::Reduction reduction = reduction_of(first_request(), comm_.size());
   const collectives::Tuning& tuning = context_.selection.tuning;
   collectives::AllreducePart part{nullptr, entries().front().output,
                                   bytes() / base::size_of(first_request().dtype)};
   if (entries().size() > 1) {
-    buffer_ = context_.pool.get(bytes());
+    part.output = scratch(bytes());
     packed_ = true;
-    part.output = buffer_->data();
   }
-  if (payloads_.front().size() == bytes()) {
+  if (payloads().front().size() == bytes()) {
     collectives::allreduce_prepared(inputs, comm_.hosts(), part, reduction, tuning.isa);
   } else {
     collective_ = collectives::allreduce_of_parts(comm_, inputs, part, reduction, tuning);
   }
-  payloads_.clear();
+  payloads().clear();
 }
 
 const void* HostOperation::input_of(std::size_t part) const {
@@ -115,26 +114,28 @@ const void* HostOperation::input_of(std::size_t part) const {
 }
 
 void HostOperation::reduce(collectives::Reduction reduction) {
-  if (collectives::takes_scattered(bytes(), reduction, comm_, context_.selection)) {
-    start_scattered_allreduce(reduction);
-  } else if (fused().parts.size() > 1) {
-    start_fused_allreduce(reduction);
+  const bool scattered =
+      collectives::takes_scattered(bytes(), reduction, comm_, context_.selection);
+  if (scattered || fused().parts.size() == 1) {
+    start_allreduce_in_place(reduction, scattered);
   } else {
-    start_single_allreduce(reduction);
+    start_fused_allreduce(reduction);
   }
   if (collective_->result_is_open()) ++context_.counters.open_results;
 }
 
-// Reduces straight from and to the tensors. A joined rank's pointers are null. If the members agreed on an arena, the tensors
-// of all members lie in it, and no member has joined. allreduce_push would read the other members' tensors there with this
-// member's prescale. So if the members' prescales differ (own_prescale), the tensors are reduced as in any other memory.
-void HostOperation::start_scattered_allreduce(collectives::Reduction reduction) {
+// Reduces straight from and to the tensors. A joined rank's pointers are null, but an algorithm that is not scattered needs
+// memory for the result. If the members agreed on an arena, the tensors of all members lie in it, and no member has joined.
+// allreduce_push would read the other members' tensors there with this member's prescale. So if the members' prescales differ
+// (own_prescale), the tensors are reduced as in any other memory.
+void HostOperation::start_allreduce_in_place(collectives::Reduction reduction, bool scattered) {
   collectives::AllreduceArgs args;
   args.parts.reserve(fused().parts.size());
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
     args.parts.push_back({input_of(i), entries()[i].output,
                           static_cast<std::size_t>(fused().parts[i].request->elements())});
   }
+  if (!scattered && args.parts[0].output == nullptr) args.parts[0].output = scratch(bytes());
   args.reduction = reduction;
   if (first_request().arena != 0 && !reduction.own_prescale)
     args.mapped = entries().front().arena->bases();
@@ -143,21 +144,21 @@ void HostOperation::start_scattered_allreduce(collectives::Reduction reduction) 
 
 void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
   const Request& first = first_request();
-  buffer_ = context_.pool.get(bytes());
+  std::byte* const buffer = scratch(bytes());
   packed_ = true;
   std::size_t offset = 0;
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
     const std::size_t bytes = fused().parts[i].request->bytes();
     if (const void* const input = input_of(i)) {
-      copy(buffer_->data() + offset, input, bytes);
+      copy(buffer + offset, input, bytes);
     } else {
       // This rank contributes nothing. The planner allows that in a fused operation only if the op is Sum or Average.
-      fill_with_zeros(buffer_->data() + offset, bytes, first);
+      fill_with_zeros(buffer + offset, bytes, first);
     }
     offset += bytes;
   }
   collectives::AllreduceArgs args;
-  args.parts = {{buffer_->data(), buffer_->data(), bytes() / base::size_of(first.dtype)}};
+  args.parts = {{buffer, buffer, bytes() / base::size_of(first.dtype)}};
   args.reduction = reduction;
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
@@ -166,40 +167,20 @@ void HostOperation::unpack() {
   std::size_t offset = 0;
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
     const std::size_t bytes = fused().parts[i].request->bytes();
-    if (entries()[i].output != nullptr) copy(entries()[i].output, buffer_->data() + offset, bytes);
+    if (entries()[i].output != nullptr) copy(entries()[i].output, buffer_.get() + offset, bytes);
     offset += bytes;
   }
   buffer_.reset();
 }
 
-void HostOperation::start_single_allreduce(collectives::Reduction reduction) {
-  const Request& request = first_request();
-  void* output = entries()[0].output;
-  if (output == nullptr) {  // joined: no caller of this rank gets the result
-    buffer_ = context_.pool.get(request.bytes());
-    output = buffer_->data();
-  }
-  collectives::AllreduceArgs args;
-  args.parts = {{input_of(0), output, static_cast<std::size_t>(request.elements())}};
-  args.reduction = reduction;
-  collective_ = collectives::start_allreduce(comm_, args, context_.selection);
+std::byte* HostOperation::scratch(std::size_t bytes) {
+  buffer_ = context_.pool.get(bytes);
+  return buffer_.get();
 }
 
 void* HostOperation::allocate_output(const Extents& extents) {
-  if (!entries()[0].request) {
-    buffer_ = context_.pool.get(extents.out_bytes());
-    return buffer_->data();
-  }
+  if (!entries()[0].request) return scratch(extents.out_bytes());
   return extents.place(entries()[0], context_.outputs);
-}
-
-void HostOperation::start_allgather() {
-  const Extents extents(fused(), comm_.rank(), comm_.size());
-  collectives::AllgathervArgs args;
-  args.bytes = extents.bytes(extents.rows);
-  args.input = entries()[0].input;
-  args.output = allocate_output(extents);
-  collective_ = collectives::start_allgatherv(comm_, std::move(args), context_.selection);
 }
 
 void HostOperation::start_broadcast() {
@@ -209,32 +190,11 @@ void HostOperation::start_broadcast() {
   args.root = context_.set.index_of(request.root);
   args.data = entries()[0].output;
   if (args.data == nullptr) {
-    buffer_ = context_.pool.get(args.bytes);
-    args.data = buffer_->data();
+    args.data = scratch(args.bytes);
   } else if (args.root == comm_.rank()) {
     copy(args.data, entries()[0].input, args.bytes);
   }
   collective_ = collectives::start_broadcast(comm_, args, context_.selection);
-}
-
-void HostOperation::start_alltoall() {
-  const Extents extents(fused(), comm_.rank(), comm_.size());
-  collectives::AlltoallvArgs args;
-  args.send_bytes = extents.bytes(extents.sent);
-  args.recv_bytes = extents.bytes(extents.rows);
-  args.input = entries()[0].input;
-  args.output = allocate_output(extents);
-  collective_ = collectives::start_alltoallv(comm_, std::move(args), context_.selection);
-}
-
-void HostOperation::start_reducescatter() {
-  const Extents extents(fused(), comm_.rank(), comm_.size());
-  collectives::ReducescatterArgs args;
-  args.counts = extents.elements(extents.rows);
-  args.input = entries()[0].input;
-  args.output = allocate_output(extents);
-  args.reduction = reduction_of(fused().parts.front(), comm_.size());
-  collective_ = collectives::start_reducescatter(comm_, std::move(args), context_.selection);
 }
 
 }  // namespace hvdlite::engine

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include "collectives/select.h"
 #include "engine/execution/extents.h"
@@ -25,14 +24,8 @@ class HostOperation final : public Operation {
     const collectives::Selection& selection;
     Counters& counters;
   };
-  // payloads: as QueuedOperation::payloads.
-  HostOperation(FusedOp fused, std::vector<Entry> entries,
-                std::vector<std::vector<std::byte>> payloads, collectives::Comm comm,
-                const Context& context)
-      : Operation(std::move(fused), std::move(entries)),
-        payloads_(std::move(payloads)),
-        comm_(std::move(comm)),
-        context_(context) {}
+  HostOperation(QueuedOperation what, collectives::Comm comm, const Context& context)
+      : Operation(std::move(what)), comm_(std::move(comm)), context_(context) {}
 
   void start() override;
   bool advance() override;
@@ -43,24 +36,21 @@ class HostOperation final : public Operation {
   void start_allreduce();
   void start_prepared_allreduce();
   void reduce(collectives::Reduction reduction);
-  void start_scattered_allreduce(collectives::Reduction reduction);
+  void start_allreduce_in_place(collectives::Reduction reduction, bool scattered);
   void start_fused_allreduce(collectives::Reduction reduction);
-  void start_single_allreduce(collectives::Reduction reduction);
   // Returns this rank's value of a part; null if there is none, or if the rank's weight is 0.
   const void* input_of(std::size_t part) const;
-  void start_allgather();
   void start_broadcast();
-  void start_alltoall();
-  void start_reducescatter();
   void unpack();
+  // Memory in buffer_.
+  std::byte* scratch(std::size_t bytes);
   // Memory for the result of entry 0; scratch memory if this rank has joined.
   void* allocate_output(const Extents& extents);
 
-  std::vector<std::vector<std::byte>> payloads_;
   collectives::Comm comm_;
   Context context_;
   // The fusion buffer, or memory for a result that no caller of this rank gets.
-  std::optional<FusionBufferPool::Lease> buffer_;
+  FusionBufferPool::Lease buffer_;
   bool packed_ = false;  // the result lies in buffer_; unpack() has to copy it to the outputs
   WeightExchange weights_;
   std::unique_ptr<collectives::Collective> collective_;

@@ -8,46 +8,10 @@ using base::OpKind;
 
 namespace {
 
-void run_allreduce(const collectives::PreparedInputs& inputs, const SharingSet& set,
-                   const Entry& entry, kernels::Isa isa) {
-  const Request& request = *entry.request;
-  collectives::allreduce_prepared(
-      inputs, set.shared.hosts.get(),
-      {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
-      reduction_of(request, inputs.members()), isa);
-}
-
-void run_broadcast(const collectives::PreparedInputs& inputs, const ProcessSet& set,
-                   const Entry& entry) {
-  const Request& request = *entry.request;
-  collectives::broadcast_prepared(inputs,
-                                  {entry.output, request.bytes(), set.index_of(request.root)});
-}
-
 // Of an allgather, alltoall or reducescatter for which all members have equal requests.
 Extents extents_of(const RequestPtr& request, const ProcessSet& set) {
   const int members = set.size();
   return {{{{request, members}}, sizes_of_equal(*request, members)}, set.index, members};
-}
-
-// The kinds that work on rows (Extents).
-void run_with_rows(const collectives::PreparedInputs& inputs, const ProcessSet& set,
-                   const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
-  const Request& request = *entry.request;
-  const Extents extents = extents_of(entry.request, set);
-  void* const output = extents.place(entry, outputs);
-  if (request.kind == OpKind::kAllgather) {
-    collectives::allgatherv_prepared(inputs, {nullptr, output, extents.bytes(extents.rows)});
-  } else if (request.kind == OpKind::kAlltoall) {
-    collectives::alltoallv_prepared(
-        inputs, set.index,
-        {nullptr, output, extents.bytes(extents.sent), extents.bytes(extents.rows)});
-  } else {
-    HVD_CHECK(request.kind == OpKind::kReducescatter);
-    collectives::reducescatter_prepared(
-        inputs, set.index,
-        {nullptr, output, extents.elements(extents.rows), reduction_of(request, set.size())}, isa);
-  }
 }
 
 }  // namespace
@@ -69,13 +33,32 @@ std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet&
 void run_prepared(const collectives::PreparedInputs& inputs, const SharingSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
   HVD_CHECK(inputs.members() == set.size());
-  switch (entry.request->kind) {
-    case OpKind::kAllreduce:
-      return run_allreduce(inputs, set, entry, isa);
-    case OpKind::kBroadcast:
-      return run_broadcast(inputs, set, entry);
-    default:
-      return run_with_rows(inputs, set, entry, outputs, isa);
+  const Request& request = *entry.request;
+  if (request.kind == OpKind::kAllreduce) {
+    collectives::allreduce_prepared(
+        inputs, set.shared.hosts.get(),
+        {entry.input, entry.output, static_cast<std::size_t>(request.elements())},
+        reduction_of(request, set.size()), isa);
+    return;
+  }
+  if (request.kind == OpKind::kBroadcast) {
+    collectives::broadcast_prepared(inputs,
+                                    {entry.output, request.bytes(), set.index_of(request.root)});
+    return;
+  }
+  const Extents extents = extents_of(entry.request, set);
+  void* const output = extents.place(entry, outputs);
+  if (request.kind == OpKind::kAllgather) {
+    collectives::allgatherv_prepared(inputs, {nullptr, output, extents.bytes(extents.rows)});
+  } else if (request.kind == OpKind::kAlltoall) {
+    collectives::alltoallv_prepared(
+        inputs, set.index,
+        {nullptr, output, extents.bytes(extents.sent), extents.bytes(extents.rows)});
+  } else {
+    HVD_CHECK(request.kind == OpKind::kReducescatter);
+    collectives::reducescatter_prepared(
+        inputs, set.index,
+        {nullptr, output, extents.elements(extents.rows), reduction_of(request, set.size())}, isa);
   }
 }
 

@@ -1,8 +1,9 @@
-#include "engine/messenger.h"
+// The cycle's part that gives messages of other ranks to the machine that they concern, and carries out Membership's actions.
 
 #include <type_traits>
 #include <utility>
 
+#include "engine/cycle.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {
@@ -21,7 +22,7 @@ constexpr std::size_t kEndedInLog = 3;
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
-bool Messenger::receive(bool host_only) {
+bool Cycle::receive(bool host_only) {
   bool any = false;
   int source = 0;
   while (transport_.receive_message(&source, &bytes_, host_only)) {
@@ -38,11 +39,11 @@ bool Messenger::receive(bool host_only) {
   return any;
 }
 
-void Messenger::hear(int source, Message& message) {
+void Cycle::hear(int source, Message& message) {
   std::visit([&](auto& content) { hear(source, content); }, message);
 }
 
-void Messenger::hear(int source, Verdict& message) {
+void Cycle::hear(int source, Verdict& message) {
   if (message.point_to_point) {
     point_to_point_.hear(source, message);
   } else {
@@ -51,12 +52,12 @@ void Messenger::hear(int source, Verdict& message) {
 }
 
 template <typename Content>
-void Messenger::hear(int source, Content& message) {
+void Cycle::hear(int source, Content& message) {
   if constexpr (std::is_same_v<Content, Goodbye>) negotiation_.catch_up();
   apply(membership_.hear(source, std::move(message), shared_.time.now(), facts_));
 }
 
-void Messenger::receive_late() {
+void Cycle::receive_late() {
   int source = 0;
   while (transport_.receive_message(&source, &bytes_)) {
     apply(membership_.hear_late(source, decode(bytes_)));
@@ -65,13 +66,13 @@ void Messenger::receive_late() {
 
 // --- what Membership wants done ---------------------------------------------------------------------------------------
 
-void Messenger::apply(Membership::Actions actions) {
+void Cycle::apply(Membership::Actions actions) {
   for (Membership::Action& action : actions) {
     std::visit([&](auto& each) { carry_out(each); }, action);
   }
 }
 
-void Messenger::carry_out(Membership::Send& action) {
+void Cycle::carry_out(Membership::Send& action) {
   if (action.to == transport_.rank()) {
     hear(action.to, action.message);
   } else {
@@ -81,7 +82,7 @@ void Messenger::carry_out(Membership::Send& action) {
 
 // Calls tell(). This rank fails in any case, so if tell() throws, the error is only logged.
 template <typename Tell>
-void Messenger::try_to_tell(const std::string& whom, Tell tell) {
+void Cycle::try_to_tell(const std::string& whom, Tell tell) {
   try {
     tell();
   } catch (const std::exception& error) {
@@ -90,36 +91,36 @@ void Messenger::try_to_tell(const std::string& whom, Tell tell) {
   }
 }
 
-void Messenger::carry_out(const Membership::Announce& action) {
+void Cycle::carry_out(const Membership::Announce& action) {
   try_to_tell("ranks", [&] {
     transport_.announce_failure(action.cause);
     for (const int rank : action.ranks) carrier_.send(rank, Failure{action.cause});
   });
 }
 
-void Messenger::carry_out(const Membership::Warn& action) {
+void Cycle::carry_out(const Membership::Warn& action) {
   try_to_tell("hosts", [&] {
     for (const int rank : action.ranks) carrier_.send(rank, Failure{action.cause});
   });
 }
 
-void Messenger::carry_out(const Membership::Left& action) {
+void Cycle::carry_out(const Membership::Left& action) {
   negotiation_.left(action.rank, action.why);
   point_to_point_.left(action.rank, action.why);
 }
 
-void Messenger::carry_out(const Membership::Undecided& action) {
+void Cycle::carry_out(const Membership::Undecided& action) {
   negotiation_.fail_undecided(action.coordinator, {ErrorCode::kAborted, kShutDownHere});
 }
 
-void Messenger::carry_out(const Membership::Fail& action) {
+void Cycle::carry_out(const Membership::Fail& action) {
   if (!action.told) tell_user(action.why);
   if (shared_.failure.record(action.why)) negotiation_.abandon();
   end_all(shared_.failure.status());
 }
 
 // Tells the user of the first failure.
-void Messenger::tell_user(const Status& why) {
+void Cycle::tell_user(const Status& why) {
   if (shared_.failure.happened()) return;
   // Announcements at a port are recorded only here, because recording each of them would cost time in every operation.
   negotiation_.for_each_set([&](const SetNegotiation& set) {
@@ -137,11 +138,13 @@ void Messenger::tell_user(const Status& why) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-void Messenger::end_all(const Status& why) {
-  execution_.retain_all(why, shared_.failure.happened());
+void Cycle::end_all(const Status& why) {
+  execution_.retain_all(why);
   negotiation_.end_all(why);
   point_to_point_.end_all(why);
   shared_.finish(shared_.queue.take_all(), why);
+  shared_.finish(taken_, why);
+  taken_.clear();
 }
 
 }  // namespace hvdlite::engine
