@@ -346,37 +346,9 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
   return guarded([&] {
     const Counters& counters = alive(engine).counters();
     const Usage::Numbers usage = alive(engine).usage().numbers();
-    *out = {counters.submitted,
-            counters.completed,
-            counters.failed,
-            counters.control_messages_sent,
-            counters.control_bytes_sent,
-            counters.fused_ops,
-            counters.cache_hits,
-            counters.cache_misses,
-            counters.agreed_in_memory,
-            counters.data_bytes_sent,
-            counters.arena_ops,
-            counters.riding_ops,
-            counters.open_results,
-            counters.nccl_ops,
-            counters.staged_ops,
-            counters.notices,
-            counters.coded_bytes_before,
-            counters.coded_bytes_after,
-            counters.passes,
-            counters.sleeps,
-            counters.sleep_limits_us,
-            counters.rung_sleeps,
-            counters.unrung_finds,
-            usage.time_ns,
-            usage.bytes,
-            usage.bus_bytes,
-            usage.negotiating_ns,
-            usage.waiting_ns,
-            usage.moving_ns,
-            usage.exposed_ns,
-            usage.exposed_moving_ns};
+#define HVDLITE_COUNTER(source, name) out->name = source.name;
+#include "hvdlite/counters.inc"
+#undef HVDLITE_COUNTER
   });
 }
 

@@ -172,37 +172,9 @@ nb::dict Engine::counters() {
   hvdlite_counters counters{};
   check(hvdlite_get_counters(engine_, &counters));
   nb::dict result;
-  result["submitted"] = counters.submitted;
-  result["completed"] = counters.completed;
-  result["failed"] = counters.failed;
-  result["control_messages_sent"] = counters.control_messages_sent;
-  result["control_bytes_sent"] = counters.control_bytes_sent;
-  result["fused_ops"] = counters.fused_ops;
-  result["cache_hits"] = counters.cache_hits;
-  result["cache_misses"] = counters.cache_misses;
-  result["agreed_in_memory"] = counters.agreed_in_memory;
-  result["data_bytes_sent"] = counters.data_bytes_sent;
-  result["arena_ops"] = counters.arena_ops;
-  result["riding_ops"] = counters.riding_ops;
-  result["open_results"] = counters.open_results;
-  result["nccl_ops"] = counters.nccl_ops;
-  result["staged_ops"] = counters.staged_ops;
-  result["notices"] = counters.notices;
-  result["coded_bytes_before"] = counters.coded_bytes_before;
-  result["coded_bytes_after"] = counters.coded_bytes_after;
-  result["passes"] = counters.passes;
-  result["sleeps"] = counters.sleeps;
-  result["sleep_limits_us"] = counters.sleep_limits_us;
-  result["rung_sleeps"] = counters.rung_sleeps;
-  result["unrung_finds"] = counters.unrung_finds;
-  result["time_ns"] = counters.time_ns;
-  result["bytes"] = counters.bytes;
-  result["bus_bytes"] = counters.bus_bytes;
-  result["negotiating_ns"] = counters.negotiating_ns;
-  result["waiting_ns"] = counters.waiting_ns;
-  result["moving_ns"] = counters.moving_ns;
-  result["exposed_ns"] = counters.exposed_ns;
-  result["exposed_moving_ns"] = counters.exposed_moving_ns;
+#define HVDLITE_COUNTER(source, name) result[#name] = counters.name;
+#include "hvdlite/counters.inc"
+#undef HVDLITE_COUNTER
   return result;
 }
 
