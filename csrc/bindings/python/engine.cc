@@ -52,8 +52,8 @@ Engine::~Engine() {
 Engine* Engine::create_inproc(Fabric& fabric, int rank, nb::handle config) {
   const Config native(config);
   hvdlite_engine* engine = nullptr;
-  check_outcome(without_gil(
-      [&] { return hvdlite_engine_create_inproc(fabric.get(), rank, native.get(), &engine); }));
+  check_without_gil(
+      [&] { return hvdlite_engine_create_inproc(fabric.get(), rank, native.get(), &engine); });
   return new Engine(engine);
 }
 
@@ -62,23 +62,15 @@ Engine* Engine::create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, n
   const Config native(config);
   const auto* comm = reinterpret_cast<const void*>(comm_address);
   hvdlite_engine* engine = nullptr;
-  check_outcome(without_gil([&] {
+  check_without_gil([&] {
     return hvdlite_engine_create_mpi(shim_path.c_str(), comm, takes_comm ? 1 : 0, native.get(),
                                      &engine);
-  }));
+  });
   return new Engine(engine);
 }
 
-void Engine::pause() {
-  check_outcome(without_gil([&] { return hvdlite_engine_pause(engine_); }));
-}
-
-void Engine::resume() {
-  check_outcome(without_gil([&] { return hvdlite_engine_resume(engine_); }));
-}
-
 void Engine::shutdown() {
-  check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
+  check_without_gil([&] { return hvdlite_engine_shutdown(engine_); });
   has_shut_down_ = true;
   // The operations have ended. After a failure the transport may still use their memory, so leak it.
   std::vector<nb::object> parked = std::exchange(dropped_, {});
@@ -149,14 +141,18 @@ void Engine::release_prepared(std::int64_t group) {
 }
 
 // Waits, and returns the outcome when all works have ended, or the reason why one of them will never end.
-CallResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
+WaitResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
   double left = limit;
   for (;;) {
     int done = 0;
-    CallResult outcome = without_gil(
-        [&] { return hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done); });
+    WaitResult outcome;
+    {
+      const nb::gil_scoped_release released;
+      outcome.code = hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done);
+    }
+    if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
     outcome.ended = done != 0;
     // Signals are handled at the end of a wait, too. Otherwise a handler would raise between the wait and the next step, and
     // the outcome would be lost.
@@ -197,7 +193,7 @@ std::int64_t Engine::run(const hvdlite_submission& what, nb::handle input, nb::h
     set_in_flight(work_of(work), nb::find(*this), number, 1, {});
     return work;
   };
-  CallResult outcome;
+  WaitResult outcome;
   try {
     outcome = wait_in_slices(&number, 1, kNoLimit);
   } catch (nb::python_error&) {

@@ -280,7 +280,7 @@ void wait_for(std::span<Work* const> works, double limit, nb::handle streams) {
     numbers[count++] = work->number;
   }
   if (engine == nullptr) return;
-  const CallResult outcome = engine->wait_in_slices(numbers, count, limit);
+  const WaitResult outcome = engine->wait_in_slices(numbers, count, limit);
   // Another thread may have waited as well and been faster; then the engine does not know the operations any more.
   if (!outcome.ended && std::ranges::any_of(works, waits)) {
     raise_error(outcome.code, outcome.message);
