@@ -31,25 +31,18 @@ std::vector<hvdlite_result> native_results(const Work& work) {
   return results;
 }
 
-struct FailedResult {
-  std::size_t place;
-  int code;
-  std::string text;
-};
-
-std::vector<FailedResult> failures_in(const std::vector<hvdlite_result>& results) {
-  std::vector<FailedResult> failures;
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    if (results[i].code != HVDLITE_OK) failures.push_back({i, results[i].code, results[i].error});
+// The errors of the operations that failed, by place. Making errors runs Python code, and so perhaps other threads, which may
+// release the work; so the texts are copied first.
+std::vector<nb::object> errors_of(const Work& work, const std::vector<hvdlite_result>& results) {
+  std::vector<nb::object> errors(results.size());
+  if (work.failed == 0) return errors;
+  std::vector<std::string> texts;
+  for (const hvdlite_result& result : results) {
+    texts.emplace_back(result.error != nullptr ? result.error : "");
   }
-  return failures;
-}
-
-// Makes the errors. This runs Python code, and so perhaps other threads.
-std::vector<nb::object> errors_of(const std::vector<FailedResult>& failures) {
-  std::vector<nb::object> errors;
-  for (const FailedResult& failure : failures)
-    errors.push_back(make_error(failure.code, failure.text));
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].code != HVDLITE_OK) errors[i] = make_error(results[i].code, texts[i]);
+  }
   return errors;
 }
 
@@ -71,29 +64,21 @@ nb::object no_results(const Work& work) {
   return list;
 }
 
-void fill_results(Work& work, const std::vector<hvdlite_result>& natives,
-                  const std::vector<FailedResult>& failures, std::vector<nb::object> errors,
-                  const nb::object& list) {
-  std::size_t failed = 0;
-  for (std::size_t i = 0; i < natives.size(); ++i) {
-    const bool is_failure = failed < failures.size() && failures[failed].place == i;
-    nb::object result =
-        is_failure ? std::move(errors[failed++])
-                   : nb::cast(take_result(engine_of(work).get(), work.number, i, natives[i]));
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), result.release().ptr());
-  }
-}
-
 nb::object results(nb::handle self) {
   Work& work = work_of(self);
   require_ended(work);
   if (work.stage == Stage::kEnded) {
     const std::vector<hvdlite_result> natives = native_results(work);
-    const std::vector<FailedResult> failures = failures_in(natives);
-    std::vector<nb::object> errors = errors_of(failures);
+    const std::vector<nb::object> errors = errors_of(work, natives);
     const nb::object list = checked(PyList_New(static_cast<Py_ssize_t>(work.size)));
     if (work.stage == Stage::kEnded) {  // no other thread has taken them meanwhile
-      fill_results(work, natives, failures, std::move(errors), list);
+      for (std::size_t i = 0; i < natives.size(); ++i) {
+        nb::object result =
+            errors[i].is_valid()
+                ? errors[i]
+                : nb::cast(take_result(engine_of(work).get(), work.number, i, natives[i]));
+        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), result.release().ptr());
+      }
       Py_XSETREF(work.results, Py_NewRef(list.ptr()));
       release(work);
     }
@@ -305,17 +290,11 @@ bool take_contributors(std::span<Work* const> works, nb::list outcomes) {
   nb::list what;
   for (const Work* work : works) {
     const std::vector<hvdlite_result> natives = native_results(*work);
-    const std::vector<FailedResult> failures = failures_in(natives);
-    const std::vector<nb::object> errors = errors_of(failures);
-    std::size_t failed = 0;
-    for (const hvdlite_result& native : natives) {
-      if (native.code == HVDLITE_OK) {
-        what.append(native.contributors);
-      } else {
-        what.append(errors[failed++]);
-      }
+    const std::vector<nb::object> errors = errors_of(*work, natives);
+    for (std::size_t i = 0; i < natives.size(); ++i) {
+      what.append(errors[i].is_valid() ? errors[i] : nb::int_(natives[i].contributors));
     }
-    all_well = all_well && failures.empty();
+    all_well = all_well && work->failed == 0;
   }
   outcomes.extend(what);
   for (Work* work : works) release(*work);
