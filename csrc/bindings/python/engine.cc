@@ -99,7 +99,7 @@ nb::object Engine::start_work(const hvdlite_submission& what, nb::object work, n
 }
 
 nb::object Engine::submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work) {
-  const Requests natives = Requests::of_sequence(requests);
+  const Requests natives(requests);
   nb::object its = work.is_none() ? new_work({}, nb::borrow(memory), false) : nb::borrow(work);
   if (work_of(its).stage != Work::Stage::kNew)
     throw nb::value_error("the work was submitted before");
@@ -112,7 +112,7 @@ nb::object Engine::submit(nb::handle requests, nb::handle memory, bool wake, nb:
 }
 
 std::int64_t Engine::prepare(nb::handle requests) {
-  const Requests natives = Requests::of_sequence(requests);
+  const Requests natives(requests);
   std::int64_t group = 0;
   check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
   return group;
@@ -169,9 +169,8 @@ WaitResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, 
 }
 
 void Engine::order(std::int64_t work, nb::handle streams) {
-  const Int64List list(streams);
-  for (std::int32_t i = 0; i < list.size(); ++i) {
-    check(hvdlite_order(engine_, work, reinterpret_cast<void*>(list.data()[i])));
+  for (const std::int64_t stream : integers_of(streams)) {
+    check(hvdlite_order(engine_, work, reinterpret_cast<void*>(stream)));
   }
 }
 
@@ -247,11 +246,12 @@ void Engine::sweep() {
       }
       set_ended(work);
       // Streams may reuse the memory only after the operations.
-      const Int64List streams(work.streams != nullptr ? nb::handle(work.streams) : nb::tuple());
-      for (std::int32_t i = 0; i < streams.size(); ++i) {
-        void* const stream = reinterpret_cast<void*>(streams.data()[i]);
+      if (work.streams == nullptr) continue;
+      for (const std::int64_t stream : integers_of(work.streams)) {
         // The GPU may be lost.
-        if (hvdlite_order(engine_, work.number, stream) != HVDLITE_OK) Py_XINCREF(work.memory);
+        if (hvdlite_order(engine_, work.number, reinterpret_cast<void*>(stream)) != HVDLITE_OK) {
+          Py_XINCREF(work.memory);
+        }
       }
     } catch (const std::exception&) {  // no memory: the work is kept for ever
       each.release();

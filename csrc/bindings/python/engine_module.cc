@@ -42,19 +42,16 @@ void run_without_gil(Engine& engine) {
 nb::object submit_prepared(Engine& engine, std::int64_t group, nb::handle pointers,
                            nb::handle absent, bool wake, nb::handle streams, nb::handle memory,
                            double weight, bool notice) {
-  const Int64List addresses(pointers);
-  const Int64List lacking(absent);
-  const auto size = static_cast<std::size_t>(addresses.size());
-  const auto is_absent = std::make_unique<bool[]>(size);
-  for (std::int32_t i = 0; i < lacking.size(); ++i) {
-    const std::int64_t index = lacking.data()[i];
-    if (index < 0 || index >= addresses.size()) {
+  const std::vector<std::int64_t> addresses = integers_of(pointers);
+  const auto is_absent = std::make_unique<bool[]>(addresses.size());
+  for (const std::int64_t index : integers_of(absent)) {
+    if (index < 0 || static_cast<std::size_t>(index) >= addresses.size()) {
       throw nb::index_error("absent: the group has no request of that number");
     }
     is_absent[static_cast<std::size_t>(index)] = true;
   }
-  return engine.submit_prepared(group, {addresses.data(), size}, is_absent.get(), wake, streams,
-                                memory, weight, notice);
+  return engine.submit_prepared(group, addresses, is_absent.get(), wake, streams, memory, weight,
+                                notice);
 }
 
 void make_current(Engine& engine) { hvdlite_set_current_engine(engine.get()); }
@@ -170,8 +167,8 @@ nb::tuple lateness(Engine& engine) {
 Fabric::Fabric(int size, nb::handle hosts) {
   std::vector<std::int32_t> numbers;
   if (!hosts.is_none()) {
-    const Int64List list(hosts);
-    numbers.assign(list.data(), list.data() + list.size());
+    const std::vector<std::int64_t> list = integers_of(hosts);
+    numbers.assign(list.begin(), list.end());
   }
   if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
     throw nb::value_error("hosts must have one number for each rank");
