@@ -78,6 +78,14 @@ void Engine::shutdown() {
   for (const nb::object& work : parked) Py_XINCREF(work_of(work).memory);
 }
 
+hvdlite_submission submission_of(std::span<const hvdlite_request> requests, bool wake) {
+  hvdlite_submission what{};
+  what.requests = requests.data();
+  what.count = requests.size();
+  what.wake = wake ? 1 : 0;
+  return what;
+}
+
 // --- operations -------------------------------------------------------------------------------------------------------
 
 // Keeps the GIL: a submission takes a short lock whose holder never waits for the GIL. If this thread released the GIL, it
@@ -104,11 +112,8 @@ nb::object Engine::submit(nb::handle requests, nb::handle memory, bool wake, nb:
   if (work_of(its).stage != Work::Stage::kNew)
     throw nb::value_error("the work was submitted before");
   if (natives.size() == 0) return its;
-  hvdlite_submission what{};
-  what.requests = natives.data();
-  what.count = natives.size();
-  what.wake = wake ? 1 : 0;
-  return start_work(what, std::move(its), streams_of(natives));
+  return start_work(submission_of({natives.data(), natives.size()}, wake), std::move(its),
+                    streams_of(natives));
 }
 
 std::int64_t Engine::prepare(nb::handle requests) {
@@ -205,10 +210,6 @@ std::int64_t Engine::run(const hvdlite_submission& what, nb::handle input, nb::h
     raise_error(outcome.code, outcome.message);
   }
   return number;
-}
-
-void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output) {
-  hvdlite_release(engine_, run(what, input, output));
 }
 
 // --- works that were dropped in flight -------------------------------------------------------------------------------------

@@ -46,6 +46,9 @@ struct WaitResult {
   bool ended = false;  // have all operations ended?
 };
 
+// A submission of requests. wake: as in hvdlite_submission.
+hvdlite_submission submission_of(std::span<const hvdlite_request> requests, bool wake);
+
 class Engine {
  public:
   static Engine* create_inproc(Fabric& fabric, int rank, nb::handle config);
@@ -108,24 +111,19 @@ class Engine {
   void sweep();
   nb::object start_work(const hvdlite_submission& what, nb::object work, nb::object streams);
   std::int64_t run(const hvdlite_submission& what, nb::handle input, nb::handle output);
-  void run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output);
   nb::object run_plain(hvdlite_request& request, const char* kind, nb::handle name,
                        nb::handle input, bool in_place, bool blocking);
-  // The references that a plain tensor's request needs until it is submitted.
+  // What a plain tensor's request refers to until it is submitted.
   struct Operands {
+    std::string name;
     const PlainType* type = nullptr;
     nb::object output;
     std::optional<PlainMemory> from, to;
   };
   bool read_input(hvdlite_request& request, Operands& operands, nb::handle input, bool writable);
   bool read_memory(hvdlite_request& request, Operands& operands, nb::handle input, bool in_place);
-  // The same for a message's request, which has its kind.
-  struct MessageOperands {
-    std::string name;
-    Operands memory;
-  };
-  bool read_message(hvdlite_request& request, MessageOperands& message, nb::handle tensor,
-                    nb::handle peer, nb::handle tag, nb::handle name, nb::handle process_set);
+  static nb::object step_of(const hvdlite_request& request, const Operands& operands,
+                            nb::handle input, bool in_place);
   // Null for values that are not plain.
   const PlainType* plain_type_of(nb::handle array);
 
