@@ -74,20 +74,6 @@ void check_without_gil(Call call) {
 // --- types made with CPython's own interface, for objects of which there are many: nanobind's types take more memory, and
 // their members are properties and not slots ---
 
-// A reference that is released at the end of the scope.
-class Owned {
- public:
-  explicit Owned(PyObject* object) : object_(object) {}
-  ~Owned() { Py_XDECREF(object_); }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  PyObject* get() const { return object_; }
-  bool failed() const { return object_ == nullptr; }
-
- private:
-  PyObject* object_;
-};
-
 // The tp_dealloc of a type whose tp_clear is kRelease. (tp_clear may keep some references that kRelease drops.)
 template <int (*kRelease)(PyObject*)>
 void free_object(PyObject* self) {
@@ -102,9 +88,6 @@ template <typename Function>
 void* slot_of(Function* function) {
   return reinterpret_cast<void*>(function);
 }
-
-#define HVDLITE_MEMBER(type, struct_name, name, kind) \
-  {name, kind, offsetof(type, struct_name), 0, nullptr}
 
 // Flags for add_type: kFinal for a type without derived classes.
 inline constexpr unsigned kFinal = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;

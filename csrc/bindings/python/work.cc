@@ -173,30 +173,22 @@ void free_work(PyObject* self) {
   free_object<free_members>(self);
 }
 
-PyObject* get_number(PyObject* self, void* /*closure*/) {
-  return PyLong_FromLongLong(reinterpret_cast<Work*>(self)->number);
-}
-
-PyObject* get_size(PyObject* self, void* /*closure*/) {
-  return PyLong_FromSize_t(reinterpret_cast<Work*>(self)->size);
-}
-
-PyMemberDef work_members[] = {HVDLITE_MEMBER(Work, engine, "_engine", T_OBJECT),
-                              HVDLITE_MEMBER(Work, memory, "_finish", T_OBJECT),
-                              HVDLITE_MEMBER(Work, on_gpu, "_on_gpu", T_OBJECT),
-                              HVDLITE_MEMBER(Work, error, "_error", T_OBJECT),
-                              HVDLITE_MEMBER(Work, grouped, "_grouped", T_BOOL),
+PyMemberDef work_members[] = {{"_engine", T_OBJECT, offsetof(Work, engine), 0, nullptr},
+                              {"_finish", T_OBJECT, offsetof(Work, memory), 0, nullptr},
+                              {"_on_gpu", T_OBJECT, offsetof(Work, on_gpu), 0, nullptr},
+                              {"_error", T_OBJECT, offsetof(Work, error), 0, nullptr},
+                              {"_grouped", T_BOOL, offsetof(Work, grouped), 0, nullptr},
+                              {"number", T_LONGLONG, offsetof(Work, number), READONLY, nullptr},
+                              {"size", T_PYSSIZET, offsetof(Work, size), READONLY, nullptr},
                               {}};
 
-PyGetSetDef work_properties[] = {{"number", get_number, nullptr, nullptr, nullptr},
-                                 {"size", get_size, nullptr, nullptr, nullptr},
-                                 {}};
-
-PyType_Slot work_slots[] = {
-    {Py_tp_new, slot_of(PyType_GenericNew)}, {Py_tp_finalize, slot_of(finalize_work)},
-    {Py_tp_traverse, slot_of(visit_work)},   {Py_tp_clear, slot_of(clear_work)},
-    {Py_tp_dealloc, slot_of(free_work)},     {Py_tp_members, work_members},
-    {Py_tp_getset, work_properties},         {0, nullptr}};
+PyType_Slot work_slots[] = {{Py_tp_new, slot_of(PyType_GenericNew)},
+                            {Py_tp_finalize, slot_of(finalize_work)},
+                            {Py_tp_traverse, slot_of(visit_work)},
+                            {Py_tp_clear, slot_of(clear_work)},
+                            {Py_tp_dealloc, slot_of(free_work)},
+                            {Py_tp_members, work_members},
+                            {0, nullptr}};
 
 template <typename Function, typename... Extra>
 void add_method(const char* name, Function function, const Extra&... extra) {
