@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "transport/control_page.h"
-#include "transport/mapped_window.h"
+#include "transport/host_window.h"
 #include "transport/mpi_library.h"
 #include "transport/mpi_transport.h"
 #include "transport/result_memory.h"
@@ -254,17 +254,16 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
       [&](std::unique_ptr<SharedMemory> memory) {
         return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
       });
-  std::unique_ptr<MappedWindow> window;
+  std::unique_ptr<HostWindow> window;
   // A rank that is alone on its host needs a window only for hierarchical collectives with other hosts.
   if (page && some_share_a_host(leaders)) {
     const auto shape = HostWindow::Layout::for_ranks(local_size, ledger_bytes, config.tile_bytes);
-    window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
-                                 [&](std::unique_ptr<SharedMemory> memory) {
-                                   return std::make_unique<MappedWindow>(std::move(memory), shape,
-                                                                         local_rank);
-                                 });
+    window = share<HostWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
+                               [&](std::unique_ptr<SharedMemory> memory) {
+                                 return HostWindow::over(std::move(memory), shape, local_rank);
+                               });
   }
-  if (window && local_size > 1) window->window().set_results(share_results(joining, config));
+  if (window && local_size > 1) window->set_results(share_results(joining, config));
   on_failure.comms.pop_back();
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
   const char has_window = window ? 1 : 0;

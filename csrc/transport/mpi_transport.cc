@@ -28,7 +28,7 @@ constexpr const char* kReceiving = "receiving control messages";
 
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
-                           std::unique_ptr<MappedWindow> window, bool windows_everywhere,
+                           std::unique_ptr<HostWindow> window, bool windows_everywhere,
                            Limits limits, int control_tag)
     : mpi_(mpi),
       comm_(comm),
@@ -48,7 +48,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
     if (host_of(peer) == host_of(rank_)) neighbours_.push_back(peer);
   }
   if (window_ && neighbours_.size() > 1) {
-    mail_.emplace(window_->window(), [this](int local_rank) {
+    mail_.emplace(*window_, [this](int local_rank) {
       ring(neighbours_[static_cast<std::size_t>(local_rank)]);
     });
   }
@@ -67,7 +67,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 MpiTransport::~MpiTransport() {
   // Operations are in flight, and their memory may lie in the window. So the window must outlive this object.
   if (!close()) {
-    [[maybe_unused]] const MappedWindow* kept = window_.release();
+    [[maybe_unused]] const HostWindow* kept = window_.release();
   }
 }
 

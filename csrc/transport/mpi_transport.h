@@ -17,7 +17,7 @@
 #include "transport/control_page.h"
 #include "transport/frames.h"
 #include "transport/host_mail.h"
-#include "transport/mapped_window.h"
+#include "transport/host_window.h"
 #include "transport/mpi_abi.h"
 #include "transport/transport.h"
 
@@ -42,7 +42,7 @@ class MpiTransport : public Transport {
   // none. windows_everywhere: all hosts have a window.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
-               std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits,
+               std::unique_ptr<HostWindow> window, bool windows_everywhere, Limits limits,
                int control_tag);
   ~MpiTransport() override;
 
@@ -70,7 +70,7 @@ class MpiTransport : public Transport {
   int local_rank_of(int peer) const override {
     return peers_[static_cast<std::size_t>(peer)].local_rank;
   }
-  HostWindow* window() override { return window_ ? &window_->window() : nullptr; }
+  HostWindow* window() override { return window_.get(); }
   bool windows_everywhere() override { return windows_everywhere_; }
 
   bool close() override;
@@ -120,7 +120,7 @@ class MpiTransport : public Transport {
   std::vector<RankLocation> peers_;
   std::unique_ptr<ControlPage> page_;
   Bell private_bell_ = {};  // used if there is no page; for this process alone
-  std::unique_ptr<MappedWindow> window_;
+  std::unique_ptr<HostWindow> window_;
   std::vector<int> neighbours_;   // the ranks of this host by their place there
   std::optional<HostMail> mail_;  // if they share a window
   bool windows_everywhere_;
