@@ -32,7 +32,7 @@ ROWS = (
         "results-kept-pages",
         "memory of results is given back without its pages",
         "csrc/transport/result_memory.cc",
-        "madvise(data, range.bytes, MADV_REMOVE);",
+        "madvise(data, bytes, MADV_REMOVE);",
         "",
         (*guards.OPEN_RESULTS, *guards.OUTPUTS),
     ),
