@@ -50,10 +50,6 @@ int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
 
 // --- the library ---------------------------------------------------------------------------------------------------------
 
-int initialized(int* flag) { return MPI_Initialized(flag); }
-
-int finalized(int* flag) { return MPI_Finalized(flag); }
-
 int query_thread(int* level) {
   int provided = MPI_THREAD_SINGLE;
   const int error = MPI_Query_thread(&provided);
@@ -174,14 +170,15 @@ int health_now_and_then(MPI_Comm comm) {
   return ++polls % kPollsBetween == 0 ? health(comm) : MPI_SUCCESS;
 }
 
-int error_class(int error) {
+int is_loss(int error) {
   int kind = 0;
   if (error == MPI_SUCCESS || MPI_Error_class(error, &kind) != MPI_SUCCESS) return 0;
 #if HVDLITE_SHIM_ULFM
-  if (kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING) return 1;
-  if (kind == MPIX_ERR_REVOKED) return 2;
-#endif
+  return kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING ||
+         kind == MPIX_ERR_REVOKED;
+#else
   return 0;
+#endif
 }
 
 void copy_text(const char* from, char* to, int capacity) {
@@ -265,8 +262,8 @@ hvdlite_mpi make_table() {
   hvdlite_mpi table{};
   table.abi_version = HVDLITE_MPI_ABI_VERSION;
   table.any_source = MPI_ANY_SOURCE;
-  table.initialized = initialized;
-  table.finalized = finalized;
+  table.initialized = MPI_Initialized;
+  table.finalized = MPI_Finalized;
   table.query_thread = query_thread;
   table.comm_from_address = comm_from_address;
   table.comm_dup = comm_dup;
@@ -288,7 +285,7 @@ hvdlite_mpi make_table() {
   table.revoke = MPIX_Comm_revoke != nullptr ? revoke : nullptr;
   table.failed_rank = MPIX_Comm_get_failed != nullptr ? failed_rank : nullptr;
 #endif
-  table.error_class = error_class;
+  table.is_loss = is_loss;
   table.error_text = error_text;
   return table;
 }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "transport/mpi_library.h"
 
 namespace hvdlite::transport {
 
@@ -55,9 +56,9 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
   tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound) - 1)) - 1;
   try {
     for (int i = 0; i < kPostedFrames; ++i) {
-      spare_.resize(kFrameBytes);
-      check(post_frame_receive(), rank_, kReceiving);
+      spare_.push_back({std::vector<std::byte>(kFrameBytes)});
     }
+    check(post_frame_receives(), rank_, kReceiving);
   } catch (...) {
     close();  // withdraws the receives that are posted
     throw;
@@ -76,33 +77,27 @@ bool MpiTransport::close() {
   if (mail_) mail_->close();
   int finalized = 0;
   if (mpi_->finalized(&finalized) != 0 || finalized != 0) return true;
-  // MPI may still use a frame whose request has not ended, so the frame must outlive this object.
-  const auto give_up = [this](std::vector<std::byte>& frame, hvdlite_mpi_request& request,
-                              int most_tries) {
+  const auto has_ended = [this](Frame& frame, int most_tries) {
     int done = 0, source = 0, bytes = 0;
     for (int tries = 0; tries < most_tries && done == 0; ++tries) {
-      if (mpi_->test(&request, comm_, &done, &source, &bytes) != 0) break;
+      if (mpi_->test(&frame.request, comm_, &done, &source, &bytes) != 0) break;
     }
-    if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(frame)));
+    return done != 0;
   };
-  for (Incoming& incoming : std::exchange(incoming_, {})) {
-    const bool is_cancelled = mpi_->cancel(&incoming.request) == 0;
-    give_up(incoming.frame, incoming.request, is_cancelled ? 1000 : 1);
-  }
+  incoming_.remove_if([&](Frame& frame) {
+    const bool is_cancelled = mpi_->cancel(&frame.request) == 0;
+    return has_ended(frame, is_cancelled ? 1000 : 1);
+  });
+  outgoing_.remove_if([&](Frame& frame) { return has_ended(frame, 1); });
+  given_up_->splice(given_up_->end(), incoming_);
+  given_up_->splice(given_up_->end(), outgoing_);
   spare_.clear();
-  for (Outgoing& outgoing : std::exchange(outgoing_, {})) {
-    give_up(outgoing.frame, outgoing.request, 1);
-  }
   return posted_.size() == free_slots_.size();
 }
 
 void MpiTransport::check(int error, int peer, const char* what) const {
   if (error == 0) return;
-  char text[512] = {};
-  mpi_->error_text(error, text, sizeof(text));
-  const bool lost = mpi_->error_class(error) != 0;
-  throw Error(lost ? ErrorCode::kPeerLost : ErrorCode::kSystem,
-              std::string(what) + " (" + describe_peer(peer) + "): MPI says: " + text);
+  refuse(mpi_, error, std::string(what) + " (" + describe_peer(peer) + "): ");
 }
 
 // --- data plane -----------------------------------------------------------------------------------------------------
@@ -192,7 +187,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   const std::vector<std::byte> stream = in_frames(message);
   const std::size_t most = host_of(peer) == host_of(rank_) ? kFrameBytesInHost : kFrameBytes;
   // All frames are made before the first is sent. After a part of a message, the next one would be taken for the rest.
-  std::list<Outgoing> frames;
+  Frames frames;
   for (std::size_t offset = 0; offset < stream.size(); offset += most) {
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
     const auto count = static_cast<std::ptrdiff_t>(std::min(most, stream.size() - offset));
@@ -200,8 +195,8 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   }
   while (!frames.empty()) {
     outgoing_.splice(outgoing_.end(), frames, frames.begin());
-    Outgoing& outgoing = outgoing_.back();
-    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(outgoing.frame.size()), peer,
+    Frame& outgoing = outgoing_.back();
+    check(mpi_->isend(outgoing.bytes.data(), static_cast<int>(outgoing.bytes.size()), peer,
                       control_tag_, comm_, &outgoing.request),
           peer, "sending a control message");
   }
@@ -213,7 +208,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
 void MpiTransport::reap_outgoing() {
   while (!outgoing_.empty()) {
     int done = 0, source = 0, bytes = 0;
-    Outgoing& first = outgoing_.front();
+    Frame& first = outgoing_.front();
     check(mpi_->test(&first.request, comm_, &done, &source, &bytes), first.peer,
           "sending a control message");
     if (done == 0) return;
@@ -226,19 +221,16 @@ bool MpiTransport::messages_flushed() {
   return outgoing_.empty() && (!mail_ || mail_->flushed());
 }
 
-// Posts the receive of one more frame, if there is memory for it. Returns 0, or MPI's error; then nothing is posted, and the next
-// call tries again.
-int MpiTransport::post_frame_receive() {
-  if (spare_.empty()) return 0;
-  Incoming& next = incoming_.emplace_back();
-  const int error = mpi_->irecv(spare_.data(), static_cast<int>(kFrameBytes), mpi_->any_source,
-                                control_tag_, comm_, &next.request);
-  if (error != 0) {
-    incoming_.pop_back();
-  } else {
-    next.frame = std::exchange(spare_, {});
+// Posts a receive for each spare frame. Returns 0, or MPI's error; then the next call tries again.
+int MpiTransport::post_frame_receives() {
+  while (!spare_.empty()) {
+    Frame& next = spare_.front();
+    const int error = mpi_->irecv(next.bytes.data(), static_cast<int>(kFrameBytes),
+                                  mpi_->any_source, control_tag_, comm_, &next.request);
+    if (error != 0) return error;
+    incoming_.splice(incoming_.end(), spare_, spare_.begin());
   }
-  return error;
+  return 0;
 }
 
 bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message, bool host_only) {
@@ -256,7 +248,7 @@ bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) 
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
     // If MPI refuses another receive, what has come is given first: it may be the reason.
-    const int refused = post_frame_receive();
+    const int refused = post_frame_receives();
     int done = 0, from = 0, bytes = 0;
     if (!incoming_.empty()) {
       check(mpi_->test(&incoming_.front().request, comm_, &done, &from, &bytes), rank_, kReceiving);
@@ -265,10 +257,10 @@ bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) 
       check(refused, rank_, kReceiving);
       return false;
     }
-    spare_ = std::move(incoming_.front().frame);
-    incoming_.pop_front();
+    spare_.splice(spare_.end(), incoming_, incoming_.begin());
     ++received_[static_cast<std::size_t>(from)];
-    if (take_frame(from, std::span(spare_).first(static_cast<std::size_t>(bytes)), message)) {
+    const std::span<const std::byte> frame(spare_.back().bytes);
+    if (take_frame(from, frame.first(static_cast<std::size_t>(bytes)), message)) {
       *source = from;
       return true;
     }

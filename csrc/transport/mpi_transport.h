@@ -5,7 +5,6 @@
 // message.
 #pragma once
 
-#include <deque>
 #include <list>
 #include <memory>
 #include <optional>
@@ -91,14 +90,17 @@ class MpiTransport : public Transport {
     bool is_recv = false;
     bool large = false;
   };
-  struct Outgoing {
-    std::vector<std::byte> frame;
-    hvdlite_mpi_request request;
-    int peer = 0;
+  // A frame of a control message. MPI may use its memory until the request has ended.
+  struct Frame {
+    std::vector<std::byte> bytes;
+    hvdlite_mpi_request request = {};
+    int peer = 0;  // of a frame to be sent
   };
-  struct Incoming {
-    std::vector<std::byte> frame;
-    hvdlite_mpi_request request;
+  using Frames = std::list<Frame>;
+  struct DeleteEmpty {
+    void operator()(Frames* frames) const {
+      if (frames->empty()) delete frames;
+    }
   };
 
   std::size_t limit_to(int peer) const;
@@ -106,7 +108,7 @@ class MpiTransport : public Transport {
   template <typename Post>
   Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
   void check(int error, int peer, const char* what) const;
-  int post_frame_receive();
+  int post_frame_receives();
   bool take_frame(int source, std::span<const std::byte> frame, std::vector<std::byte>* message);
   void reap_outgoing();
   bool has_mail_with(int peer) const { return mail_ && host_of(peer) == host_of(rank_); }
@@ -129,10 +131,11 @@ class MpiTransport : public Transport {
   int tag_bits_ = 0;
   std::vector<Posted> posted_;
   std::vector<std::uint32_t> free_slots_;
-  std::list<Outgoing> outgoing_;
-  std::deque<Incoming> incoming_;  // in the order of posting, which is the order of arrival
-  std::vector<std::byte> spare_;   // memory for the next receive; empty: there is none to post
-  std::vector<FrameAssembler> assemblers_;  // by peer
+  Frames outgoing_;
+  Frames incoming_;  // in the order of posting, which is the order of arrival
+  Frames spare_;     // not posted
+  std::unique_ptr<Frames, DeleteEmpty> given_up_{new Frames};  // MPI may use them for ever
+  std::vector<FrameAssembler> assemblers_;                     // by peer
   std::vector<bool> lost_;
   std::vector<std::uint64_t> received_;  // messages, frames and parts, by peer
 };

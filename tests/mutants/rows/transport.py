@@ -16,8 +16,8 @@ ROWS = (
         "mpi-refusal-before-the-reason",
         "where MPI refuses another receive, the messages that have come are not read",
         "csrc/transport/mpi_transport.cc",
-        "    const int refused = post_frame_receive();\n",
-        "    const int refused = 0;\n    check(post_frame_receive(), rank_, kReceiving);\n",
+        "    const int refused = post_frame_receives();\n",
+        "    const int refused = 0;\n    check(post_frame_receives(), rank_, kReceiving);\n",
         ("tests/unit/test_native_cases.py",),
     ),
     Mutant(
