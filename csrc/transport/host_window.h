@@ -152,10 +152,9 @@ class HostWindow {
            static_cast<std::size_t>(2 * (shape_.regions - region) - which) * shape_.tile_bytes;
   }
   // The rings of control messages and of payloads from one rank to another.
-  MailRing mail(int from, int to) const { return MailRing::at(rings(from, to), shape_.mail_bytes); }
+  MailRing mail(int from, int to) const { return {rings(from, to), shape_.mail_bytes}; }
   PayloadRing payloads(int from, int to) const {
-    return PayloadRing::at(rings(from, to) + MailRing::bytes_for(shape_.mail_bytes),
-                           shape_.payload_bytes);
+    return {rings(from, to) + MailRing::bytes_for(shape_.mail_bytes), shape_.payload_bytes};
   }
   WindowHead& head(int region) const { return *reinterpret_cast<WindowHead*>(common(region)); }
   std::byte* ledger(int region) const { return common(region) + sizeof(WindowHead); }
