@@ -68,7 +68,7 @@ class Transport {
   virtual int host_of(int peer) const = 0;
   virtual int local_rank_of(int peer) const = 0;
   // The memory that the ranks of this host share; null if there is none. All ranks of a host get the same answer.
-  virtual HostWindow* window() { return nullptr; }
+  virtual HostWindow* window() = 0;
   // Does each host of the job have such a window? All ranks get the same answer.
   virtual bool windows_everywhere() { return window() != nullptr; }
   // Counts progress in shared memory, which this transport does not see, in activity().
@@ -76,16 +76,12 @@ class Transport {
 
   // --- life and death ---------------------------------------------------------------------------------------------
   // Leaves the cause where other ranks of this host can read it, even when this rank does not answer messages any more.
-  virtual void announce_failure(const std::string& cause) { static_cast<void>(cause); }
+  virtual void announce_failure(const std::string& cause) = 0;
   // This rank ends without a failure: the other ranks of this host do not take it for lost.
-  virtual void announce_leaving() {}
+  virtual void announce_leaving() = 0;
   // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause, once for each rank. Ranks of
   // other hosts are found only by an MPI with fault tolerance.
-  virtual bool find_lost_peer(int* rank, std::string* how) {
-    static_cast<void>(rank);
-    static_cast<void>(how);
-    return false;
-  }
+  virtual bool find_lost_peer(int* rank, std::string* how) = 0;
   // A number that changes when a message from this rank, or a part of one, arrives: the rank lives. It never changes if
   // the transport does not count.
   virtual std::uint64_t received_from(int peer) const {
