@@ -34,11 +34,6 @@ std::string& last_error() {
   return text;
 }
 
-Topology topology_of(const transport::MpiWorld& world) {
-  return {world.rank,       world.size,       world.local_rank,    world.local_size,
-          world.cross_rank, world.cross_size, world.is_homogeneous};
-}
-
 void take(std::size_t& knob, std::int64_t value) { knob = static_cast<std::size_t>(value); }
 void take(double& knob, double value) { knob = value; }
 void take(bool& knob, std::int32_t value) { knob = value != 0; }
@@ -195,9 +190,8 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     }
     const hvdlite::base::WaitPolicy waiting = hvdlite::transport::choose_waiting(
         knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
-    adopt(std::make_unique<Engine>(std::move(transport),
-                                   topology_of(hvdlite::transport::place(leaders, rank)), knobs,
-                                   waiting),
+    adopt(std::make_unique<Engine>(std::move(transport), hvdlite::transport::place(leaders, rank),
+                                   knobs, waiting),
           out);
   });
 }
@@ -210,9 +204,9 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, i
     const hvdlite::base::Config knobs = to_config(config);
     hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
         shim_path, comm_address, takes_comm != 0, knobs, hvdlite::engine::Ledger::bytes({}));
-    const Topology topology = topology_of(world);
-    adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.waiting),
-          out);
+    adopt(
+        std::make_unique<Engine>(std::move(world.transport), world.topology, knobs, world.waiting),
+        out);
   });
 }
 

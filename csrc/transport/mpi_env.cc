@@ -170,24 +170,24 @@ std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::st
   return leaders;
 }
 
-MpiWorld place(const std::vector<int>& leaders, int rank) {
+base::Topology place(const std::vector<int>& leaders, int rank) {
   std::map<int, std::vector<int>> hosts;
   for (std::size_t r = 0; r < leaders.size(); ++r) hosts[leaders[r]].push_back(static_cast<int>(r));
-  MpiWorld world;
-  world.rank = rank;
-  world.size = static_cast<int>(leaders.size());
   const std::vector<int>& mine = hosts.at(leaders[static_cast<std::size_t>(rank)]);
-  world.local_size = static_cast<int>(mine.size());
-  world.local_rank = static_cast<int>(std::find(mine.begin(), mine.end(), rank) - mine.begin());
+  base::Topology its;
+  its.rank = rank;
+  its.size = static_cast<int>(leaders.size());
+  its.local_size = static_cast<int>(mine.size());
+  its.local_rank = static_cast<int>(std::find(mine.begin(), mine.end(), rank) - mine.begin());
   // The cross group: the ranks with this local rank, one on each host that has that many ranks.
-  world.cross_size = 0;
+  its.cross_size = 0;
   for (const auto& [leader, ranks] : hosts) {
-    world.is_homogeneous = world.is_homogeneous && ranks.size() == mine.size();
-    if (static_cast<int>(ranks.size()) <= world.local_rank) continue;
-    if (leader == leaders[static_cast<std::size_t>(rank)]) world.cross_rank = world.cross_size;
-    ++world.cross_size;
+    its.is_homogeneous = its.is_homogeneous && ranks.size() == mine.size();
+    if (static_cast<int>(ranks.size()) <= its.local_rank) continue;
+    if (leader == leaders[static_cast<std::size_t>(rank)]) its.cross_rank = its.cross_size;
+    ++its.cross_size;
   }
-  return world;
+  return its;
 }
 
 namespace {
@@ -245,8 +245,9 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
     leaders = std::move(merged);
   }
 
-  MpiWorld world = place(leaders, rank);
-  const int local_rank = world.local_rank, local_size = world.local_size;
+  MpiWorld world;
+  world.topology = place(leaders, rank);
+  const int local_rank = world.topology.local_rank, local_size = world.topology.local_size;
   const HostRanks joining = {mpi, host, local_rank, local_size, config.shared_memory};
   std::string why_no_page, why_no_window;
   std::unique_ptr<ControlPage> page = share<ControlPage>(
@@ -298,9 +299,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
   std::vector<MpiTransport::RankLocation> peers;
   for (int r = 0; r < size; ++r) {
     const Introduction& introduction = all[static_cast<std::size_t>(r)];
-    const MpiWorld theirs = place(leaders, r);
-    peers.push_back({introduction.host, introduction.pid, leaders[static_cast<std::size_t>(r)],
-                     theirs.local_rank});
+    peers.push_back({introduction.host, introduction.pid, leaders[static_cast<std::size_t>(r)]});
   }
   world.transport = std::make_unique<MpiTransport>(
       mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
+#include <map>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -45,7 +46,9 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
       received_(peers_.size(), 0) {
   int bound = 0;
   check(mpi_->tag_upper_bound(comm_, &bound), rank_, "asking for MPI_TAG_UB");
+  std::map<int, int> counts;  // by host
   for (int peer = 0; peer < size(); ++peer) {
+    local_ranks_.push_back(counts[host_of(peer)]++);
     if (host_of(peer) == host_of(rank_)) neighbours_.push_back(peer);
   }
   if (window_ && neighbours_.size() > 1) {
@@ -310,7 +313,7 @@ bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
   for (int peer = 0; page_ && peer < size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);
     if (peer == rank_ || lost_[index] || !reaches_by_bell(peer)) continue;
-    *how = page_->why_lost(peers_[index].local_rank);
+    *how = page_->why_lost(local_rank_of(peer));
     if (how->empty()) continue;
     lost_[index] = true;
     *rank = peer;

@@ -28,7 +28,6 @@ class MpiTransport : public Transport {
     std::string host;
     int pid = 0;     // 0: host and pid are not known
     int leader = 0;  // the lowest rank of its host
-    int local_rank = 0;
   };
   // The largest single messages.
   struct Limits {
@@ -67,7 +66,7 @@ class MpiTransport : public Transport {
 
   int host_of(int peer) const override { return peers_[static_cast<std::size_t>(peer)].leader; }
   int local_rank_of(int peer) const override {
-    return peers_[static_cast<std::size_t>(peer)].local_rank;
+    return local_ranks_[static_cast<std::size_t>(peer)];
   }
   HostWindow* window() override { return window_.get(); }
   bool windows_everywhere() override { return windows_everywhere_; }
@@ -120,6 +119,7 @@ class MpiTransport : public Transport {
   hvdlite_mpi_comm comm_;
   int rank_;
   std::vector<RankLocation> peers_;
+  std::vector<int> local_ranks_;  // by rank
   std::unique_ptr<ControlPage> page_;
   Bell private_bell_ = {};  // used if there is no page; for this process alone
   std::unique_ptr<HostWindow> window_;
