@@ -64,6 +64,11 @@ char* copy_text(const std::string& text) {
   return copy;
 }
 
+void give(const std::vector<int32_t>& numbers, int32_t* to, int32_t capacity, int32_t* count) {
+  *count = static_cast<int32_t>(numbers.size());
+  std::copy_n(numbers.begin(), std::min(*count, capacity), to);
+}
+
 int keep(ErrorCode code, const std::string& message) {
   last_error() = message;
   return static_cast<int>(code);
@@ -255,20 +260,13 @@ int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks
   return guarded([&] {
     const auto set = alive(engine).sets().find(id);
     require(set.has_value(), "Process set provided does not exist, or has not been registered");
-    *count = static_cast<int32_t>(set->members->size());
-    for (int32_t i = 0; i < *count && i < capacity; ++i) {
-      ranks[i] = (*set->members)[static_cast<size_t>(i)];
-    }
+    give(*set->members, ranks, capacity, count);
   });
 }
 
 int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
                             int32_t* count) {
-  return guarded([&] {
-    const std::vector<int32_t> known = alive(engine).sets().ids();
-    *count = static_cast<int32_t>(known.size());
-    for (int32_t i = 0; i < *count && i < capacity; ++i) ids[i] = known[static_cast<size_t>(i)];
-  });
+  return guarded([&] { give(alive(engine).sets().ids(), ids, capacity, count); });
 }
 
 int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,

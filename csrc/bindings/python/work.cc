@@ -1,6 +1,7 @@
 #include "work.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -137,26 +138,21 @@ void finalize_work(PyObject* self) {
   if (work.stage == Stage::kInFlight) engine_of(work).keep_dropped(self);
 }
 
-int visit_work(PyObject* self, visitproc visit, void* arg) {
+// All references but that to the engine, which has the operations.
+std::array<PyObject**, 5> references_of(PyObject* self) {
   auto* work = reinterpret_cast<Work*>(self);
+  return {&work->memory, &work->streams, &work->results, &work->on_gpu, &work->error};
+}
+
+int visit_work(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(work->engine);
-  Py_VISIT(work->memory);
-  Py_VISIT(work->streams);
-  Py_VISIT(work->results);
-  Py_VISIT(work->on_gpu);
-  Py_VISIT(work->error);
+  Py_VISIT(reinterpret_cast<Work*>(self)->engine);
+  for (PyObject** reference : references_of(self)) Py_VISIT(*reference);
   return 0;
 }
 
-// Keeps the engine, which has the operations.
 int clear_work(PyObject* self) {
-  auto* work = reinterpret_cast<Work*>(self);
-  Py_CLEAR(work->memory);
-  Py_CLEAR(work->streams);
-  Py_CLEAR(work->results);
-  Py_CLEAR(work->on_gpu);
-  Py_CLEAR(work->error);
+  for (PyObject** reference : references_of(self)) Py_CLEAR(*reference);
   return 0;
 }
 
