@@ -246,38 +246,34 @@ void Job::send(const Exchange::Sends& sends) {
     transport_->send_message(each.to, encode(each.part));
 }
 
+// Leaves out Membership's actions, which need an engine, and log lines.
 void Job::apply(const Actions& actions) {
   for (const auto& action : actions) {
-    std::visit([&](const auto& each) { carry_out(each); }, action);
+    if (const auto* send = std::get_if<FailureDetector::Send>(&action)) {
+      send_control(send->to, send->message);
+    } else if (const auto* announce = std::get_if<FailureDetector::Announce>(&action)) {
+      tell_failure(announce->cause, announce->ranks);
+    } else if (const auto* warn = std::get_if<FailureDetector::Warn>(&action)) {
+      tell_failure(warn->cause, warn->ranks);
+    } else if (const auto* fail = std::get_if<FailureDetector::Fail>(&action); fail && !lost()) {
+      failure_ = fail->why;
+      failed_at_ = time_.now();
+    }
   }
 }
 
-void Job::carry_out(const FailureDetector::Send& action) {
+void Job::send_control(int to, const engine::Message& message) {
   base::Writer writer;
   writer.put(MessageKind::kControl);
   std::vector<std::byte> bytes = writer.take();
-  const std::vector<std::byte> content = engine::encode(action.message);
+  const std::vector<std::byte> content = engine::encode(message);
   bytes.insert(bytes.end(), content.begin(), content.end());
-  transport_->send_message(action.to, std::move(bytes));
-}
-
-void Job::carry_out(const FailureDetector::Announce& action) {
-  tell_failure(action.cause, action.ranks);
-}
-
-void Job::carry_out(const FailureDetector::Warn& action) {
-  tell_failure(action.cause, action.ranks);
-}
-
-void Job::carry_out(const FailureDetector::Fail& action) {
-  if (lost()) return;
-  failure_ = action.why;
-  failed_at_ = time_.now();
+  transport_->send_message(to, std::move(bytes));
 }
 
 void Job::tell_failure(const std::string& cause, const std::vector<int>& ranks) {
   try {
-    for (const int rank : ranks) carry_out(FailureDetector::Send{rank, engine::Failure{cause}});
+    for (const int rank : ranks) send_control(rank, engine::Failure{cause});
   } catch (const base::Error&) {
     // The other ranks learn of that rank's loss as this rank did.
   }

@@ -80,12 +80,7 @@ class Job {
   void introduce();
   void send(const Exchange::Sends& sends);
   void apply(const Actions& actions);
-  void carry_out(const engine::FailureDetector::Send& action);
-  void carry_out(const engine::FailureDetector::Announce& action);
-  void carry_out(const engine::FailureDetector::Warn& action);
-  void carry_out(const engine::FailureDetector::Fail& action);
-  template <typename Other>
-  void carry_out(const Other&) {}  // Membership's actions, which need an engine; and log lines
+  void send_control(int to, const engine::Message& message);
   void tell_failure(const std::string& cause, const std::vector<int>& ranks);
   double shortest_silence() const;
   void mind_patience(Time now);
