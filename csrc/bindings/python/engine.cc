@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "config.h"
 #include "work.h"
 
 namespace hvdlite::python {
@@ -47,26 +46,6 @@ Engine::~Engine() {
   // Here, and not where the last reference to the engine is dropped.
   hvdlite_engine_shutdown(engine_);
   hvdlite_engine_destroy(engine_);
-}
-
-Engine* Engine::create_inproc(Fabric& fabric, int rank, nb::handle config) {
-  const Config native(config);
-  hvdlite_engine* engine = nullptr;
-  check_without_gil(
-      [&] { return hvdlite_engine_create_inproc(fabric.get(), rank, native.get(), &engine); });
-  return new Engine(engine);
-}
-
-Engine* Engine::create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, nb::handle config,
-                           bool takes_comm) {
-  const Config native(config);
-  const auto* comm = reinterpret_cast<const void*>(comm_address);
-  hvdlite_engine* engine = nullptr;
-  check_without_gil([&] {
-    return hvdlite_engine_create_mpi(shim_path.c_str(), comm, takes_comm ? 1 : 0, native.get(),
-                                     &engine);
-  });
-  return new Engine(engine);
 }
 
 void Engine::shutdown() {

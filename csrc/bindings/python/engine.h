@@ -1,5 +1,5 @@
 // The engine as a Python object: the C ABI with Python's rules of ownership, signals and exceptions.
-// Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine. Blocks: create_mpi,
+// Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine. Blocks:
 // wait_in_slices, wait_many, blocking plain calls, and shutdown (also in the destructor). Throws: the classes of
 // hvdlite.errors, and what Python raises.
 #pragma once
@@ -21,21 +21,6 @@
 
 namespace hvdlite::python {
 
-// Ranks in one process, for tests.
-class Fabric {
- public:
-  // hosts: the number of each rank's host, or None for one host.
-  Fabric(int size, nb::handle hosts);
-  ~Fabric();
-  Fabric(const Fabric&) = delete;
-  Fabric& operator=(const Fabric&) = delete;
-  void kill(int rank);
-  hvdlite_fabric* get() const { return fabric_; }
-
- private:
-  hvdlite_fabric* fabric_ = nullptr;
-};
-
 // No limit to the seconds of a wait.
 inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
@@ -51,9 +36,7 @@ hvdlite_submission submission_of(std::span<const hvdlite_request> requests, bool
 
 class Engine {
  public:
-  static Engine* create_inproc(Fabric& fabric, int rank, nb::handle config);
-  static Engine* create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, nb::handle config,
-                            bool takes_comm);
+  explicit Engine(hvdlite_engine* engine);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -106,7 +89,6 @@ class Engine {
   void shutdown();
 
  private:
-  explicit Engine(hvdlite_engine* engine);
   std::int64_t start(const hvdlite_submission& what);
   void sweep();
   nb::object start_work(const hvdlite_submission& what, nb::object work, nb::object streams);

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "arena.h"
+#include "config.h"
 #include "engine.h"
 
 namespace hvdlite::python {
@@ -13,6 +14,51 @@ namespace hvdlite::python {
 using namespace nb::literals;
 
 namespace {
+
+// Ranks in one process, for tests.
+class Fabric {
+ public:
+  // hosts: the number of each rank's host, or None for one host.
+  Fabric(int size, nb::handle hosts) {
+    std::vector<std::int32_t> numbers;
+    if (!hosts.is_none()) {
+      const std::vector<std::int64_t> list = integers_of(hosts);
+      numbers.assign(list.begin(), list.end());
+    }
+    if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
+      throw nb::value_error("hosts must have one number for each rank");
+    }
+    check(hvdlite_fabric_create(size, numbers.empty() ? nullptr : numbers.data(), &fabric_));
+  }
+  ~Fabric() { hvdlite_fabric_destroy(fabric_); }
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+  void kill(int rank) { check(hvdlite_fabric_kill(fabric_, rank)); }
+  hvdlite_fabric* get() const { return fabric_; }
+
+ private:
+  hvdlite_fabric* fabric_ = nullptr;
+};
+
+Engine* create_inproc(Fabric& fabric, int rank, nb::handle config) {
+  const Config native(config);
+  hvdlite_engine* engine = nullptr;
+  check_without_gil(
+      [&] { return hvdlite_engine_create_inproc(fabric.get(), rank, native.get(), &engine); });
+  return new Engine(engine);
+}
+
+Engine* create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, nb::handle config,
+                   bool takes_comm) {
+  const Config native(config);
+  const auto* comm = reinterpret_cast<const void*>(comm_address);
+  hvdlite_engine* engine = nullptr;
+  check_without_gil([&] {
+    return hvdlite_engine_create_mpi(shim_path.c_str(), comm, takes_comm ? 1 : 0, native.get(),
+                                     &engine);
+  });
+  return new Engine(engine);
+}
 
 template <typename Value>
 nb::list as_list(const std::vector<Value>& values) {
@@ -164,31 +210,15 @@ nb::tuple lateness(Engine& engine) {
 
 }  // namespace
 
-Fabric::Fabric(int size, nb::handle hosts) {
-  std::vector<std::int32_t> numbers;
-  if (!hosts.is_none()) {
-    const std::vector<std::int64_t> list = integers_of(hosts);
-    numbers.assign(list.begin(), list.end());
-  }
-  if (!numbers.empty() && numbers.size() != static_cast<std::size_t>(size)) {
-    throw nb::value_error("hosts must have one number for each rank");
-  }
-  check(hvdlite_fabric_create(size, numbers.empty() ? nullptr : numbers.data(), &fabric_));
-}
-
-Fabric::~Fabric() { hvdlite_fabric_destroy(fabric_); }
-
-void Fabric::kill(int rank) { check(hvdlite_fabric_kill(fabric_, rank)); }
-
 void register_engine(nb::module_& module) {
   nb::class_<Fabric>(module, "Fabric", nb::is_final())
       .def(nb::init<int, nb::handle>(), "size"_a, "hosts"_a = nb::none())
       .def("kill", &Fabric::kill, "rank"_a);
 
   nb::class_<Engine>(module, "Engine", nb::is_final())
-      .def_static("create_inproc", &Engine::create_inproc, "fabric"_a, "rank"_a, "config"_a,
+      .def_static("create_inproc", &create_inproc, "fabric"_a, "rank"_a, "config"_a,
                   nb::keep_alive<0, 1>())
-      .def_static("create_mpi", &Engine::create_mpi, "shim_path"_a, "comm_address"_a, "config"_a,
+      .def_static("create_mpi", &create_mpi, "shim_path"_a, "comm_address"_a, "config"_a,
                   "takes_comm"_a = false)
       .def("make_current", &make_current)
       .def_prop_ro("topology", &topology)
