@@ -121,7 +121,10 @@ typedef struct hvdlite_request {
   int32_t root;
   int32_t process_set; /* id */
   int32_t device;
-  int32_t layout; /* 0: row-major; other values have no meaning, but must be equal on all ranks */
+  /* How the elements lie in memory. 0: row-major. From 1 << 30 on: row-major, and the elements are of a dtype that the engine
+   * does not know; the value is a hash of its name (hvdlite/dtypes.py). The engine only checks that all ranks have the same
+   * value. */
+  int32_t layout;
   int32_t flags;
   /* null or "": the engine names the request by its number among the unnamed requests of its kind on its set. All unnamed
    * requests of one call have the same kind and set, and their group is null or "". They form one group if group_size is their
