@@ -63,9 +63,8 @@ struct HostRanks {
 template <typename Thing, typename Make>
 std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
-  struct OpenedMemory {
-    int ok = 0;  // 1: yes
-    char why[200] = {};
+  struct Problem {
+    char text[200] = {};  // "": this rank has none
   };
   for (const auto kind : {SharedMemory::Kind::kMemfd, SharedMemory::Kind::kShm}) {
     const char* const knob = kind == SharedMemory::Kind::kMemfd ? "memfd" : "shm";
@@ -91,23 +90,18 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
       if (host.rank > 0) attempt([&] { memory = SharedMemory::open(address, bytes); });
       attempt([&] { thing = make(std::move(memory)); });
     }
-    OpenedMemory mine;
-    mine.ok = thing != nullptr ? 1 : 0;
-    problem.copy(mine.why, sizeof(mine.why) - 1);
-    std::vector<OpenedMemory> all(static_cast<std::size_t>(host.size));
+    Problem mine;
+    problem.copy(mine.text, sizeof(mine.text) - 1);
+    std::vector<Problem> all(static_cast<std::size_t>(host.size));
     check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
           "MPI_Allgather");
     if (thing && original != nullptr) original->unlink();
-    if (std::all_of(all.begin(), all.end(),
-                    [](const OpenedMemory& rank) { return rank.ok == 1; })) {
-      return thing;
-    }
-    // If the leader has no memory, the other ranks have no reason to report.
-    const auto told = std::find_if(all.begin(), all.end(),
-                                   [](const OpenedMemory& rank) { return rank.why[0] != '\0'; });
-    HVD_CHECK(told != all.end());
+    // If the leader has no memory, it has a problem, and the other ranks have none.
+    const auto told =
+        std::ranges::find_if(all, [](const Problem& each) { return each.text[0] != '\0'; });
+    if (told == all.end()) return thing;
     *why_not += (why_not->empty() ? "" : "; ") + std::string(knob) + ": " +
-                std::string(told->why, strnlen(told->why, sizeof(told->why)));
+                std::string(told->text, strnlen(told->text, sizeof(told->text)));
   }
   return nullptr;
 }
@@ -134,6 +128,17 @@ std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::C
                                                                      host.rank);
                              });
 }
+
+// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking
+// the communicators.
+struct Revoking {
+  const hvdlite_mpi* mpi;
+  std::vector<hvdlite_mpi_comm> comms{};
+  ~Revoking() {
+    if (mpi->revoke == nullptr) return;
+    for (const hvdlite_mpi_comm comm : comms) mpi->revoke(comm);
+  }
+};
 
 bool some_share_a_host(const std::vector<int>& leaders) {
   return std::set<int>(leaders.begin(), leaders.end()).size() < leaders.size();
@@ -189,21 +194,6 @@ base::Topology place(const std::vector<int>& leaders, int rank) {
   }
   return its;
 }
-
-namespace {
-
-// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking
-// the communicators.
-struct Revoking {
-  const hvdlite_mpi* mpi;
-  std::vector<hvdlite_mpi_comm> comms{};
-  ~Revoking() {
-    if (mpi->revoke == nullptr) return;
-    for (const hvdlite_mpi_comm comm : comms) mpi->revoke(comm);
-  }
-};
-
-}  // namespace
 
 MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_comm,
                   const base::Config& config, std::size_t ledger_bytes) {
@@ -273,26 +263,25 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
   const bool windows_everywhere =
       std::all_of(windows.begin(), windows.end(), [](char has) { return has != 0; });
   if (local_rank == 0 && !window && config.shared_memory != "off") {
-    const base::Logger log(config.log_level, config.log_timestamps, rank, size);
+    std::string problem;
     if (local_size > 1 && !page) {
-      log.write(base::LogLevel::kWarning, "init",
-                std::string("no shared memory between the ranks of host ") + me.host + " (" +
-                    why_no_page +
-                    "): they poll instead of waking each other and exchange tensors by MPI's "
-                    "messages, which costs latency, bandwidth and processor time");
+      problem = std::string("no shared memory between the ranks of host ") + me.host + " (" +
+                why_no_page +
+                "): they poll instead of waking each other and exchange tensors by MPI's "
+                "messages, which costs latency, bandwidth and processor time";
     } else if (local_size > 1) {
-      log.write(base::LogLevel::kWarning, "init",
-                std::string("the ranks of host ") + me.host + " share no window (" + why_no_window +
-                    "): they exchange tensors by MPI's messages, which costs latency and "
-                    "bandwidth; give the host's /dev/shm more room (docker: --shm-size), or leave "
-                    "HVDLITE_SHARED_MEMORY at auto");
+      problem = std::string("the ranks of host ") + me.host + " share no window (" + why_no_window +
+                "): they exchange tensors by MPI's messages, which costs latency and bandwidth; "
+                "give the host's /dev/shm more room (docker: --shm-size), or leave "
+                "HVDLITE_SHARED_MEMORY at auto";
     } else if (some_share_a_host(leaders)) {
-      log.write(base::LogLevel::kWarning, "init",
-                std::string("host ") + me.host + " has no window (" +
-                    (page ? why_no_window : why_no_page) +
-                    "): the job's collectives cannot be hierarchical, which costs bandwidth "
-                    "between hosts; give the host's /dev/shm more room (docker: --shm-size)");
+      problem = std::string("host ") + me.host + " has no window (" +
+                (page ? why_no_window : why_no_page) +
+                "): the job's collectives cannot be hierarchical, which costs bandwidth between "
+                "hosts; give the host's /dev/shm more room (docker: --shm-size)";
     }
+    const base::Logger log(config.log_level, config.log_timestamps, rank, size);
+    if (!problem.empty()) log.write(base::LogLevel::kWarning, "init", problem);
   }
   world.waiting = choose_waiting(config, page ? page->union_of_cpus().count() : 0, local_size);
 
