@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <type_traits>
 
@@ -181,20 +182,12 @@ int is_loss(int error) {
 #endif
 }
 
-void copy_text(const char* from, char* to, int capacity) {
-  if (capacity <= 0) return;
-  const std::size_t length = std::min(std::strlen(from), static_cast<std::size_t>(capacity) - 1);
-  std::memcpy(to, from, length);
-  to[length] = '\0';
-}
-
 void error_text(int error, char* text, int capacity) {
   char buffer[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
-  if (MPI_Error_string(error, buffer, &length) != MPI_SUCCESS) {
-    copy_text("unknown MPI error", buffer, sizeof(buffer));
-  }
-  copy_text(buffer, text, capacity);
+  const bool is_known = MPI_Error_string(error, buffer, &length) == MPI_SUCCESS;
+  std::snprintf(text, static_cast<std::size_t>(capacity), "%s",
+                is_known ? buffer : "unknown MPI error");
 }
 
 // --- point to point ------------------------------------------------------------------------------------------------------
