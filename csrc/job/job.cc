@@ -93,16 +93,6 @@ Roster roster_of(int me, const std::vector<Card>& cards) {
 
 }  // namespace
 
-class Job::Facts final : public FailureDetector::Facts {
- public:
-  explicit Facts(Job& job) : job_(job) {}
-  bool find_lost(int* rank, std::string* how) override { return job_.find_lost(rank, how); }
-  std::uint64_t received_from(int rank) override { return job_.transport_->received_from(rank); }
-
- private:
-  Job& job_;
-};
-
 Job::Job(std::unique_ptr<transport::Transport> transport, base::TimeSource time, Card mine,
          WatchNeighbours watch)
     : transport_(std::move(transport)),
@@ -182,8 +172,7 @@ void Job::guard(Step step) {
     const ErrorCode code = known != nullptr ? known->code() : ErrorCode::kInternal;
     Actions actions;
     // MPI reports that a rank is lost, but not which one.
-    Facts facts(*this);
-    failures_.find_lost(facts, actions);
+    failures_.find_lost(*this, actions);
     // The detector may have found a failure in this step, which the error has kept from being carried out.
     if (actions.empty() && !lost()) failures_.fail(code, error.what(), actions);
     apply(actions);
@@ -194,9 +183,8 @@ void Job::look() {
   guard([&] { receive(); });
   guard([&] {
     Actions actions;
-    Facts facts(*this);
-    failures_.find_lost(facts, actions);
-    if (!failures_.failed()) failures_.keep_in_touch(time_.now(), facts, actions);
+    failures_.find_lost(*this, actions);
+    if (!failures_.failed()) failures_.keep_in_touch(time_.now(), *this, actions);
     apply(actions);
   });
 }
