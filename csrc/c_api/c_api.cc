@@ -53,10 +53,6 @@ base::Config to_config(const hvdlite_config* from) {
   return config;
 }
 
-void adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
-  *out = new hvdlite_engine{.engine = std::move(engine)};
-}
-
 char* copy_text(const std::string& text) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
@@ -195,9 +191,8 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     }
     const hvdlite::base::WaitPolicy waiting = hvdlite::transport::choose_waiting(
         knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
-    adopt(std::make_unique<Engine>(std::move(transport), hvdlite::transport::place(leaders, rank),
-                                   knobs, waiting),
-          out);
+    *out = new hvdlite_engine{std::make_unique<Engine>(
+        std::move(transport), hvdlite::transport::place(leaders, rank), knobs, waiting)};
   });
 }
 
@@ -209,9 +204,8 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, i
     const hvdlite::base::Config knobs = to_config(config);
     hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
         shim_path, comm_address, takes_comm != 0, knobs, hvdlite::engine::Ledger::bytes({}));
-    adopt(
-        std::make_unique<Engine>(std::move(world.transport), world.topology, knobs, world.waiting),
-        out);
+    *out = new hvdlite_engine{
+        std::make_unique<Engine>(std::move(world.transport), world.topology, knobs, world.waiting)};
   });
 }
 

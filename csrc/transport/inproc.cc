@@ -351,8 +351,18 @@ class Endpoint final : public Transport {
   PostedTicket post(bool sends, int peer, int receiver, std::uint64_t key, void* data,
                     std::size_t bytes) {
     check_alive(peer);
-    const Ticket ticket = open(receiver, peer, key);
+    if (free_.empty()) {
+      operations_.emplace_back();
+      free_.push_back(operations_.size());
+    }
+    const Ticket ticket{free_.back()};
+    free_.pop_back();
     PostedTransfer& own = named(ticket);
+    own.state.store(State::kPending, std::memory_order_relaxed);
+    own.mailbox = receiver;
+    own.peer = peer;
+    own.key = key;
+    fabric_->moved();
     Mailbox& box = fabric_->box(receiver);
     const std::lock_guard lock(box.mutex);
     const auto place = box.streams.try_emplace(key).first;
@@ -390,22 +400,6 @@ class Endpoint final : public Transport {
   PostedTransfer& named(const Ticket& ticket) {
     HVD_CHECK(ticket.id <= operations_.size());
     return operations_[ticket.id - 1];
-  }
-
-  Ticket open(int mailbox, int peer, std::uint64_t key) {
-    if (free_.empty()) {
-      operations_.emplace_back();
-      free_.push_back(operations_.size());
-    }
-    const Ticket ticket{free_.back()};
-    free_.pop_back();
-    PostedTransfer& operation = named(ticket);
-    operation.state.store(State::kPending, std::memory_order_relaxed);
-    operation.mailbox = mailbox;
-    operation.peer = peer;
-    operation.key = key;
-    fabric_->moved();
-    return ticket;
   }
 
   // Reports different sizes to both sides: this side gets the exception now, and the other side gets it from its next test().

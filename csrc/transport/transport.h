@@ -84,17 +84,11 @@ class Transport {
   virtual bool find_lost_peer(int* rank, std::string* how) = 0;
   // A number that changes when a message from this rank, or a part of one, arrives: the rank lives. It never changes if
   // the transport does not count.
-  virtual std::uint64_t received_from(int peer) const {
-    static_cast<void>(peer);
-    return 0;
-  }
+  virtual std::uint64_t received_from(int /*peer*/) const { return 0; }
   // "rank 3 (host a, pid 17)".
   virtual std::string describe_peer(int peer) const { return "rank " + std::to_string(peer); }
   // The process id of a rank on this host; 0 if unknown.
-  virtual int process_of(int peer) const {
-    static_cast<void>(peer);
-    return 0;
-  }
+  virtual int process_of(int /*peer*/) const { return 0; }
 
   // Stops receiving control messages, and withdraws posted operations where that is possible. Returns true if the memory of
   // posted operations is not touched any more, and false if that is unknown (MPI may touch it until it is finalised).
