@@ -92,6 +92,12 @@ constexpr bool is_point_to_point(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
 }
 
+// A rank's place in the job. local_: on its host; cross_: across hosts.
+struct Topology {
+  int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
+  bool is_homogeneous = true;  // all hosts have equally many ranks
+};
+
 // Identifies a process set for the whole job: ids are reused after remove_process_set, epochs are not.
 struct SetId {
   std::int32_t id = 0;

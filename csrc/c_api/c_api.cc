@@ -34,11 +34,6 @@ std::string& last_error() {
   return text;
 }
 
-Topology topology_of(const transport::MpiWorld& world) {
-  return {world.rank,       world.size,       world.local_rank,    world.local_size,
-          world.cross_rank, world.cross_size, world.is_homogeneous};
-}
-
 void take(std::size_t& knob, std::int64_t value) { knob = static_cast<std::size_t>(value); }
 void take(double& knob, double value) { knob = value; }
 void take(bool& knob, std::int32_t value) { knob = value != 0; }
@@ -58,15 +53,16 @@ base::Config to_config(const hvdlite_config* from) {
   return config;
 }
 
-void adopt(std::unique_ptr<Engine> engine, hvdlite_engine** out) {
-  *out = new hvdlite_engine{.engine = std::move(engine)};
-}
-
 char* copy_text(const std::string& text) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();
   std::memcpy(copy, text.c_str(), text.size() + 1);
   return copy;
+}
+
+void give(const std::vector<int32_t>& numbers, int32_t* to, int32_t capacity, int32_t* count) {
+  *count = static_cast<int32_t>(numbers.size());
+  std::copy_n(numbers.begin(), std::min(*count, capacity), to);
 }
 
 int keep(ErrorCode code, const std::string& message) {
@@ -195,10 +191,8 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     }
     const hvdlite::base::WaitPolicy waiting = hvdlite::transport::choose_waiting(
         knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
-    adopt(std::make_unique<Engine>(std::move(transport),
-                                   topology_of(hvdlite::transport::place(leaders, rank)), knobs,
-                                   waiting),
-          out);
+    *out = new hvdlite_engine{std::make_unique<Engine>(
+        std::move(transport), hvdlite::transport::place(leaders, rank), knobs, waiting)};
   });
 }
 
@@ -210,9 +204,8 @@ int hvdlite_engine_create_mpi(const char* shim_path, const void* comm_address, i
     const hvdlite::base::Config knobs = to_config(config);
     hvdlite::transport::MpiWorld world = hvdlite::transport::open_mpi(
         shim_path, comm_address, takes_comm != 0, knobs, hvdlite::engine::Ledger::bytes({}));
-    const Topology topology = topology_of(world);
-    adopt(std::make_unique<Engine>(std::move(world.transport), topology, knobs, world.waiting),
-          out);
+    *out = new hvdlite_engine{
+        std::make_unique<Engine>(std::move(world.transport), world.topology, knobs, world.waiting)};
   });
 }
 
@@ -261,20 +254,13 @@ int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks
   return guarded([&] {
     const auto set = alive(engine).sets().find(id);
     require(set.has_value(), "Process set provided does not exist, or has not been registered");
-    *count = static_cast<int32_t>(set->members->size());
-    for (int32_t i = 0; i < *count && i < capacity; ++i) {
-      ranks[i] = (*set->members)[static_cast<size_t>(i)];
-    }
+    give(*set->members, ranks, capacity, count);
   });
 }
 
 int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
                             int32_t* count) {
-  return guarded([&] {
-    const std::vector<int32_t> known = alive(engine).sets().ids();
-    *count = static_cast<int32_t>(known.size());
-    for (int32_t i = 0; i < *count && i < capacity; ++i) ids[i] = known[static_cast<size_t>(i)];
-  });
+  return guarded([&] { give(alive(engine).sets().ids(), ids, capacity, count); });
 }
 
 int hvdlite_timeline_start(hvdlite_engine* engine, const char* path, int64_t max_bytes,
@@ -346,37 +332,9 @@ int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out) {
   return guarded([&] {
     const Counters& counters = alive(engine).counters();
     const Usage::Numbers usage = alive(engine).usage().numbers();
-    *out = {counters.submitted,
-            counters.completed,
-            counters.failed,
-            counters.control_messages_sent,
-            counters.control_bytes_sent,
-            counters.fused_ops,
-            counters.cache_hits,
-            counters.cache_misses,
-            counters.agreed_in_memory,
-            counters.data_bytes_sent,
-            counters.arena_ops,
-            counters.riding_ops,
-            counters.open_results,
-            counters.nccl_ops,
-            counters.staged_ops,
-            counters.notices,
-            counters.coded_bytes_before,
-            counters.coded_bytes_after,
-            counters.passes,
-            counters.sleeps,
-            counters.sleep_limits_us,
-            counters.rung_sleeps,
-            counters.unrung_finds,
-            usage.time_ns,
-            usage.bytes,
-            usage.bus_bytes,
-            usage.negotiating_ns,
-            usage.waiting_ns,
-            usage.moving_ns,
-            usage.exposed_ns,
-            usage.exposed_moving_ns};
+#define HVDLITE_COUNTER(source, name) out->name = source.name;
+#include "hvdlite/counters.inc"
+#undef HVDLITE_COUNTER
   });
 }
 

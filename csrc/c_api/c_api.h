@@ -29,9 +29,6 @@ struct hvdlite_block {
 
 namespace hvdlite::engine {
 
-// Called before GPU memory that was lent to a caller is freed.
-void take_back(hvdlite_block& block) noexcept;
-
 // Throws Error(InvalidArgument) unless the condition holds.
 inline void require(bool condition, std::string_view text) {
   if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, std::string(text));

@@ -86,10 +86,20 @@ std::vector<Piece> pieces_of(const hvdlite_fusion_move& move, int set) {
   return pieces;
 }
 
+// Measures launches. launch(set): launches the work on this set.
+template <typename Launch>
+void measure(const hvdlite_fusion& fusion, std::int32_t launches, std::int32_t sets, double* gpu_us,
+             double* host_us, Launch launch) {
+  require(launches >= 1 && sets >= 1, "at least one launch and one set");
+  Stopwatch watch(fusion);
+  watch.start();
+  for (std::int32_t i = 0; i < launches; ++i) launch(i % sets);
+  watch.stop(launches, gpu_us, host_us);
+}
+
 void run(hvdlite_fusion& fusion, const hvdlite_fusion_move& move, double* gpu_us, double* host_us) {
   require(move.from >= 0 && move.from < hvdlite::base::kNumDTypes, "unknown dtype");
   require(move.to >= 0 && move.to < hvdlite::base::kNumDTypes, "unknown dtype");
-  require(move.launches >= 1 && move.sets >= 1, "at least one launch and one set");
   const Conversion conversion{static_cast<hvdlite::base::DType>(move.from),
                               static_cast<hvdlite::base::DType>(move.to), move.factor, move.divisor,
                               static_cast<hvdlite::base::ReduceOp>(move.op)};
@@ -97,10 +107,7 @@ void run(hvdlite_fusion& fusion, const hvdlite_fusion_move& move, double* gpu_us
   for (int set = 0; set < move.sets; ++set) sets.push_back(pieces_of(move, set));
   hvdlite::device::FusionKernels& kernels = fusion.device.kernels();
   const auto stream = fusion.stream.get();
-  Stopwatch watch(fusion);
-  watch.start();
-  for (int i = 0; i < move.launches; ++i) {
-    const int set = i % move.sets;
+  measure(fusion, move.launches, move.sets, gpu_us, host_us, [&](std::int32_t set) {
     void* const buffer = moved(move.buffer, set * move.buffer_stride);
     const std::vector<Piece>& pieces = sets[static_cast<std::size_t>(set)];
     if (move.unpack != 0) {
@@ -108,8 +115,7 @@ void run(hvdlite_fusion& fusion, const hvdlite_fusion_move& move, double* gpu_us
     } else {
       kernels.pack(pieces, buffer, conversion, move.nonfinite, stream);
     }
-  }
-  watch.stop(move.launches, gpu_us, host_us);
+  });
 }
 
 }  // namespace
@@ -158,15 +164,10 @@ int hvdlite_fusion_copy(hvdlite_fusion* fusion, void* to, const void* from, int6
                         int32_t launches, int32_t sets, int64_t stride, double* gpu_us,
                         double* host_us) {
   return guarded([&] {
-    require(launches >= 1 && sets >= 1, "at least one launch and one set");
-    const auto stream = fusion->stream.get();
-    Stopwatch watch(*fusion);
-    watch.start();
-    for (int i = 0; i < launches; ++i) {
-      const std::int64_t skip = i % sets * stride;
+    measure(*fusion, launches, sets, gpu_us, host_us, [&](std::int32_t set) {
+      const std::int64_t skip = set * stride;
       fusion->device.gpu->copy(moved(to, skip), static_cast<const char*>(from) + skip,
-                               static_cast<std::size_t>(bytes), stream);
-    }
-    watch.stop(launches, gpu_us, host_us);
+                               static_cast<std::size_t>(bytes), fusion->stream.get());
+    });
   });
 }

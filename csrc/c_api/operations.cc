@@ -173,6 +173,19 @@ hvdlite_result result_of(const Completion& completion) {
   return result;
 }
 
+// Called before GPU memory that was lent to a caller is freed. The pool knows hvdlite's operations on the memory. It does not
+// know the user's work on it, which is ordered with the legacy default stream; so the memory is free after an event in that
+// stream.
+void take_back(hvdlite_block& block) noexcept {
+  if (!block.gpu->in_own_process()) return block.gpu_memory.abandon();
+  try {
+    block.gpu_memory.free_after(block.gpu->record(nullptr));
+  } catch (...) {
+    // The GPU is lost, or a graph is under capture. So the end of the memory's use is unknown.
+    block.gpu_memory.abandon();
+  }
+}
+
 }  // namespace
 
 int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission* what, int64_t* work) {
@@ -259,7 +272,20 @@ int hvdlite_block_copy(hvdlite_block* block, void* to, size_t bytes, void* strea
   });
 }
 
+int hvdlite_gpu_block_create(hvdlite_engine* engine, int32_t gpu, size_t bytes, void* stream,
+                             hvdlite_block** out) {
+  return guarded([&] {
+    device::Buffer memory = alive(engine).new_gpu_output(gpu, bytes, stream);
+    *out = new hvdlite_block{
+        .memory = {}, .gpu_memory = std::move(memory), .gpu = alive(engine).gpu(gpu), .lent = true};
+  });
+}
+
 void hvdlite_block_free(hvdlite_block* block) {
-  if (block != nullptr && block->lent) hvdlite::engine::take_back(*block);
+  if (block != nullptr && block->lent) take_back(*block);
   delete block;
+}
+
+int hvdlite_gpu_of_address(hvdlite_engine* engine, const void* address, int32_t* gpu) {
+  return guarded([&] { *gpu = alive(engine).gpu_of_address(address); });
 }

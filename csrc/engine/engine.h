@@ -28,10 +28,7 @@
 
 namespace hvdlite::engine {
 
-struct Topology {
-  int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
-  bool is_homogeneous = true;  // all hosts have equally many ranks
-};
+using base::Topology;
 
 // One request of a caller, and the memory of its tensor.
 struct Ask {

@@ -93,16 +93,6 @@ Roster roster_of(int me, const std::vector<Card>& cards) {
 
 }  // namespace
 
-class Job::Facts final : public FailureDetector::Facts {
- public:
-  explicit Facts(Job& job) : job_(job) {}
-  bool find_lost(int* rank, std::string* how) override { return job_.find_lost(rank, how); }
-  std::uint64_t received_from(int rank) override { return job_.transport_->received_from(rank); }
-
- private:
-  Job& job_;
-};
-
 Job::Job(std::unique_ptr<transport::Transport> transport, base::TimeSource time, Card mine,
          WatchNeighbours watch)
     : transport_(std::move(transport)),
@@ -182,8 +172,7 @@ void Job::guard(Step step) {
     const ErrorCode code = known != nullptr ? known->code() : ErrorCode::kInternal;
     Actions actions;
     // MPI reports that a rank is lost, but not which one.
-    Facts facts(*this);
-    failures_.find_lost(facts, actions);
+    failures_.find_lost(*this, actions);
     // The detector may have found a failure in this step, which the error has kept from being carried out.
     if (actions.empty() && !lost()) failures_.fail(code, error.what(), actions);
     apply(actions);
@@ -194,9 +183,8 @@ void Job::look() {
   guard([&] { receive(); });
   guard([&] {
     Actions actions;
-    Facts facts(*this);
-    failures_.find_lost(facts, actions);
-    if (!failures_.failed()) failures_.keep_in_touch(time_.now(), facts, actions);
+    failures_.find_lost(*this, actions);
+    if (!failures_.failed()) failures_.keep_in_touch(time_.now(), *this, actions);
     apply(actions);
   });
 }
@@ -246,38 +234,34 @@ void Job::send(const Exchange::Sends& sends) {
     transport_->send_message(each.to, encode(each.part));
 }
 
+// Leaves out Membership's actions, which need an engine, and log lines.
 void Job::apply(const Actions& actions) {
   for (const auto& action : actions) {
-    std::visit([&](const auto& each) { carry_out(each); }, action);
+    if (const auto* send = std::get_if<FailureDetector::Send>(&action)) {
+      send_control(send->to, send->message);
+    } else if (const auto* announce = std::get_if<FailureDetector::Announce>(&action)) {
+      tell_failure(announce->cause, announce->ranks);
+    } else if (const auto* warn = std::get_if<FailureDetector::Warn>(&action)) {
+      tell_failure(warn->cause, warn->ranks);
+    } else if (const auto* fail = std::get_if<FailureDetector::Fail>(&action); fail && !lost()) {
+      failure_ = fail->why;
+      failed_at_ = time_.now();
+    }
   }
 }
 
-void Job::carry_out(const FailureDetector::Send& action) {
+void Job::send_control(int to, const engine::Message& message) {
   base::Writer writer;
   writer.put(MessageKind::kControl);
   std::vector<std::byte> bytes = writer.take();
-  const std::vector<std::byte> content = engine::encode(action.message);
+  const std::vector<std::byte> content = engine::encode(message);
   bytes.insert(bytes.end(), content.begin(), content.end());
-  transport_->send_message(action.to, std::move(bytes));
-}
-
-void Job::carry_out(const FailureDetector::Announce& action) {
-  tell_failure(action.cause, action.ranks);
-}
-
-void Job::carry_out(const FailureDetector::Warn& action) {
-  tell_failure(action.cause, action.ranks);
-}
-
-void Job::carry_out(const FailureDetector::Fail& action) {
-  if (lost()) return;
-  failure_ = action.why;
-  failed_at_ = time_.now();
+  transport_->send_message(to, std::move(bytes));
 }
 
 void Job::tell_failure(const std::string& cause, const std::vector<int>& ranks) {
   try {
-    for (const int rank : ranks) carry_out(FailureDetector::Send{rank, engine::Failure{cause}});
+    for (const int rank : ranks) send_control(rank, engine::Failure{cause});
   } catch (const base::Error&) {
     // The other ranks learn of that rank's loss as this rank did.
   }

@@ -29,7 +29,7 @@ struct Card {
   bool sends_heartbeats = false;  // sends heartbeats while its program computes
 };
 
-class Job {
+class Job : private engine::FailureDetector::Facts {
  public:
   using Time = base::Clock::time_point;
   using Actions = engine::FailureDetector::Actions;
@@ -71,7 +71,6 @@ class Job {
   void kill_the_stopped();
 
  private:
-  class Facts;
   // Runs a step. If it throws, this process fails.
   template <typename Step>
   void guard(Step step);
@@ -80,17 +79,14 @@ class Job {
   void introduce();
   void send(const Exchange::Sends& sends);
   void apply(const Actions& actions);
-  void carry_out(const engine::FailureDetector::Send& action);
-  void carry_out(const engine::FailureDetector::Announce& action);
-  void carry_out(const engine::FailureDetector::Warn& action);
-  void carry_out(const engine::FailureDetector::Fail& action);
-  template <typename Other>
-  void carry_out(const Other&) {}  // Membership's actions, which need an engine; and log lines
+  void send_control(int to, const engine::Message& message);
   void tell_failure(const std::string& cause, const std::vector<int>& ranks);
   double shortest_silence() const;
   void mind_patience(Time now);
   std::string awaited() const;
-  bool find_lost(int* rank, std::string* how);
+  // What the failure detector asks.
+  bool find_lost(int* rank, std::string* how) override;
+  std::uint64_t received_from(int rank) override { return transport_->received_from(rank); }
 
   std::unique_ptr<transport::Transport> transport_;
   base::TimeSource time_;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 
 #include "base/files.h"
 #include "base/thread.h"
@@ -66,13 +67,17 @@ bool JobDriver::wait(microseconds limit) {
 void JobDriver::set_limits(Job::Limits limits) {
   with([&](Job& job) { job.set_limits(limits); });
   if (job_->sends_heartbeats() && !thread_.joinable())
-    thread_ = std::thread([this] { send_heartbeats(); });
+    thread_ = std::jthread([this](const std::stop_token& ending) { send_heartbeats(ending); });
 }
 
-void JobDriver::send_heartbeats() {
+void JobDriver::send_heartbeats(const std::stop_token& ending) {
   base::name_this_thread("hvdlite-hosts");
   std::unique_lock lock(mutex_);
-  while (!ending_.wait_for(lock, job_->look_interval(), [this] { return ended_; })) job_->look();
+  std::condition_variable_any pause;
+  while (!ending.stop_requested()) {
+    pause.wait_for(lock, ending, job_->look_interval(), [] { return false; });
+    if (!ending.stop_requested()) job_->look();
+  }
 }
 
 void JobDriver::tell(const std::string& cause) {
@@ -85,11 +90,7 @@ void JobDriver::tell(const std::string& cause) {
 }
 
 void JobDriver::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    ended_ = true;
-  }
-  ending_.notify_all();
+  thread_.request_stop();
   if (thread_.joinable()) thread_.join();
   job_.reset();
   entrance_.reset();

@@ -5,7 +5,6 @@
 // started.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -42,15 +41,13 @@ class JobDriver {
 
  private:
   bool pass();
-  void send_heartbeats();
+  void send_heartbeats(const std::stop_token& ending);
 
   std::mutex mutex_;  // guards the two members below, of which at most one is not null
   std::unique_ptr<transport::MpiEntrance> entrance_;
   std::unique_ptr<Job> job_;
   bool takes_threads_;
-  std::condition_variable ending_;
-  bool ended_ = false;
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 }  // namespace hvdlite::job

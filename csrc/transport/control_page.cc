@@ -93,16 +93,15 @@ void ControlPage::announce_leaving() {
 // If the kernel refuses the question, the answer is "nothing known": a wrong report of a loss would end the job.
 std::string ControlPage::why_lost(int local_rank) const {
   const RankPage& theirs = slot(local_rank);
-  const std::uint32_t state = theirs.state.load(std::memory_order_acquire);
-  if (state == kFailed) return std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes));
-  if (state != kAlive) return "";
-  struct flock lock = byte_of(local_rank);
-  if (fcntl(memory_->descriptor(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK) return "";
-  // The rank may have announced a state just before its lock was dropped.
-  const std::uint32_t last = theirs.state.load(std::memory_order_acquire);
-  if (last == kFailed) return std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes));
-  if (last == kLeft) return "";
-  return kEndedUntold;
+  std::uint32_t state = theirs.state.load(std::memory_order_acquire);
+  if (state == kAlive) {
+    struct flock lock = byte_of(local_rank);
+    if (fcntl(memory_->descriptor(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK) return "";
+    // The rank may have announced a state just before its lock was dropped.
+    state = theirs.state.load(std::memory_order_acquire);
+    if (state == kAlive) return kEndedUntold;
+  }
+  return state == kFailed ? std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes)) : "";
 }
 
 base::CpuSet ControlPage::union_of_cpus() const {

@@ -74,22 +74,17 @@ bool HostMail::receive(int* from, std::vector<std::byte>* message) {
 // the pieces come from another process: a damaged ring must not make this rank use up its memory.
 bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
   while (box.in.has_any()) {
-    // Most messages have one piece, which goes into the caller's vector at once.
-    const bool whole = box.begun.empty();
-    std::vector<std::byte>& into = whole ? *message : box.begun;
-    if (whole) into.clear();
-    const bool last = box.in.take(&into);
+    const bool last = box.in.take(&box.begun);
     ++box.received;
     if (box.in.starves_writer()) ring_(from);
-    if (into.size() > kMostMessageBytes) {
+    if (box.begun.size() > kMostMessageBytes) {
       throw base::Error(base::ErrorCode::kInternal,
-                        "the message has " + std::to_string(into.size()) +
+                        "the message has " + std::to_string(box.begun.size()) +
                             " bytes or more, and at most " + std::to_string(kMostMessageBytes) +
                             " are allowed");
     }
-    if (whole && !last) box.begun.swap(into);
     if (!last) continue;
-    if (!whole) *message = std::exchange(box.begun, {});
+    *message = std::exchange(box.begun, {});
     return true;
   }
   return false;

@@ -1,6 +1,6 @@
 // Memory that all ranks of one host share. Collectives exchange data in it, and ranks agree in it without messages.
-// Thread: plain memory, any; the code that uses a part says which rank may write it. Owns: a share of the result memory (the
-// transports own the window's). Blocks: no. Throws: nothing.
+// Thread: plain memory, any; the code that uses a part says which rank may write it. Owns: shares of its memory and of the
+// result memory. Blocks: no. Throws: nothing but over().
 //
 // The window consists of regions. A process set uses one region for its collectives, and two if its members are on several
 // hosts (engine/negotiation/regions.h); the set of all ranks takes as many again for GPU tensors. collectives/shared_channel.h
@@ -23,6 +23,7 @@
 #include "transport/mail_ring.h"
 #include "transport/payload_stream.h"
 #include "transport/result_memory.h"
+#include "transport/shared_memory.h"
 
 namespace hvdlite::transport {
 
@@ -125,8 +126,13 @@ class HostWindow {
   };
 
   // memory: shape.bytes() bytes on a page boundary, zero at first.
-  HostWindow(std::byte* memory, const Layout& shape, int local_rank)
-      : memory_(memory), shape_(shape), local_rank_(local_rank) {}
+  HostWindow(std::shared_ptr<std::byte> memory, const Layout& shape, int local_rank)
+      : memory_(std::move(memory)), shape_(shape), local_rank_(local_rank) {}
+  // For ranks that are processes: a window in memory that all of them map, and that was not used yet. Reserves and touches this
+  // rank's part (and the heads and ledgers of all regions, if it is the host's first rank). So later use cannot run out of
+  // memory, and the pages lie on this rank's NUMA node. Throws Error(System) if the machine lacks the memory.
+  static std::unique_ptr<HostWindow> over(std::shared_ptr<SharedMemory> memory, const Layout& shape,
+                                          int local_rank);
 
   int ranks() const { return shape_.ranks; }
   int local_rank() const { return local_rank_; }
@@ -146,22 +152,15 @@ class HostWindow {
            static_cast<std::size_t>(2 * (shape_.regions - region) - which) * shape_.tile_bytes;
   }
   // The rings of control messages and of payloads from one rank to another.
-  MailRing mail(int from, int to) const { return MailRing::at(rings(from, to), shape_.mail_bytes); }
+  MailRing mail(int from, int to) const { return {rings(from, to), shape_.mail_bytes}; }
   PayloadRing payloads(int from, int to) const {
-    return PayloadRing::at(rings(from, to) + MailRing::bytes_for(shape_.mail_bytes),
-                           shape_.payload_bytes);
+    return {rings(from, to) + MailRing::bytes_for(shape_.mail_bytes), shape_.payload_bytes};
   }
   WindowHead& head(int region) const { return *reinterpret_cast<WindowHead*>(common(region)); }
   std::byte* ledger(int region) const { return common(region) + sizeof(WindowHead); }
   // Sets the result memory beside the window; null if this host has none. All ranks of the host set it or none.
   void set_results(std::shared_ptr<ResultMemory> results) { results_ = std::move(results); }
   const std::shared_ptr<ResultMemory>& results() const { return results_; }
-  // The heads and ledgers of all regions. The host's first rank should touch them first.
-  std::byte* common_part() const { return common(0); }
-  std::size_t common_bytes() const { return shape_.ledgers_bytes(); }
-  // The memory that this rank should touch first.
-  std::byte* own_part() const { return of_rank(local_rank_); }
-  std::size_t own_bytes() const { return shape_.rank_bytes(); }
 
  private:
   static constexpr std::size_t kPage = 4096;
@@ -173,18 +172,18 @@ class HostWindow {
   static constexpr std::size_t kSmallestPayload = 16 * 1024;
 
   std::byte* common(int region) const {
-    return memory_ + static_cast<std::size_t>(region) * shape_.ledger_bytes;
+    return memory_.get() + static_cast<std::size_t>(region) * shape_.ledger_bytes;
   }
   std::byte* rings(int from, int to) const {
     return of_rank(to) + shape_.small_bytes() +
            static_cast<std::size_t>(from) * shape_.rings_bytes();
   }
   std::byte* of_rank(int local_rank) const {
-    return memory_ + shape_.ledgers_bytes() +
+    return memory_.get() + shape_.ledgers_bytes() +
            static_cast<std::size_t>(local_rank) * shape_.rank_bytes();
   }
 
-  std::byte* memory_;
+  std::shared_ptr<std::byte> memory_;
   Layout shape_;
   int local_rank_;
   std::shared_ptr<ResultMemory> results_;

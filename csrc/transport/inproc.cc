@@ -1,32 +1,39 @@
-// How a message crosses the fabric. Each rank has a mailbox with a lock. A stream is all messages of one sender with one tag;
-// in it sends and receives match in order, as MPI's do. Either side may come first:
+// The in-process transport: the fabric with the mailboxes of all ranks, and the endpoint of one rank. (Over 400 lines, because
+// an endpoint is read together with the mailboxes that it fills and empties.)
 //
-//    receive first   the receive waits as a Wish in the receiver's mailbox; the send copies straight to its memory
-//    send first      the send waits as a Parcel; the receive copies from the sender's memory (or from the Parcel's own copy, if
-//                    the message is short, because a short send is complete already)
+// A stream is all transfers from one rank with one tag. In it sends and receives match in order, as MPI's do. The side that
+// comes first waits in the receiver's mailbox, and the later side performs the match: its thread copies the bytes.
 //
-// Both halves of a match run under the lock of the receiver's mailbox, so a match happens once, and a withdrawn operation
-// (cancel) is never matched.
+//    receive first   the send copies straight to the receive's memory
+//    send first      the receive copies from the sender's memory, or from the copy in the mailbox if the send is short: such a
+//                    send is complete already, and its memory may have changed
 //
-// Control messages of one host go through HostMail and a HostWindow in ordinary memory, by the same code as between processes.
-// So the tests that run in one process cover the rings, too.
-// An endpoint of the in-process fabric. Of a send and its receive, the one that is posted later performs the match: its thread
-// copies the bytes, under the lock of the receiver's mailbox. The other side learns of the match from the operation's atomic
-// state.
+// Matches and withdrawals (cancel) happen under the lock of the receiver's mailbox. So a transfer is matched once or withdrawn.
+// The other side learns of the match from the operation's atomic state.
+//
+// Control messages of one host go through HostMail and a HostWindow, by the same code as between processes. So the tests that
+// run in one process cover the rings, too.
 #include "transport/inproc.h"
 
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "transport/bell.h"
 #include "transport/host_mail.h"
-#include "transport/inproc_fabric.h"
+#include "transport/host_window.h"
 
 namespace hvdlite::transport {
 
@@ -35,18 +42,155 @@ using base::ErrorCode;
 
 namespace {
 
-using PostedTransfer = Fabric::PostedTransfer;
-using Mailbox = Fabric::Mailbox;
-using Parcel = Fabric::Parcel;
-using State = Fabric::State;
-using Stream = Fabric::Stream;
-using Wish = Fabric::Wish;
-
 // A send of up to this size completes at once, as MPI's eager messages do; a larger send completes when it is matched. The
 // limit is so low that tests with segments of a few dozen bytes meet both cases.
 constexpr std::size_t kEagerBytes = 32;
 
-// Identifies a stream inside the receiver's mailbox.
+}  // namespace
+
+// Thread: any; each mailbox has its lock, and the counters are atomic. Owns: copies of small messages, and the hosts' windows.
+// Blocks: only for the locks. Throws: Error(InvalidArgument) for a rank that is not in the fabric.
+class Fabric {
+ public:
+  enum class State : int { kPending, kComplete, kFailed };
+
+  // One posted send or receive. Its poster owns it. Until it is matched the mailbox points to it.
+  struct PostedTransfer {
+    std::atomic<State> state{State::kPending};
+    int mailbox = 0;  // the receiver's rank, where the operation waits for its match
+    int peer = 0;
+    std::uint64_t key = 0;
+    // These two are written before `state` becomes kFailed.
+    ErrorCode code = ErrorCode::kOk;
+    std::string failure;
+
+    void complete() { state.store(State::kComplete, std::memory_order_release); }
+    void fail(ErrorCode why, std::string text) {
+      code = why;
+      failure = std::move(text);
+      state.store(State::kFailed, std::memory_order_release);
+    }
+  };
+
+  // A send without its receive, or a receive without its send.
+  struct UnmatchedTransfer {
+    PostedTransfer* operation = nullptr;  // null: an eager send, which has left its bytes here
+    void* data = nullptr;
+    std::size_t bytes = 0;
+    std::vector<std::byte> copy{};
+  };
+
+  // The unmatched transfers from one source with one tag, in the order of posting. They are all sends or all receives.
+  struct Stream {
+    std::deque<UnmatchedTransfer> unmatched;
+    bool are_sends = false;
+  };
+
+  struct Message {
+    int source = 0;
+    std::vector<std::byte> bytes;
+  };
+
+  struct Mailbox {
+    std::mutex mutex;  // guards streams, messages, loss and left
+    std::unordered_map<std::uint64_t, Stream> streams;
+    std::deque<Message> messages;
+
+    Bell bell = {};
+
+    std::atomic<bool> dead{false};
+    std::atomic<bool> connected{false};
+
+    std::string loss;  // how this rank was lost to the others; empty if it was not
+    bool left = false;
+  };
+
+  explicit Fabric(const FabricShape& shape);
+
+  // host_of: the lowest rank on the rank's host. local_rank_of: the rank's place there.
+  int host_of(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
+  int local_rank_of(int rank) const { return window_of(rank).local_rank(); }
+  const HostWindow& window_of(int rank) const { return windows_[static_cast<std::size_t>(rank)]; }
+
+  void rings(int rank) const {
+    if (rings_) rings_(rank);
+  }
+
+  int size() const { return static_cast<int>(boxes_.size()); }
+  Mailbox& box(int rank) { return boxes_[static_cast<std::size_t>(rank)]; }
+  bool dead(int rank) { return box(rank).dead.load(std::memory_order_acquire); }
+  void moved() { activity_.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t activity() const { return activity_.load(std::memory_order_relaxed); }
+
+  void check_rank(int rank) const {
+    if (rank >= 0 && rank < size()) return;
+    throw Error(ErrorCode::kInvalidArgument, "rank " + std::to_string(rank) +
+                                                 " is not one of the fabric's ranks 0-" +
+                                                 std::to_string(size() - 1));
+  }
+
+  void kill(int rank) {
+    box(rank).dead.store(true, std::memory_order_release);
+    lose(rank, "was killed");
+  }
+
+  // From now on find_lost_peer() of the other ranks reports this rank. The first reason counts.
+  void lose(int rank, const std::string& how) {
+    {
+      Mailbox& lost = box(rank);
+      const std::lock_guard lock(lost.mutex);
+      if (lost.left || !lost.loss.empty()) return;
+      lost.loss = how;
+    }
+    losses_.fetch_add(1, std::memory_order_release);
+    moved();
+    for (int other = 0; other < size(); ++other) box(other).bell.ring();
+  }
+
+  void leave(int rank) {
+    Mailbox& leaving = box(rank);
+    const std::lock_guard lock(leaving.mutex);
+    leaving.left = true;
+  }
+
+  int losses() const { return losses_.load(std::memory_order_acquire); }
+
+  std::string loss_of(int rank) {
+    Mailbox& lost = box(rank);
+    const std::lock_guard lock(lost.mutex);
+    return lost.loss;
+  }
+
+  // Takes an unmatched operation out of its mailbox. Returns false if it was matched meanwhile.
+  bool cancel(PostedTransfer& operation) {
+    Mailbox& target = box(operation.mailbox);
+    const std::lock_guard lock(target.mutex);
+    const auto found = target.streams.find(operation.key);
+    if (found == target.streams.end()) return false;
+    auto& unmatched = found->second.unmatched;
+    const bool withdrawn = std::erase_if(unmatched, [&](const UnmatchedTransfer& each) {
+                             return each.operation == &operation;
+                           }) > 0;
+    if (unmatched.empty()) target.streams.erase(found);
+    return withdrawn;
+  }
+
+ private:
+  std::deque<Mailbox> boxes_;
+  std::vector<int> hosts_;
+  std::vector<HostWindow> windows_;  // by rank, as the rank sees its host's
+  std::function<void(int)> rings_;
+  std::atomic<int> losses_{0};
+  std::atomic<std::uint64_t> activity_{0};
+};
+
+namespace {
+
+using PostedTransfer = Fabric::PostedTransfer;
+using UnmatchedTransfer = Fabric::UnmatchedTransfer;
+using Mailbox = Fabric::Mailbox;
+using State = Fabric::State;
+
 std::uint64_t key_of(int source, std::uint32_t tag) {
   return static_cast<std::uint64_t>(source) << 32 | tag;
 }
@@ -55,11 +199,11 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-std::string size_mismatch(int source, int target, std::uint32_t tag, std::size_t sent,
-                          std::size_t wanted) {
-  return "rank " + std::to_string(source) + " sent " + std::to_string(sent) + " bytes with tag " +
-         std::to_string(tag) + " where rank " + std::to_string(target) + " expected " +
-         std::to_string(wanted);
+std::string size_mismatch(std::uint64_t key, int target, std::size_t sent, std::size_t wanted) {
+  const auto tag = static_cast<std::uint32_t>(key);
+  return "rank " + std::to_string(key >> 32) + " sent " + std::to_string(sent) +
+         " bytes with tag " + std::to_string(tag) + " where rank " + std::to_string(target) +
+         " expected " + std::to_string(wanted);
 }
 
 class Endpoint final : public Transport {
@@ -92,23 +236,20 @@ class Endpoint final : public Transport {
   int tag_bits() const override { return 31; }
 
   Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) override {
-    check_alive(peer);
+    // An unmatched send is only read.
+    const PostedTicket posted =
+        post(true, peer, peer, key_of(rank_, tag), const_cast<void*>(data), bytes);
     bytes_sent_ += bytes;
-    const Ticket ticket = open(peer, peer, key_of(rank_, tag));
-    hand_over(named(ticket), peer, tag, data, bytes);
     ring(peer);
-    return ticket;
+    return posted.ticket;
   }
 
   Ticket post_recv(int peer, std::uint32_t tag, void* data, std::size_t bytes) override {
-    check_alive(peer);
-    const Ticket ticket = open(rank_, peer, key_of(peer, tag));
-    if (take_over(named(ticket), peer, tag, data, bytes)) ring(peer);
-    return ticket;
+    const PostedTicket posted = post(false, peer, rank_, key_of(peer, tag), data, bytes);
+    if (posted.ends_other) ring(peer);
+    return posted.ticket;
   }
 
-  // A pending operation with a dead rank is withdrawn first. Only if that succeeds does it fail: a match that came before the
-  // death still counts, as messages that have arrived do.
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
     PostedTransfer& operation = named(ticket);
@@ -211,54 +352,57 @@ class Endpoint final : public Transport {
   }
 
  private:
-  // The sender's half of a match: gives the bytes to a waiting receive, or else puts them into the mailbox.
-  void hand_over(PostedTransfer& operation, int peer, std::uint32_t tag, const void* data,
-                 std::size_t bytes) {
-    Mailbox& target = fabric_->box(peer);
-    const std::lock_guard lock(target.mutex);
-    Stream& stream = target.streams[operation.key];
-    if (!stream.wishes.empty()) {
-      const Wish wish = stream.wishes.front();
-      stream.wishes.pop_front();
-      Fabric::drop_if_empty(target, operation.key);
-      if (wish.bytes != bytes) {
-        reject(*wish.operation, operation, size_mismatch(rank_, peer, tag, bytes, wish.bytes));
-      }
-      copy_bytes(wish.data, data, bytes);
-      wish.operation->complete();
-      operation.complete();
-    } else if (bytes <= kEagerBytes) {
-      Parcel parcel{nullptr, nullptr, bytes, std::vector<std::byte>(bytes)};
-      copy_bytes(parcel.copy.data(), data, bytes);
-      stream.parcels.push_back(std::move(parcel));
-      operation.complete();
-    } else {
-      stream.parcels.push_back({&operation, data, bytes, {}});
-    }
-  }
+  struct PostedTicket {
+    Ticket ticket;
+    bool ends_other = false;  // the other side waited for the match
+  };
 
-  // The receiver's half. Returns true if the sender waits for the match.
-  bool take_over(PostedTransfer& operation, int peer, std::uint32_t tag, void* data,
-                 std::size_t bytes) {
-    Mailbox& mine = fabric_->box(rank_);
-    const std::lock_guard lock(mine.mutex);
-    Stream& stream = mine.streams[operation.key];
-    if (stream.parcels.empty()) {
-      stream.wishes.push_back({&operation, data, bytes});
-      return false;
+  // Matches the transfer with the first one that waits for it; if there is none, leaves it in the receiver's mailbox.
+  PostedTicket post(bool sends, int peer, int receiver, std::uint64_t key, void* data,
+                    std::size_t bytes) {
+    check_alive(peer);
+    if (free_.empty()) {
+      operations_.emplace_back();
+      free_.push_back(operations_.size());
     }
-    const Parcel parcel = std::move(stream.parcels.front());
-    stream.parcels.pop_front();
-    Fabric::drop_if_empty(mine, operation.key);
-    const bool awaited = parcel.operation != nullptr;
-    PostedTransfer& sender = awaited ? *parcel.operation : operation;
-    if (parcel.bytes != bytes) {
-      reject(sender, operation, size_mismatch(peer, rank_, tag, parcel.bytes, bytes));
+    const Ticket ticket{free_.back()};
+    free_.pop_back();
+    PostedTransfer& own = named(ticket);
+    own.state.store(State::kPending, std::memory_order_relaxed);
+    own.mailbox = receiver;
+    own.peer = peer;
+    own.key = key;
+    fabric_->moved();
+    Mailbox& box = fabric_->box(receiver);
+    const std::lock_guard lock(box.mutex);
+    const auto place = box.streams.try_emplace(key).first;
+    auto& [unmatched, are_sends] = place->second;
+    if (unmatched.empty() || are_sends == sends) {
+      are_sends = sends;
+      unmatched.push_back({&own, data, bytes});
+      if (sends && bytes <= kEagerBytes) {
+        UnmatchedTransfer& left = unmatched.back();
+        left.copy.resize(bytes);
+        copy_bytes(left.copy.data(), data, bytes);
+        left.data = left.copy.data();
+        left.operation = nullptr;
+        own.complete();
+      }
+      return {ticket};
     }
-    copy_bytes(data, awaited ? parcel.data : parcel.copy.data(), bytes);
-    sender.complete();
-    operation.complete();
-    return awaited;
+    const UnmatchedTransfer other = std::move(unmatched.front());
+    unmatched.pop_front();
+    if (unmatched.empty()) box.streams.erase(place);
+    const UnmatchedTransfer mine = {&own, data, bytes};
+    const UnmatchedTransfer& from = sends ? mine : other;
+    const UnmatchedTransfer& to = sends ? other : mine;
+    PostedTransfer& theirs = other.operation != nullptr ? *other.operation : own;
+    if (from.bytes != to.bytes)
+      reject(theirs, own, size_mismatch(key, receiver, from.bytes, to.bytes));
+    copy_bytes(to.data, from.data, bytes);
+    theirs.complete();
+    own.complete();
+    return {ticket, other.operation != nullptr};
   }
 
   int neighbour(int local_rank) const { return neighbours_[static_cast<std::size_t>(local_rank)]; }
@@ -266,22 +410,6 @@ class Endpoint final : public Transport {
   PostedTransfer& named(const Ticket& ticket) {
     HVD_CHECK(ticket.id <= operations_.size());
     return operations_[ticket.id - 1];
-  }
-
-  Ticket open(int mailbox, int peer, std::uint64_t key) {
-    if (free_.empty()) {
-      operations_.emplace_back();
-      free_.push_back(operations_.size());
-    }
-    const Ticket ticket{free_.back()};
-    free_.pop_back();
-    PostedTransfer& operation = named(ticket);
-    operation.state.store(State::kPending, std::memory_order_relaxed);
-    operation.mailbox = mailbox;
-    operation.peer = peer;
-    operation.key = key;
-    fabric_->moved();
-    return ticket;
   }
 
   // Reports different sizes to both sides: this side gets the exception now, and the other side gets it from its next test().
@@ -296,9 +424,7 @@ class Endpoint final : public Transport {
     return "rank " + std::to_string(rank) + " of the in-process fabric was killed";
   }
 
-  bool lost(int peer) {
-    return fabric_->deaths() > 0 && (fabric_->dead(peer) || fabric_->dead(rank_));
-  }
+  bool lost(int peer) { return fabric_->dead(peer) || fabric_->dead(rank_); }
 
   void check_alive(int peer) {
     fabric_->check_rank(peer);
@@ -321,44 +447,57 @@ class Endpoint final : public Transport {
 
 }  // namespace
 
-// The windows are mapped, not allocated: a window of many ranks is large, and mapped memory takes pages only where a test
-// writes.
-Fabric::Fabric(const FabricShape& shape)
-    : boxes_(static_cast<std::size_t>(shape.size)), rings_(shape.rings) {
-  std::map<int, int> leaders;  // by number of the host
-  for (int rank = 0; rank < shape.size; ++rank) {
-    const int host = shape.hosts.empty() ? 0 : shape.hosts[static_cast<std::size_t>(rank)];
-    hosts_.push_back(leaders.emplace(host, rank).first->second);
-  }
-  for (const auto& [host, leader] : leaders) {
-    const auto ranks = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), leader));
-    HostWindow::Layout window = HostWindow::Layout::for_ranks(ranks, shape.ledger_bytes);
-    if (shape.tile_bytes > 0) window.tile_bytes = shape.tile_bytes;
-    if (shape.mail_bytes > 0) window.mail_bytes = shape.mail_bytes;
-    const std::size_t bytes = window.bytes();
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    Window made = {window, {static_cast<std::byte*>(memory), Unmap{bytes}}, share_results(ranks)};
-    windows_.emplace(leader, std::move(made));
-  }
-}
+namespace {
 
-std::vector<std::shared_ptr<ResultMemory>> Fabric::share_results(int ranks) {
-  std::vector<std::shared_ptr<ResultMemory>> results(static_cast<std::size_t>(ranks));
+// One for each rank of a host, all over one memory. Null: results are private.
+std::vector<std::shared_ptr<ResultMemory>> share_results(std::size_t ranks) {
+  std::vector<std::shared_ptr<ResultMemory>> results(ranks);
   if (ranks == 1) return results;
   SharedMemory::Address address;
   std::shared_ptr<SharedMemory> memory;
   try {
     memory = SharedMemory::create(SharedMemory::Kind::kMemfd, "hvdlite-results",
-                                  results.size() * FabricShape::kResultBytes, &address);
+                                  ranks * FabricShape::kResultBytes, &address);
   } catch (const Error&) {
-    return results;  // then results are private
+    return results;
   }
-  for (int rank = 0; rank < ranks; ++rank) {
-    results[static_cast<std::size_t>(rank)] =
-        std::make_shared<ResultMemory>(memory, FabricShape::kResultBytes, rank);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    results[rank] =
+        std::make_shared<ResultMemory>(memory, FabricShape::kResultBytes, static_cast<int>(rank));
   }
   return results;
+}
+
+std::shared_ptr<std::byte> map_privately(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return {static_cast<std::byte*>(memory), [bytes](std::byte* mapped) { munmap(mapped, bytes); }};
+}
+
+}  // namespace
+
+Fabric::Fabric(const FabricShape& shape)
+    : boxes_(static_cast<std::size_t>(shape.size)), hosts_(boxes_.size()), rings_(shape.rings) {
+  std::map<int, std::vector<int>> hosts;  // their ranks, by number of the host
+  for (int rank = 0; rank < shape.size; ++rank) {
+    hosts[shape.hosts.empty() ? 0 : shape.hosts[static_cast<std::size_t>(rank)]].push_back(rank);
+  }
+  std::map<int, HostWindow> windows;  // by rank
+  for (const auto& [host, ranks] : hosts) {
+    HostWindow::Layout layout =
+        HostWindow::Layout::for_ranks(static_cast<int>(ranks.size()), shape.ledger_bytes);
+    if (shape.tile_bytes > 0) layout.tile_bytes = shape.tile_bytes;
+    if (shape.mail_bytes > 0) layout.mail_bytes = shape.mail_bytes;
+    const std::shared_ptr<std::byte> memory = map_privately(layout.bytes());
+    const auto results = share_results(ranks.size());
+    for (std::size_t place = 0; place < ranks.size(); ++place) {
+      hosts_[static_cast<std::size_t>(ranks[place])] = ranks.front();
+      HostWindow window(memory, layout, static_cast<int>(place));
+      window.set_results(results[place]);
+      windows.emplace(ranks[place], std::move(window));
+    }
+  }
+  for (auto& [rank, window] : windows) windows_.push_back(std::move(window));
 }
 
 std::shared_ptr<Fabric> make_fabric(const FabricShape& shape) {

@@ -18,7 +18,7 @@
 
 namespace hvdlite::transport {
 
-class Fabric;  // the mailboxes of `size` ranks
+class Fabric;  // the mailboxes of all ranks (inproc.cc)
 
 struct FabricShape {
   static constexpr std::size_t kResultBytes = std::size_t{64} << 20;  // for each rank

@@ -1,5 +1,4 @@
-// A ring of message pieces in shared memory. One process writes it and one reads it, without a lock. A ring whose memory is all
-// zero is empty.
+// A ring of message pieces in shared memory (byte_ring.h).
 //
 //   head: written, starved | read, closed
 //   data: ... | header, bytes, padding to 8 | header, bytes, padding to 8 | ...
@@ -21,12 +20,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
 #include "base/cache_line.h"
 #include "base/error.h"
+#include "transport/byte_ring.h"
 
 namespace hvdlite::transport {
 
@@ -38,11 +37,8 @@ struct MailRingHead {
 };
 static_assert(sizeof(MailRingHead) == 2 * base::kCacheLine);
 
-// The memory of a ring: its head and its data. The capacity is a power of two.
-struct MailRing {
-  MailRingHead* head = nullptr;
-  std::byte* data = nullptr;
-  std::size_t capacity = 0;
+struct MailRing : ByteRing<MailRingHead> {
+  using ByteRing::ByteRing;
 
   struct PieceHeader {
     std::uint32_t bytes = 0;
@@ -54,26 +50,6 @@ struct MailRing {
   }
   // Half of the ring, so that the reader takes a piece while the writer stores the next one.
   std::size_t largest_piece() const { return capacity / 2 - sizeof(PieceHeader); }
-
-  static constexpr std::size_t bytes_for(std::size_t capacity) {
-    return sizeof(MailRingHead) + capacity;
-  }
-  static MailRing at(std::byte* memory, std::size_t capacity) {
-    return {reinterpret_cast<MailRingHead*>(memory), memory + sizeof(MailRingHead), capacity};
-  }
-
-  void copy_in(std::uint64_t place, std::span<const std::byte> bytes) const {
-    const std::size_t offset = place & (capacity - 1);
-    const std::size_t first = std::min(bytes.size(), capacity - offset);
-    std::memcpy(data + offset, bytes.data(), first);
-    if (first < bytes.size()) std::memcpy(data, bytes.data() + first, bytes.size() - first);
-  }
-  void copy_out(std::uint64_t place, std::span<std::byte> bytes) const {
-    const std::size_t offset = place & (capacity - 1);
-    const std::size_t first = std::min(bytes.size(), capacity - offset);
-    std::memcpy(bytes.data(), data + offset, first);
-    if (first < bytes.size()) std::memcpy(bytes.data() + first, data, bytes.size() - first);
-  }
 };
 
 class MailRingWriter {

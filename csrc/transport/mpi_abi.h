@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define HVDLITE_MPI_ABI_VERSION 5
+#define HVDLITE_MPI_ABI_VERSION 6
 
 typedef struct hvdlite_mpi_comm {
   uint64_t bits;
@@ -68,8 +68,8 @@ typedef struct hvdlite_mpi {
   /* A rank of comm that has failed, other than those of known (count of them); -1: none. */
   int (*failed_rank)(hvdlite_mpi_comm comm, const int* known, int count);
 
-  /* 0 other, 1 a process has failed, 2 the communicator was revoked */
-  int (*error_class)(int error);
+  /* 1: a process has failed, or the communicator was revoked */
+  int (*is_loss)(int error);
   void (*error_text)(int error, char* text, int capacity);
 } hvdlite_mpi;
 

@@ -29,7 +29,6 @@ class MpiEntrance {
   std::unique_ptr<Transport> take();
   // May one thread use this communicator while another thread uses another one?
   bool takes_threads() const { return takes_threads_; }
-  int rank() const { return rank_; }
 
  private:
   // MPI writes both members until open() has returned true, so they stay at their address.

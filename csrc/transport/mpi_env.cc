@@ -27,7 +27,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "transport/control_page.h"
-#include "transport/mapped_window.h"
+#include "transport/host_window.h"
 #include "transport/mpi_library.h"
 #include "transport/mpi_transport.h"
 #include "transport/result_memory.h"
@@ -79,9 +79,8 @@ struct HostRanks {
 template <typename Thing, typename Make>
 std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
-  struct OpenedMemory {
-    int ok = 0;  // 1: yes
-    char why[200] = {};
+  struct Problem {
+    char text[200] = {};  // "": this rank has none
   };
   for (const auto kind : {SharedMemory::Kind::kMemfd, SharedMemory::Kind::kShm}) {
     const char* const knob = kind == SharedMemory::Kind::kMemfd ? "memfd" : "shm";
@@ -107,23 +106,18 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
       if (host.rank > 0) attempt([&] { memory = SharedMemory::open(address, bytes); });
       attempt([&] { thing = make(std::move(memory)); });
     }
-    OpenedMemory mine;
-    mine.ok = thing != nullptr ? 1 : 0;
-    problem.copy(mine.why, sizeof(mine.why) - 1);
-    std::vector<OpenedMemory> all(static_cast<std::size_t>(host.size));
+    Problem mine;
+    problem.copy(mine.text, sizeof(mine.text) - 1);
+    std::vector<Problem> all(static_cast<std::size_t>(host.size));
     check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
           "MPI_Allgather");
     if (thing && original != nullptr) original->unlink();
-    if (std::all_of(all.begin(), all.end(),
-                    [](const OpenedMemory& rank) { return rank.ok == 1; })) {
-      return thing;
-    }
-    // If the leader has no memory, the other ranks have no reason to report.
-    const auto told = std::find_if(all.begin(), all.end(),
-                                   [](const OpenedMemory& rank) { return rank.why[0] != '\0'; });
-    HVD_CHECK(told != all.end());
+    // If the leader has no memory, it has a problem, and the other ranks have none.
+    const auto told =
+        std::ranges::find_if(all, [](const Problem& each) { return each.text[0] != '\0'; });
+    if (told == all.end()) return thing;
     *why_not += (why_not->empty() ? "" : "; ") + std::string(knob) + ": " +
-                std::string(told->why, strnlen(told->why, sizeof(told->why)));
+                std::string(told->text, strnlen(told->text, sizeof(told->text)));
   }
   return nullptr;
 }
@@ -150,6 +144,17 @@ std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::C
                                                                      host.rank);
                              });
 }
+
+// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking
+// the communicators.
+struct Revoking {
+  const hvdlite_mpi* mpi;
+  std::vector<hvdlite_mpi_comm> comms{};
+  ~Revoking() {
+    if (mpi->revoke == nullptr) return;
+    for (const hvdlite_mpi_comm comm : comms) mpi->revoke(comm);
+  }
+};
 
 // Then the job may use hierarchical collectives, and every host needs a window for its part in them, also a host with one rank.
 bool some_share_a_host(const std::vector<int>& leaders) {
@@ -191,40 +196,25 @@ std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::st
   return leaders;
 }
 
-MpiWorld place(const std::vector<int>& leaders, int rank) {
+base::Topology place(const std::vector<int>& leaders, int rank) {
   std::map<int, std::vector<int>> hosts;
   for (std::size_t r = 0; r < leaders.size(); ++r) hosts[leaders[r]].push_back(static_cast<int>(r));
-  MpiWorld world;
-  world.rank = rank;
-  world.size = static_cast<int>(leaders.size());
   const std::vector<int>& mine = hosts.at(leaders[static_cast<std::size_t>(rank)]);
-  world.local_size = static_cast<int>(mine.size());
-  world.local_rank = static_cast<int>(std::find(mine.begin(), mine.end(), rank) - mine.begin());
+  base::Topology its;
+  its.rank = rank;
+  its.size = static_cast<int>(leaders.size());
+  its.local_size = static_cast<int>(mine.size());
+  its.local_rank = static_cast<int>(std::find(mine.begin(), mine.end(), rank) - mine.begin());
   // The cross group: the ranks with this local rank, one on each host that has that many ranks.
-  world.cross_size = 0;
+  its.cross_size = 0;
   for (const auto& [leader, ranks] : hosts) {
-    world.is_homogeneous = world.is_homogeneous && ranks.size() == mine.size();
-    if (static_cast<int>(ranks.size()) <= world.local_rank) continue;
-    if (leader == leaders[static_cast<std::size_t>(rank)]) world.cross_rank = world.cross_size;
-    ++world.cross_size;
+    its.is_homogeneous = its.is_homogeneous && ranks.size() == mine.size();
+    if (static_cast<int>(ranks.size()) <= its.local_rank) continue;
+    if (leader == leaders[static_cast<std::size_t>(rank)]) its.cross_rank = its.cross_size;
+    ++its.cross_size;
   }
-  return world;
+  return its;
 }
-
-namespace {
-
-// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking
-// the communicators.
-struct Revoking {
-  const hvdlite_mpi* mpi;
-  std::vector<hvdlite_mpi_comm> comms{};
-  ~Revoking() {
-    if (mpi->revoke == nullptr) return;
-    for (const hvdlite_mpi_comm comm : comms) mpi->revoke(comm);
-  }
-};
-
-}  // namespace
 
 MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_comm,
                   const base::Config& config, std::size_t ledger_bytes) {
@@ -266,8 +256,9 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
     leaders = std::move(merged);
   }
 
-  MpiWorld world = place(leaders, rank);
-  const int local_rank = world.local_rank, local_size = world.local_size;
+  MpiWorld world;
+  world.topology = place(leaders, rank);
+  const int local_rank = world.topology.local_rank, local_size = world.topology.local_size;
   const HostRanks joining = {mpi, host, local_rank, local_size, config.shared_memory};
   std::string why_no_page, why_no_window;
   std::unique_ptr<ControlPage> page = share<ControlPage>(
@@ -275,17 +266,16 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
       [&](std::unique_ptr<SharedMemory> memory) {
         return std::make_unique<ControlPage>(std::move(memory), local_size, local_rank);
       });
-  std::unique_ptr<MappedWindow> window;
+  std::unique_ptr<HostWindow> window;
   // A rank that is alone on its host needs a window only for hierarchical collectives with other hosts.
   if (page && some_share_a_host(leaders)) {
     const auto shape = HostWindow::Layout::for_ranks(local_size, ledger_bytes, config.tile_bytes);
-    window = share<MappedWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
-                                 [&](std::unique_ptr<SharedMemory> memory) {
-                                   return std::make_unique<MappedWindow>(std::move(memory), shape,
-                                                                         local_rank);
-                                 });
+    window = share<HostWindow>(joining, "hvdlite-window", shape.bytes(), &why_no_window,
+                               [&](std::unique_ptr<SharedMemory> memory) {
+                                 return HostWindow::over(std::move(memory), shape, local_rank);
+                               });
   }
-  if (window && local_size > 1) window->window().set_results(share_results(joining, config));
+  if (window && local_size > 1) window->set_results(share_results(joining, config));
   on_failure.comms.pop_back();
   check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
   const char has_window = window ? 1 : 0;
@@ -294,35 +284,32 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
   const bool windows_everywhere =
       std::all_of(windows.begin(), windows.end(), [](char has) { return has != 0; });
   if (local_rank == 0 && !window && config.shared_memory != "off") {
-    const base::Logger log(config.log_level, config.log_timestamps, rank, size);
+    std::string problem;
     if (local_size > 1 && !page) {
-      log.write(base::LogLevel::kWarning, "init",
-                std::string("no shared memory between the ranks of host ") + me.host + " (" +
-                    why_no_page +
-                    "): they poll instead of waking each other and exchange tensors by MPI's "
-                    "messages, which costs latency, bandwidth and processor time");
+      problem = std::string("no shared memory between the ranks of host ") + me.host + " (" +
+                why_no_page +
+                "): they poll instead of waking each other and exchange tensors by MPI's "
+                "messages, which costs latency, bandwidth and processor time";
     } else if (local_size > 1) {
-      log.write(base::LogLevel::kWarning, "init",
-                std::string("the ranks of host ") + me.host + " share no window (" + why_no_window +
-                    "): they exchange tensors by MPI's messages, which costs latency and "
-                    "bandwidth; give the host's /dev/shm more room (docker: --shm-size), or leave "
-                    "HVDLITE_SHARED_MEMORY at auto");
+      problem = std::string("the ranks of host ") + me.host + " share no window (" + why_no_window +
+                "): they exchange tensors by MPI's messages, which costs latency and bandwidth; "
+                "give the host's /dev/shm more room (docker: --shm-size), or leave "
+                "HVDLITE_SHARED_MEMORY at auto";
     } else if (some_share_a_host(leaders)) {
-      log.write(base::LogLevel::kWarning, "init",
-                std::string("host ") + me.host + " has no window (" +
-                    (page ? why_no_window : why_no_page) +
-                    "): the job's collectives cannot be hierarchical, which costs bandwidth "
-                    "between hosts; give the host's /dev/shm more room (docker: --shm-size)");
+      problem = std::string("host ") + me.host + " has no window (" +
+                (page ? why_no_window : why_no_page) +
+                "): the job's collectives cannot be hierarchical, which costs bandwidth between "
+                "hosts; give the host's /dev/shm more room (docker: --shm-size)";
     }
+    const base::Logger log(config.log_level, config.log_timestamps, rank, size);
+    if (!problem.empty()) log.write(base::LogLevel::kWarning, "init", problem);
   }
   world.waiting = choose_waiting(config, page ? page->union_of_cpus().count() : 0, local_size);
 
   std::vector<MpiTransport::RankLocation> peers;
   for (int r = 0; r < size; ++r) {
     const Introduction& introduction = all[static_cast<std::size_t>(r)];
-    const MpiWorld theirs = place(leaders, r);
-    peers.push_back({introduction.host, introduction.pid, leaders[static_cast<std::size_t>(r)],
-                     theirs.local_rank});
+    peers.push_back({introduction.host, introduction.pid, leaders[static_cast<std::size_t>(r)]});
   }
   world.transport = std::make_unique<MpiTransport>(
       mpi, comm, rank, std::move(peers), std::move(page), std::move(window), windows_everywhere,

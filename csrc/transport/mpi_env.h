@@ -10,14 +10,14 @@
 
 #include "base/config.h"
 #include "base/thread.h"
+#include "base/types.h"
 #include "transport/transport.h"
 
 namespace hvdlite::transport {
 
 struct MpiWorld {
   std::unique_ptr<Transport> transport;
-  int rank = 0, size = 1, local_rank = 0, local_size = 1, cross_rank = 0, cross_size = 1;
-  bool is_homogeneous = true;
+  base::Topology topology;
   base::WaitPolicy waiting;
 };
 
@@ -37,6 +37,6 @@ base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks)
 std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines);
 
 // A rank's place, computed from the lowest rank of each rank's host (leaders[r]). Pure.
-MpiWorld place(const std::vector<int>& leaders, int rank);
+base::Topology place(const std::vector<int>& leaders, int rank);
 
 }  // namespace hvdlite::transport

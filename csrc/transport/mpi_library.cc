@@ -5,8 +5,6 @@
 
 #include <dlfcn.h>
 
-#include <string>
-
 #include "base/error.h"
 
 namespace hvdlite::transport {
@@ -14,13 +12,15 @@ namespace hvdlite::transport {
 using base::Error;
 using base::ErrorCode;
 
-void check(const hvdlite_mpi* mpi, int error, const char* what) {
-  if (error == 0) return;
+void refuse(const hvdlite_mpi* mpi, int error, const std::string& where) {
   char text[512] = {};
   mpi->error_text(error, text, sizeof(text));
-  const bool lost = mpi->error_class(error) != 0;
-  throw Error(lost ? ErrorCode::kPeerLost : ErrorCode::kSystem,
-              std::string("init: ") + what + " failed, MPI says: " + text);
+  throw Error(mpi->is_loss(error) != 0 ? ErrorCode::kPeerLost : ErrorCode::kSystem,
+              where + "MPI says: " + text);
+}
+
+void check(const hvdlite_mpi* mpi, int error, const char* what) {
+  if (error != 0) refuse(mpi, error, std::string("init: ") + what + " failed, ");
 }
 
 namespace {

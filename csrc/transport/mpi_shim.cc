@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <type_traits>
 
@@ -51,10 +52,6 @@ int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
 }
 
 // --- the library ---------------------------------------------------------------------------------------------------------
-
-int initialized(int* flag) { return MPI_Initialized(flag); }
-
-int finalized(int* flag) { return MPI_Finalized(flag); }
 
 int query_thread(int* level) {
   int provided = MPI_THREAD_SINGLE;
@@ -178,31 +175,24 @@ int health_now_and_then(MPI_Comm comm) {
   return ++polls % kPollsBetween == 0 ? health(comm) : MPI_SUCCESS;
 }
 
-int error_class(int error) {
+int is_loss(int error) {
   int kind = 0;
   if (error == MPI_SUCCESS || MPI_Error_class(error, &kind) != MPI_SUCCESS) return 0;
 #if HVDLITE_SHIM_ULFM
-  if (kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING) return 1;
-  if (kind == MPIX_ERR_REVOKED) return 2;
-#endif
+  return kind == MPIX_ERR_PROC_FAILED || kind == MPIX_ERR_PROC_FAILED_PENDING ||
+         kind == MPIX_ERR_REVOKED;
+#else
   return 0;
-}
-
-void copy_text(const char* from, char* to, int capacity) {
-  if (capacity <= 0) return;
-  const std::size_t length = std::min(std::strlen(from), static_cast<std::size_t>(capacity) - 1);
-  std::memcpy(to, from, length);
-  to[length] = '\0';
+#endif
 }
 
 // MPI's text for an error, which names the cause better than a number. `text` always ends with a zero.
 void error_text(int error, char* text, int capacity) {
   char buffer[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
-  if (MPI_Error_string(error, buffer, &length) != MPI_SUCCESS) {
-    copy_text("unknown MPI error", buffer, sizeof(buffer));
-  }
-  copy_text(buffer, text, capacity);
+  const bool is_known = MPI_Error_string(error, buffer, &length) == MPI_SUCCESS;
+  std::snprintf(text, static_cast<std::size_t>(capacity), "%s",
+                is_known ? buffer : "unknown MPI error");
 }
 
 // --- point to point ------------------------------------------------------------------------------------------------------
@@ -270,8 +260,8 @@ hvdlite_mpi make_table() {
   hvdlite_mpi table{};
   table.abi_version = HVDLITE_MPI_ABI_VERSION;
   table.any_source = MPI_ANY_SOURCE;
-  table.initialized = initialized;
-  table.finalized = finalized;
+  table.initialized = MPI_Initialized;
+  table.finalized = MPI_Finalized;
   table.query_thread = query_thread;
   table.comm_from_address = comm_from_address;
   table.comm_dup = comm_dup;
@@ -293,7 +283,7 @@ hvdlite_mpi make_table() {
   table.revoke = MPIX_Comm_revoke != nullptr ? revoke : nullptr;
   table.failed_rank = MPIX_Comm_get_failed != nullptr ? failed_rank : nullptr;
 #endif
-  table.error_class = error_class;
+  table.is_loss = is_loss;
   table.error_text = error_text;
   return table;
 }

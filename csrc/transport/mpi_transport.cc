@@ -19,9 +19,11 @@
 #include <algorithm>
 #include <bit>
 #include <climits>
+#include <map>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "transport/mpi_library.h"
 
 namespace hvdlite::transport {
 
@@ -46,7 +48,7 @@ constexpr const char* kReceiving = "receiving control messages";
 // bit less than MPI offers leaves room for that offset.
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
-                           std::unique_ptr<MappedWindow> window, bool windows_everywhere,
+                           std::unique_ptr<HostWindow> window, bool windows_everywhere,
                            Limits limits, int control_tag)
     : mpi_(mpi),
       comm_(comm),
@@ -62,20 +64,22 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
       received_(peers_.size(), 0) {
   int bound = 0;
   check(mpi_->tag_upper_bound(comm_, &bound), rank_, "asking for MPI_TAG_UB");
+  std::map<int, int> counts;  // by host
   for (int peer = 0; peer < size(); ++peer) {
+    local_ranks_.push_back(counts[host_of(peer)]++);
     if (host_of(peer) == host_of(rank_)) neighbours_.push_back(peer);
   }
   if (window_ && neighbours_.size() > 1) {
-    mail_.emplace(window_->window(), [this](int local_rank) {
+    mail_.emplace(*window_, [this](int local_rank) {
       ring(neighbours_[static_cast<std::size_t>(local_rank)]);
     });
   }
   tag_bits_ = static_cast<int>(std::bit_width(static_cast<unsigned>(bound) - 1)) - 1;
   try {
     for (int i = 0; i < kPostedFrames; ++i) {
-      spare_.resize(kFrameBytes);
-      check(post_frame_receive(), rank_, kReceiving);
+      spare_.push_back({std::vector<std::byte>(kFrameBytes)});
     }
+    check(post_frame_receives(), rank_, kReceiving);
   } catch (...) {
     close();  // withdraws the receives that are posted
     throw;
@@ -85,7 +89,7 @@ MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int ra
 MpiTransport::~MpiTransport() {
   // Operations are in flight, and their memory may lie in the window. So the window must outlive this object.
   if (!close()) {
-    [[maybe_unused]] const MappedWindow* kept = window_.release();
+    [[maybe_unused]] const HostWindow* kept = window_.release();
   }
 }
 
@@ -94,34 +98,28 @@ bool MpiTransport::close() {
   if (mail_) mail_->close();
   int finalized = 0;
   if (mpi_->finalized(&finalized) != 0 || finalized != 0) return true;
-  // MPI may still use a frame whose request has not ended, so the frame must outlive this object.
-  const auto give_up = [this](std::vector<std::byte>& frame, hvdlite_mpi_request& request,
-                              int most_tries) {
+  const auto has_ended = [this](Frame& frame, int most_tries) {
     int done = 0, source = 0, bytes = 0;
     for (int tries = 0; tries < most_tries && done == 0; ++tries) {
-      if (mpi_->test(&request, comm_, &done, &source, &bytes) != 0) break;
+      if (mpi_->test(&frame.request, comm_, &done, &source, &bytes) != 0) break;
     }
-    if (done == 0) static_cast<void>(new std::vector<std::byte>(std::move(frame)));
+    return done != 0;
   };
-  for (Incoming& incoming : std::exchange(incoming_, {})) {
-    const bool is_cancelled = mpi_->cancel(&incoming.request) == 0;
-    give_up(incoming.frame, incoming.request, is_cancelled ? 1000 : 1);
-  }
+  incoming_.remove_if([&](Frame& frame) {
+    const bool is_cancelled = mpi_->cancel(&frame.request) == 0;
+    return has_ended(frame, is_cancelled ? 1000 : 1);
+  });
+  outgoing_.remove_if([&](Frame& frame) { return has_ended(frame, 1); });
+  given_up_->splice(given_up_->end(), incoming_);
+  given_up_->splice(given_up_->end(), outgoing_);
   spare_.clear();
-  for (Outgoing& outgoing : std::exchange(outgoing_, {})) {
-    give_up(outgoing.frame, outgoing.request, 1);
-  }
   return posted_.size() == free_slots_.size();
 }
 
 // An error of a lost rank becomes PeerLost, so that the engine can find out which rank it was; every other error ends the job.
 void MpiTransport::check(int error, int peer, const char* what) const {
   if (error == 0) return;
-  char text[512] = {};
-  mpi_->error_text(error, text, sizeof(text));
-  const bool lost = mpi_->error_class(error) != 0;
-  throw Error(lost ? ErrorCode::kPeerLost : ErrorCode::kSystem,
-              std::string(what) + " (" + describe_peer(peer) + "): MPI says: " + text);
+  refuse(mpi_, error, std::string(what) + " (" + describe_peer(peer) + "): ");
 }
 
 // --- data plane -----------------------------------------------------------------------------------------------------
@@ -216,7 +214,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   const std::vector<std::byte> stream = in_frames(message);
   const std::size_t most = host_of(peer) == host_of(rank_) ? kFrameBytesInHost : kFrameBytes;
   // All frames are made before the first is sent. After a part of a message, the next one would be taken for the rest.
-  std::list<Outgoing> frames;
+  Frames frames;
   for (std::size_t offset = 0; offset < stream.size(); offset += most) {
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
     const auto count = static_cast<std::ptrdiff_t>(std::min(most, stream.size() - offset));
@@ -224,8 +222,8 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   }
   while (!frames.empty()) {
     outgoing_.splice(outgoing_.end(), frames, frames.begin());
-    Outgoing& outgoing = outgoing_.back();
-    check(mpi_->isend(outgoing.frame.data(), static_cast<int>(outgoing.frame.size()), peer,
+    Frame& outgoing = outgoing_.back();
+    check(mpi_->isend(outgoing.bytes.data(), static_cast<int>(outgoing.bytes.size()), peer,
                       control_tag_, comm_, &outgoing.request),
           peer, "sending a control message");
   }
@@ -237,7 +235,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
 void MpiTransport::reap_outgoing() {
   while (!outgoing_.empty()) {
     int done = 0, source = 0, bytes = 0;
-    Outgoing& first = outgoing_.front();
+    Frame& first = outgoing_.front();
     check(mpi_->test(&first.request, comm_, &done, &source, &bytes), first.peer,
           "sending a control message");
     if (done == 0) return;
@@ -250,19 +248,16 @@ bool MpiTransport::messages_flushed() {
   return outgoing_.empty() && (!mail_ || mail_->flushed());
 }
 
-// Posts the receive of one more frame, if there is memory for it. Returns 0, or MPI's error; then nothing is posted, and the next
-// call tries again.
-int MpiTransport::post_frame_receive() {
-  if (spare_.empty()) return 0;
-  Incoming& next = incoming_.emplace_back();
-  const int error = mpi_->irecv(spare_.data(), static_cast<int>(kFrameBytes), mpi_->any_source,
-                                control_tag_, comm_, &next.request);
-  if (error != 0) {
-    incoming_.pop_back();
-  } else {
-    next.frame = std::exchange(spare_, {});
+// Posts a receive for each spare frame. Returns 0, or MPI's error; then the next call tries again.
+int MpiTransport::post_frame_receives() {
+  while (!spare_.empty()) {
+    Frame& next = spare_.front();
+    const int error = mpi_->irecv(next.bytes.data(), static_cast<int>(kFrameBytes),
+                                  mpi_->any_source, control_tag_, comm_, &next.request);
+    if (error != 0) return error;
+    incoming_.splice(incoming_.end(), spare_, spare_.begin());
   }
-  return error;
+  return 0;
 }
 
 // The window first: looking there costs a load for each rank, and asking MPI costs a call.
@@ -283,7 +278,7 @@ bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) 
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
     // If MPI refuses another receive, what has come is given first: it may be the reason.
-    const int refused = post_frame_receive();
+    const int refused = post_frame_receives();
     int done = 0, from = 0, bytes = 0;
     if (!incoming_.empty()) {
       check(mpi_->test(&incoming_.front().request, comm_, &done, &from, &bytes), rank_, kReceiving);
@@ -292,10 +287,10 @@ bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) 
       check(refused, rank_, kReceiving);
       return false;
     }
-    spare_ = std::move(incoming_.front().frame);
-    incoming_.pop_front();
+    spare_.splice(spare_.end(), incoming_, incoming_.begin());
     ++received_[static_cast<std::size_t>(from)];
-    if (take_frame(from, std::span(spare_).first(static_cast<std::size_t>(bytes)), message)) {
+    const std::span<const std::byte> frame(spare_.back().bytes);
+    if (take_frame(from, frame.first(static_cast<std::size_t>(bytes)), message)) {
       *source = from;
       return true;
     }
@@ -347,7 +342,7 @@ bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
   for (int peer = 0; page_ && peer < size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);
     if (peer == rank_ || lost_[index] || !reaches_by_bell(peer)) continue;
-    *how = page_->why_lost(peers_[index].local_rank);
+    *how = page_->why_lost(local_rank_of(peer));
     if (how->empty()) continue;
     lost_[index] = true;
     *rank = peer;

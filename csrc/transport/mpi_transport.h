@@ -5,7 +5,6 @@
 // message.
 #pragma once
 
-#include <deque>
 #include <list>
 #include <memory>
 #include <optional>
@@ -17,7 +16,7 @@
 #include "transport/control_page.h"
 #include "transport/frames.h"
 #include "transport/host_mail.h"
-#include "transport/mapped_window.h"
+#include "transport/host_window.h"
 #include "transport/mpi_abi.h"
 #include "transport/transport.h"
 
@@ -29,7 +28,6 @@ class MpiTransport : public Transport {
     std::string host;
     int pid = 0;     // 0: host and pid are not known
     int leader = 0;  // the lowest rank of its host
-    int local_rank = 0;
   };
   // The largest single messages.
   struct Limits {
@@ -42,7 +40,7 @@ class MpiTransport : public Transport {
   // none. windows_everywhere: all hosts have a window.
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
-               std::unique_ptr<MappedWindow> window, bool windows_everywhere, Limits limits,
+               std::unique_ptr<HostWindow> window, bool windows_everywhere, Limits limits,
                int control_tag);
   ~MpiTransport() override;
 
@@ -68,9 +66,9 @@ class MpiTransport : public Transport {
 
   int host_of(int peer) const override { return peers_[static_cast<std::size_t>(peer)].leader; }
   int local_rank_of(int peer) const override {
-    return peers_[static_cast<std::size_t>(peer)].local_rank;
+    return local_ranks_[static_cast<std::size_t>(peer)];
   }
-  HostWindow* window() override { return window_ ? &window_->window() : nullptr; }
+  HostWindow* window() override { return window_.get(); }
   bool windows_everywhere() override { return windows_everywhere_; }
 
   bool close() override;
@@ -91,14 +89,17 @@ class MpiTransport : public Transport {
     bool is_recv = false;
     bool large = false;
   };
-  struct Outgoing {
-    std::vector<std::byte> frame;
-    hvdlite_mpi_request request;
-    int peer = 0;
+  // A frame of a control message. MPI may use its memory until the request has ended.
+  struct Frame {
+    std::vector<std::byte> bytes;
+    hvdlite_mpi_request request = {};
+    int peer = 0;  // of a frame to be sent
   };
-  struct Incoming {
-    std::vector<std::byte> frame;
-    hvdlite_mpi_request request;
+  using Frames = std::list<Frame>;
+  struct DeleteEmpty {
+    void operator()(Frames* frames) const {
+      if (frames->empty()) delete frames;
+    }
   };
 
   std::size_t limit_to(int peer) const;
@@ -106,7 +107,7 @@ class MpiTransport : public Transport {
   template <typename Post>
   Ticket post(int peer, bool is_recv, std::size_t bytes, Post post_part);
   void check(int error, int peer, const char* what) const;
-  int post_frame_receive();
+  int post_frame_receives();
   bool take_frame(int source, std::span<const std::byte> frame, std::vector<std::byte>* message);
   void reap_outgoing();
   bool has_mail_with(int peer) const { return mail_ && host_of(peer) == host_of(rank_); }
@@ -118,9 +119,10 @@ class MpiTransport : public Transport {
   hvdlite_mpi_comm comm_;
   int rank_;
   std::vector<RankLocation> peers_;
+  std::vector<int> local_ranks_;  // by rank
   std::unique_ptr<ControlPage> page_;
   Bell private_bell_ = {};  // used if there is no page; for this process alone
-  std::unique_ptr<MappedWindow> window_;
+  std::unique_ptr<HostWindow> window_;
   std::vector<int> neighbours_;   // the ranks of this host by their place there
   std::optional<HostMail> mail_;  // if they share a window
   bool windows_everywhere_;
@@ -129,10 +131,11 @@ class MpiTransport : public Transport {
   int tag_bits_ = 0;
   std::vector<Posted> posted_;
   std::vector<std::uint32_t> free_slots_;
-  std::list<Outgoing> outgoing_;
-  std::deque<Incoming> incoming_;  // in the order of posting, which is the order of arrival
-  std::vector<std::byte> spare_;   // memory for the next receive; empty: there is none to post
-  std::vector<FrameAssembler> assemblers_;  // by peer
+  Frames outgoing_;
+  Frames incoming_;  // in the order of posting, which is the order of arrival
+  Frames spare_;     // not posted
+  std::unique_ptr<Frames, DeleteEmpty> given_up_{new Frames};  // MPI may use them for ever
+  std::vector<FrameAssembler> assemblers_;                     // by peer
   std::vector<bool> lost_;
   std::vector<std::uint64_t> received_;  // messages, frames and parts, by peer
 };

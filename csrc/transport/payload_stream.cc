@@ -22,7 +22,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <string>
 
 #include "base/error.h"
@@ -53,15 +52,6 @@ iovec at(std::uint64_t address, std::size_t bytes) {
   return {reinterpret_cast<void*>(address), bytes};
 }
 
-// Copies in two parts if the range wraps around the end of the ring.
-template <typename Copy>
-void copy(const PayloadRing& ring, std::uint64_t place, std::size_t bytes, Copy part) {
-  const std::size_t offset = place & (ring.capacity - 1);
-  const std::size_t first = std::min(bytes, ring.capacity - offset);
-  part(ring.data + offset, std::size_t{0}, first);
-  if (first < bytes) part(ring.data, first, bytes - first);
-}
-
 }  // namespace
 
 // --- the sender -------------------------------------------------------------------------------------------------------
@@ -74,9 +64,7 @@ std::size_t PayloadWriter::room() const {
 }
 
 void PayloadWriter::put(std::span<const std::byte> bytes) {
-  copy(ring_, written_, bytes.size(), [&](std::byte* to, std::size_t from, std::size_t count) {
-    std::memcpy(to, bytes.data() + from, count);
-  });
+  ring_.copy_in(written_, bytes);
   written_ += bytes.size();
   ring_.head->written.store(written_, std::memory_order_release);
 }
@@ -147,9 +135,7 @@ std::size_t PayloadReader::there() const {
 }
 
 void PayloadReader::take(std::span<std::byte> bytes) {
-  copy(ring_, read_, bytes.size(), [&](const std::byte* from, std::size_t to, std::size_t count) {
-    std::memcpy(bytes.data() + to, from, count);
-  });
+  ring_.copy_out(read_, bytes);
   read_ += bytes.size();
 }
 

@@ -23,6 +23,7 @@
 #include <span>
 
 #include "base/cache_line.h"
+#include "transport/byte_ring.h"
 
 namespace hvdlite::transport {
 
@@ -32,19 +33,7 @@ struct PayloadHead {
   std::atomic<std::uint32_t> refused;  // 1: the reader cannot read the writer's memory
 };
 
-// The memory of a ring: its head and its data. The capacity is a power of two. A ring whose memory is all zero is empty.
-struct PayloadRing {
-  PayloadHead* head = nullptr;
-  std::byte* data = nullptr;
-  std::size_t capacity = 0;
-
-  static constexpr std::size_t bytes_for(std::size_t capacity) {
-    return sizeof(PayloadHead) + capacity;
-  }
-  static PayloadRing at(std::byte* memory, std::size_t capacity) {
-    return {reinterpret_cast<PayloadHead*>(memory), memory + sizeof(PayloadHead), capacity};
-  }
-};
+using PayloadRing = ByteRing<PayloadHead>;
 
 // The header in front of a payload.
 struct PayloadHeader {

@@ -43,7 +43,9 @@ bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
   return tried([&] { return posix_fallocate(memory.descriptor(), offset, length); }) == 0;
 }
 
-std::size_t rounded(std::size_t bytes) { return (bytes + kGrain - 1) / kGrain * kGrain; }
+std::size_t rounded(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 
 }  // namespace
 
@@ -117,8 +119,7 @@ ResultMemory::ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t par
     : memory_(std::move(memory)),
       part_bytes_(part_bytes),
       own_(memory_->data() + static_cast<std::size_t>(local_rank) * part_bytes),
-      owner_(getpid()),
-      free_{{0, part_bytes}} {
+      owner_(getpid()) {
   HVD_CHECK(part_bytes % kHugePage == 0 && own_ + part_bytes <= memory_->data() + memory_->size());
   madvise(memory_->data(), memory_->size(),
           MADV_HUGEPAGE);  // without huge pages, small ones are used
@@ -149,7 +150,7 @@ void* ResultMemory::get(std::size_t bytes) noexcept {
   if (bytes == 0 || bytes > part_bytes_ || !is_owner()) return nullptr;
   std::optional<std::size_t> offset;
   try {
-    offset = cut(bytes);
+    offset = add_block(bytes);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
@@ -160,34 +161,23 @@ void* ResultMemory::get(std::size_t bytes) noexcept {
   return nullptr;
 }
 
-std::optional<std::size_t> ResultMemory::cut(std::size_t bytes) {
-  const std::size_t wanted = rounded(bytes);
+std::optional<std::size_t> ResultMemory::add_block(std::size_t bytes) {
+  const std::size_t wanted = rounded(bytes, kGrain);
   const std::size_t alignment = wanted < kHugePage ? kGrain : kHugePage;
-  const auto start_in = [&](const ByteRange& room) {
-    return (room.offset + alignment - 1) / alignment * alignment;
-  };
   const std::lock_guard lock(mutex_);
-  // Reserved now, so that give_back() can never fail: it adds a range before it joins neighbours.
-  blocks_.reserve(blocks_.size() + 1);
-  free_.reserve(blocks_.size() + 3);
-  const auto room = std::ranges::find_if(free_, [&](const ByteRange& free) {
-    return start_in(free) + wanted <= free.offset + free.bytes;
-  });
-  if (room == free_.end()) return std::nullopt;
-  const ByteRange range = {start_in(*room), wanted};
-  const ByteRange behind = {range.offset + wanted,
-                            room->offset + room->bytes - range.offset - wanted};
-  room->bytes = range.offset - room->offset;
-  const auto next = room->bytes == 0 ? free_.erase(room) : room + 1;
-  if (behind.bytes > 0) free_.insert(next, behind);
-  blocks_.push_back({range, bytes, true});
-  return range.offset;
+  std::size_t start = 0;
+  auto next = blocks_.begin();
+  for (; next != blocks_.end() && next->offset < start + wanted; ++next) {
+    start = rounded(next->offset + next->bytes, alignment);
+  }
+  if (start + wanted > part_bytes_) return std::nullopt;
+  blocks_.insert(next, {start, bytes, true});
+  return start;
 }
 
 std::vector<ResultMemory::Block>::iterator ResultMemory::find(const void* data) {
   const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(data) - own_);
-  return std::ranges::find_if(blocks_,
-                              [&](const Block& block) { return block.range.offset == offset; });
+  return std::ranges::find_if(blocks_, [&](const Block& block) { return block.offset == offset; });
 }
 
 void ResultMemory::use(const void* data, bool in_use) noexcept {
@@ -198,32 +188,16 @@ void ResultMemory::use(const void* data, bool in_use) noexcept {
 
 void ResultMemory::give_back(void* data) noexcept {
   if (!is_owner()) return;
-  ByteRange range = {};
+  std::size_t bytes = 0;
   {
     const std::lock_guard lock(mutex_);
     const auto block = find(data);
     block->in_use = false;
-    range = block->range;
+    bytes = rounded(block->bytes, kGrain);
   }
-  madvise(data, range.bytes, MADV_REMOVE);
+  madvise(data, bytes, MADV_REMOVE);
   const std::lock_guard lock(mutex_);
   blocks_.erase(find(data));
-  join(range);
-}
-
-void ResultMemory::join(const ByteRange& range) noexcept {
-  const auto behind = std::ranges::find_if(
-      free_, [&](const ByteRange& free) { return free.offset > range.offset; });
-  const auto place = free_.insert(behind, range);
-  const auto next = place + 1;
-  if (next != free_.end() && place->offset + place->bytes == next->offset) {
-    place->bytes += next->bytes;
-    free_.erase(next);
-  }
-  if (place != free_.begin() && (place - 1)->offset + (place - 1)->bytes == place->offset) {
-    (place - 1)->bytes += place->bytes;
-    free_.erase(place);
-  }
 }
 
 bool ResultMemory::some_in_use() const {
@@ -235,7 +209,7 @@ bool ResultMemory::copy_what_is_in_use() {
   for (Block& block : blocks_) {
     // Each block is copied only once: if this child forks, the system copies the private copies.
     if (!std::exchange(block.in_use, false)) continue;
-    void* const at = own_ + block.range.offset;
+    void* const at = own_ + block.offset;
     void* const copy =
         mmap(nullptr, block.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy != MAP_FAILED) std::memcpy(copy, at, block.bytes);

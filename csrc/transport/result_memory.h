@@ -14,7 +14,7 @@
 //   fork() ──► before: all locks; a pipe, if blocks are in use ──► parent: waits for the pipe's end, releases the locks
 //                                                              └─► child: copies, closes the pipe, releases the locks
 //
-// Thread: any; one lock, held for a short search and through a fork. Owns: the mapping, and the list of free ranges of its own
+// Thread: any; one lock, held for a short search and through a fork. Owns: the mapping, and the list of blocks of its own
 // part.
 // Blocks: get and give_back, while the system makes or takes pages. Throws: nothing after construction, except at().
 #pragma once
@@ -65,21 +65,16 @@ class ResultMemory {
   void give_back(void* data) noexcept;
 
  private:
-  struct ByteRange {
-    std::size_t offset;
-    std::size_t bytes;
-  };
   struct Block {
-    ByteRange range;
+    std::size_t offset;
     std::size_t bytes;  // that were asked for
     bool in_use;
   };
   friend struct Forks;
 
   bool is_owner() const;
-  // Cuts a block out of the free ranges. Returns its offset.
-  std::optional<std::size_t> cut(std::size_t bytes);
-  void join(const ByteRange& range) noexcept;
+  // Adds a block in the first gap that is large enough. Returns its offset.
+  std::optional<std::size_t> add_block(std::size_t bytes);
   std::vector<Block>::iterator find(const void* data);
   bool some_in_use() const;
   // Called in a forked child. Returns false if there is no memory for the copies.
@@ -90,8 +85,7 @@ class ResultMemory {
   std::byte* const own_;
   const pid_t owner_;
   std::mutex mutex_;
-  std::vector<Block> blocks_;    // handed out
-  std::vector<ByteRange> free_;  // in order of offset; adjacent ranges are joined
+  std::vector<Block> blocks_;  // handed out, in order of offset
 };
 
 }  // namespace hvdlite::transport

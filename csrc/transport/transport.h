@@ -68,7 +68,7 @@ class Transport {
   virtual int host_of(int peer) const = 0;
   virtual int local_rank_of(int peer) const = 0;
   // The memory that the ranks of this host share; null if there is none. All ranks of a host get the same answer.
-  virtual HostWindow* window() { return nullptr; }
+  virtual HostWindow* window() = 0;
   // Does each host of the job have such a window? All ranks get the same answer.
   virtual bool windows_everywhere() { return window() != nullptr; }
   // Counts progress in shared memory, which this transport does not see, in activity().
@@ -76,29 +76,19 @@ class Transport {
 
   // --- life and death ---------------------------------------------------------------------------------------------
   // Leaves the cause where other ranks of this host can read it, even when this rank does not answer messages any more.
-  virtual void announce_failure(const std::string& cause) { static_cast<void>(cause); }
+  virtual void announce_failure(const std::string& cause) = 0;
   // This rank ends without a failure: the other ranks of this host do not take it for lost.
-  virtual void announce_leaving() {}
+  virtual void announce_leaving() = 0;
   // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause, once for each rank. Ranks of
   // other hosts are found only by an MPI with fault tolerance.
-  virtual bool find_lost_peer(int* rank, std::string* how) {
-    static_cast<void>(rank);
-    static_cast<void>(how);
-    return false;
-  }
+  virtual bool find_lost_peer(int* rank, std::string* how) = 0;
   // A number that changes when a message from this rank, or a part of one, arrives: the rank lives. It never changes if
   // the transport does not count.
-  virtual std::uint64_t received_from(int peer) const {
-    static_cast<void>(peer);
-    return 0;
-  }
+  virtual std::uint64_t received_from(int /*peer*/) const { return 0; }
   // "rank 3 (host a, pid 17)".
   virtual std::string describe_peer(int peer) const { return "rank " + std::to_string(peer); }
   // The process id of a rank on this host; 0 if unknown.
-  virtual int process_of(int peer) const {
-    static_cast<void>(peer);
-    return 0;
-  }
+  virtual int process_of(int /*peer*/) const { return 0; }
 
   // Stops receiving control messages, and withdraws posted operations where that is possible. Returns true if the memory of
   // posted operations is not touched any more, and false if that is unknown (MPI may touch it until it is finalised).

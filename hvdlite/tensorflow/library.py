@@ -26,7 +26,7 @@ from hvdlite import config
 
 __all__ = ["LIBRARY", "is_asynchronous", "load"]
 
-# Results of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/self_test.h). 0: the test gave no result.
+# Results of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/ops.h). 0: the test gave no result.
 _VERDICTS = {
     1: "",
     -1: "no stream is where hvdlite expects it",

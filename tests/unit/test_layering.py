@@ -103,7 +103,8 @@ NATIVE_ALLOWED = {
     "bindings": {"hvdlite"},
 }
 
-TABLE = '"hvdlite/knobs.inc"'  # the list of knobs, of which the struct of every layer is made
+KNOBS = '"hvdlite/knobs.inc"'  # the list of knobs, of which the struct of every layer is made
+COUNTERS = '"hvdlite/counters.inc"'  # the same for the counters
 
 # What each room of csrc/engine may include of the others. What lies beside the rooms, Engine and Cycle, may include all.
 ROOMS = {
@@ -205,8 +206,10 @@ def may_include(path, include):
     """May a file of csrc/ include this, which has its quotes or brackets?"""
     layer, name = path.relative_to(NATIVE).parts[0], include[1:-1]
     first = name.split("/")[0] if "/" in name else ""
-    if include == TABLE:
+    if include == KNOBS:
         return layer in ("base", "c_api", "include", "bindings")  # all others take knobs from base/config.h
+    if include == COUNTERS:
+        return layer in ("c_api", "include", "bindings")
     if include.startswith('"') and first in {*NATIVE_ALLOWED, "hvdlite"}:
         return first in NATIVE_ALLOWED[layer] | {layer}
     if name == "mpi.h":
@@ -227,6 +230,7 @@ def test_includes_point_down():
         ("c_api/x.cc", "<Python.h>"),
         ("engine/x.cc", "<nanobind/nanobind.h>"),
         ("engine/x.cc", '"hvdlite/knobs.inc"'),
+        ("engine/x.cc", '"hvdlite/counters.inc"'),
     ],
 )
 def test_an_include_of_what_lies_above_is_seen(file, include):

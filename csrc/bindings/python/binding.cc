@@ -24,10 +24,8 @@ void set_error_classes(nb::handle classes) {
 
 nb::str text(const char* utf8) {
   const std::string_view view(utf8 == nullptr ? "" : utf8);
-  PyObject* decoded =
-      PyUnicode_DecodeUTF8(view.data(), static_cast<Py_ssize_t>(view.size()), "replace");
-  if (decoded == nullptr) throw nb::python_error();
-  return nb::steal<nb::str>(decoded);
+  return nb::borrow<nb::str>(
+      checked(PyUnicode_DecodeUTF8(view.data(), static_cast<Py_ssize_t>(view.size()), "replace")));
 }
 
 nb::object make_error(int code, const std::string& message) {

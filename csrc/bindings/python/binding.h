@@ -1,6 +1,6 @@
 // The common part of the files of the Python module `_engine`: one register function for each concept, raising errors, and
 // making types with CPython's own interface.
-// Thread: with the GIL held. Owns: nothing. Blocks: without_gil(), as its call does. Throws: nb::python_error.
+// Thread: with the GIL held. Owns: nothing. Blocks: check_without_gil(), as its call does. Throws: nb::python_error.
 #pragma once
 
 #include <Python.h>
@@ -60,45 +60,19 @@ nb::object make_error(int code, const std::string& message);
 // Raises the error that a function of the C ABI reported on this thread, if it failed.
 void check(int code);
 
-// The result of a call that ran without the GIL.
-struct CallResult {
-  int code = HVDLITE_OK;
-  std::string message;
-  bool ended = false;  // of a wait: have all operations ended?
-};
-
-// Runs a blocking call without the GIL. Copies its error text at once, because the text belongs to this thread and a later call
-// would overwrite it.
+// The same for a call that may block, and runs without the GIL.
 template <typename Call>
-CallResult without_gil(Call call) {
-  nb::gil_scoped_release release;
-  CallResult outcome;
-  outcome.code = call();
-  if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
-  return outcome;
-}
-
-// Raises the error of such a call, if it failed.
-inline void check_outcome(const CallResult& outcome) {
-  if (outcome.code != HVDLITE_OK) raise_error(outcome.code, outcome.message);
+void check_without_gil(Call call) {
+  int code = HVDLITE_OK;
+  {
+    const nb::gil_scoped_release released;
+    code = call();
+  }
+  check(code);
 }
 
 // --- types made with CPython's own interface, for objects of which there are many: nanobind's types take more memory, and
 // their members are properties and not slots ---
-
-// A reference that is released at the end of the scope.
-class Owned {
- public:
-  explicit Owned(PyObject* object) : object_(object) {}
-  ~Owned() { Py_XDECREF(object_); }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  PyObject* get() const { return object_; }
-  bool failed() const { return object_ == nullptr; }
-
- private:
-  PyObject* object_;
-};
 
 // The tp_dealloc of a type whose tp_clear is kRelease. (tp_clear may keep some references that kRelease drops.)
 template <int (*kRelease)(PyObject*)>
@@ -114,9 +88,6 @@ template <typename Function>
 void* slot_of(Function* function) {
   return reinterpret_cast<void*>(function);
 }
-
-#define HVDLITE_MEMBER(type, struct_name, name, kind) \
-  {name, kind, offsetof(type, struct_name), 0, nullptr}
 
 // Flags for add_type: kFinal for a type without derived classes.
 inline constexpr unsigned kFinal = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;

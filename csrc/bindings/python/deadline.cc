@@ -22,32 +22,24 @@ constexpr double kLongest = 3e9;
 class Deadline {
  public:
   Deadline(double seconds, int rank, int size, const Utf8& text, bool ends)
-      : thread_([=, this] {
+      : thread_([=](const std::stop_token& cancelled) {
           pthread_setname_np(pthread_self(), "hvdlite-late");
-          std::unique_lock lock(mutex_);
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
           const auto limit = std::chrono::duration<double>(std::min(seconds, kLongest));
-          if (changed_.wait_for(lock, limit, [this] { return cancelled_; })) return;
+          std::condition_variable_any().wait_for(lock, cancelled, limit, [] { return false; });
+          if (cancelled.stop_requested()) return;
           hvdlite_log(ends ? kErrorLevel : kWarningLevel, rank, size, "control", text.c_str());
           if (ends) _exit(1);
         }) {}
-  ~Deadline() { cancel(); }
-  Deadline(const Deadline&) = delete;
-  Deadline& operator=(const Deadline&) = delete;
 
   void cancel() {
-    {
-      const std::lock_guard lock(mutex_);
-      cancelled_ = true;
-    }
-    changed_.notify_all();
+    thread_.request_stop();
     if (thread_.joinable()) thread_.join();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool cancelled_ = false;
-  std::thread thread_;  // the last member: it begins when the others exist
+  std::jthread thread_;
 };
 
 }  // namespace

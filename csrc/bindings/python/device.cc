@@ -10,23 +10,15 @@ namespace {
 nb::tuple cuda_version(const Utf8& libraries) {
   std::int32_t version = 0;
   std::int32_t gpus = 0;
-  int code = 0;
-  {
-    const nb::gil_scoped_release released;  // a driver needs time to start
-    code = hvdlite_cuda_version(libraries.c_str(), &version, &gpus);
-  }
-  check(code);
+  // A driver needs time to start.
+  check_without_gil([&] { return hvdlite_cuda_version(libraries.c_str(), &version, &gpus); });
   return nb::make_tuple(version, gpus);
 }
 
 int nccl_version(const Utf8& libraries) {
   std::int32_t version = 0;
-  int code = 0;
-  {
-    const nb::gil_scoped_release released;  // NCCL needs time to load
-    code = hvdlite_nccl_version(libraries.c_str(), &version);
-  }
-  check(code);
+  // NCCL needs time to load.
+  check_without_gil([&] { return hvdlite_nccl_version(libraries.c_str(), &version); });
   return version;
 }
 

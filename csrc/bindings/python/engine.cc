@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "config.h"
 #include "work.h"
 
 namespace hvdlite::python {
@@ -49,41 +48,21 @@ Engine::~Engine() {
   hvdlite_engine_destroy(engine_);
 }
 
-Engine* Engine::create_inproc(Fabric& fabric, int rank, nb::handle config) {
-  const Config native(config);
-  hvdlite_engine* engine = nullptr;
-  check_outcome(without_gil(
-      [&] { return hvdlite_engine_create_inproc(fabric.get(), rank, native.get(), &engine); }));
-  return new Engine(engine);
-}
-
-Engine* Engine::create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, nb::handle config,
-                           bool takes_comm) {
-  const Config native(config);
-  const auto* comm = reinterpret_cast<const void*>(comm_address);
-  hvdlite_engine* engine = nullptr;
-  check_outcome(without_gil([&] {
-    return hvdlite_engine_create_mpi(shim_path.c_str(), comm, takes_comm ? 1 : 0, native.get(),
-                                     &engine);
-  }));
-  return new Engine(engine);
-}
-
-void Engine::pause() {
-  check_outcome(without_gil([&] { return hvdlite_engine_pause(engine_); }));
-}
-
-void Engine::resume() {
-  check_outcome(without_gil([&] { return hvdlite_engine_resume(engine_); }));
-}
-
 void Engine::shutdown() {
-  check_outcome(without_gil([&] { return hvdlite_engine_shutdown(engine_); }));
+  check_without_gil([&] { return hvdlite_engine_shutdown(engine_); });
   has_shut_down_ = true;
   // The operations have ended. After a failure the transport may still use their memory, so leak it.
   std::vector<nb::object> parked = std::exchange(dropped_, {});
   if (*hvdlite_failure_cause(engine_) == '\0') return;
   for (const nb::object& work : parked) Py_XINCREF(work_of(work).memory);
+}
+
+hvdlite_submission submission_of(std::span<const hvdlite_request> requests, bool wake) {
+  hvdlite_submission what{};
+  what.requests = requests.data();
+  what.count = requests.size();
+  what.wake = wake ? 1 : 0;
+  return what;
 }
 
 // --- operations -------------------------------------------------------------------------------------------------------
@@ -107,20 +86,17 @@ nb::object Engine::start_work(const hvdlite_submission& what, nb::object work, n
 }
 
 nb::object Engine::submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work) {
-  const Requests natives = Requests::of_sequence(requests);
+  const Requests natives(requests);
   nb::object its = work.is_none() ? new_work({}, nb::borrow(memory), false) : nb::borrow(work);
   if (work_of(its).stage != Work::Stage::kNew)
     throw nb::value_error("the work was submitted before");
   if (natives.size() == 0) return its;
-  hvdlite_submission what{};
-  what.requests = natives.data();
-  what.count = natives.size();
-  what.wake = wake ? 1 : 0;
-  return start_work(what, std::move(its), streams_of(natives));
+  return start_work(submission_of({natives.data(), natives.size()}, wake), std::move(its),
+                    streams_of(natives));
 }
 
 std::int64_t Engine::prepare(nb::handle requests) {
-  const Requests natives = Requests::of_sequence(requests);
+  const Requests natives(requests);
   std::int64_t group = 0;
   check(hvdlite_prepare(engine_, natives.data(), natives.size(), &group));
   return group;
@@ -149,14 +125,18 @@ void Engine::release_prepared(std::int64_t group) {
 }
 
 // Waits, and returns the outcome when all works have ended, or the reason why one of them will never end.
-CallResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
+WaitResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, double limit) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = limit < kNoLimit ? Clock::now() : Clock::time_point();
   double left = limit;
   for (;;) {
     int done = 0;
-    CallResult outcome = without_gil(
-        [&] { return hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done); });
+    WaitResult outcome;
+    {
+      const nb::gil_scoped_release released;
+      outcome.code = hvdlite_wait(engine_, works, count, std::min(left, kSliceSeconds), &done);
+    }
+    if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
     outcome.ended = done != 0;
     // Signals are handled at the end of a wait, too. Otherwise a handler would raise between the wait and the next step, and
     // the outcome would be lost.
@@ -173,9 +153,8 @@ CallResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, 
 }
 
 void Engine::order(std::int64_t work, nb::handle streams) {
-  const Int64List list(streams);
-  for (std::int32_t i = 0; i < list.size(); ++i) {
-    check(hvdlite_order(engine_, work, reinterpret_cast<void*>(list.data()[i])));
+  for (const std::int64_t stream : integers_of(streams)) {
+    check(hvdlite_order(engine_, work, reinterpret_cast<void*>(stream)));
   }
 }
 
@@ -197,7 +176,7 @@ std::int64_t Engine::run(const hvdlite_submission& what, nb::handle input, nb::h
     set_in_flight(work_of(work), nb::find(*this), number, 1, {});
     return work;
   };
-  CallResult outcome;
+  WaitResult outcome;
   try {
     outcome = wait_in_slices(&number, 1, kNoLimit);
   } catch (nb::python_error&) {
@@ -210,10 +189,6 @@ std::int64_t Engine::run(const hvdlite_submission& what, nb::handle input, nb::h
     raise_error(outcome.code, outcome.message);
   }
   return number;
-}
-
-void Engine::run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output) {
-  hvdlite_release(engine_, run(what, input, output));
 }
 
 // --- works that were dropped in flight -------------------------------------------------------------------------------------
@@ -251,11 +226,12 @@ void Engine::sweep() {
       }
       set_ended(work);
       // Streams may reuse the memory only after the operations.
-      const Int64List streams(work.streams != nullptr ? nb::handle(work.streams) : nb::tuple());
-      for (std::int32_t i = 0; i < streams.size(); ++i) {
-        void* const stream = reinterpret_cast<void*>(streams.data()[i]);
+      if (work.streams == nullptr) continue;
+      for (const std::int64_t stream : integers_of(work.streams)) {
         // The GPU may be lost.
-        if (hvdlite_order(engine_, work.number, stream) != HVDLITE_OK) Py_XINCREF(work.memory);
+        if (hvdlite_order(engine_, work.number, reinterpret_cast<void*>(stream)) != HVDLITE_OK) {
+          Py_XINCREF(work.memory);
+        }
       }
     } catch (const std::exception&) {  // no memory: the work is kept for ever
       each.release();

@@ -1,7 +1,7 @@
 // The engine as a Python object: the C ABI with Python's rules of ownership, signals and exceptions.
-// Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine. Blocks: create_mpi,
-// wait_in_slices, wait_many, blocking plain calls, await_question, publish_failure, pause and shutdown (also in the
-// destructor); the functions of the timeline, on the disk. Throws: the classes of hvdlite.errors, and what Python raises.
+// Thread: any, with the GIL held on entry; released while a call waits. Owns: its native engine. Blocks:
+// wait_in_slices, wait_many, blocking plain calls, and shutdown (also in the destructor). Throws: the classes of
+// hvdlite.errors, and what Python raises.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "arena.h"
 #include "binding.h"
 #include "plain_memory.h"
 #include "request.h"
@@ -22,35 +21,26 @@
 
 namespace hvdlite::python {
 
-// Ranks in one process, for tests.
-class Fabric {
- public:
-  // hosts: the number of each rank's host, or None for one host.
-  Fabric(int size, nb::handle hosts);
-  ~Fabric();
-  Fabric(const Fabric&) = delete;
-  Fabric& operator=(const Fabric&) = delete;
-  void kill(int rank);
-  hvdlite_fabric* get() const { return fabric_; }
-
- private:
-  hvdlite_fabric* fabric_ = nullptr;
-};
-
 // No limit to the seconds of a wait.
 inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
+// How a wait ended. It has the error's text, because Python code runs before the error is raised.
+struct WaitResult {
+  int code = HVDLITE_OK;
+  std::string message;
+  bool ended = false;  // have all operations ended?
+};
+
+// A submission of requests. wake: as in hvdlite_submission.
+hvdlite_submission submission_of(std::span<const hvdlite_request> requests, bool wake);
+
 class Engine {
  public:
-  static Engine* create_inproc(Fabric& fabric, int rank, nb::handle config);
-  static Engine* create_mpi(const Utf8& shim_path, std::uintptr_t comm_address, nb::handle config,
-                            bool takes_comm);
+  explicit Engine(hvdlite_engine* engine);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  void make_current();
-  nb::tuple topology() const;
   // Submits requests. Returns the work that is then in flight: `work`, or a new one (for None) that keeps the memory. Without
   // requests the work is not in flight. Throws ValueError if `work` was submitted before. If it throws, nothing was submitted.
   nb::object submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work);
@@ -84,7 +74,7 @@ class Engine {
 
   // For Work. Waits in slices until all operations of these works have ended. Between slices Python handles signals; throws
   // what their handlers raise, and TimeoutError after `limit` seconds.
-  CallResult wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
+  WaitResult wait_in_slices(const std::int64_t* works, std::size_t count, double limit);
   // Orders these streams after the operations, if those are on a GPU.
   void order(std::int64_t work, nb::handle streams);
   // Keeps a work that was dropped in flight, until its operations have ended and another operation is submitted, or until
@@ -96,50 +86,26 @@ class Engine {
   // False in a forked child.
   bool is_here() const;
 
-  nb::object new_output(std::size_t bytes);
-  GpuMemory new_gpu_output(std::int32_t gpu, std::uintptr_t stream, std::size_t bytes);
-  std::int32_t gpu_of_address(std::uintptr_t address);
-  std::vector<std::int32_t> process_set_ids();
-  std::vector<std::int32_t> process_set_ranks(std::int32_t id);
-  Arena* create_arena(std::int32_t process_set, std::int64_t nbytes, const char* kind);
-  void start_timeline(const Utf8& path, std::int64_t max_bytes, bool mark_cycles);
-  void stop_timeline();
-  bool await_question();
-  void answer_question(const Utf8& text);
-  void exempt_from_stalls(double seconds);
-  void publish_failure(const Utf8& cause);
-  nb::str failure_cause();
-  nb::str flight_record(std::int64_t ended);
-  nb::dict counters();
-  nb::tuple lateness();
-  void pause();
-  void resume();
   void shutdown();
 
  private:
-  explicit Engine(hvdlite_engine* engine);
   std::int64_t start(const hvdlite_submission& what);
   void sweep();
   nb::object start_work(const hvdlite_submission& what, nb::object work, nb::object streams);
   std::int64_t run(const hvdlite_submission& what, nb::handle input, nb::handle output);
-  void run_to_the_end(const hvdlite_submission& what, nb::handle input, nb::handle output);
   nb::object run_plain(hvdlite_request& request, const char* kind, nb::handle name,
                        nb::handle input, bool in_place, bool blocking);
-  // The references that a plain tensor's request needs until it is submitted.
+  // What a plain tensor's request refers to until it is submitted.
   struct Operands {
+    std::string name;
     const PlainType* type = nullptr;
     nb::object output;
     std::optional<PlainMemory> from, to;
   };
   bool read_input(hvdlite_request& request, Operands& operands, nb::handle input, bool writable);
   bool read_memory(hvdlite_request& request, Operands& operands, nb::handle input, bool in_place);
-  // The same for a message's request, which has its kind.
-  struct MessageOperands {
-    std::string name;
-    Operands memory;
-  };
-  bool read_message(hvdlite_request& request, MessageOperands& message, nb::handle tensor,
-                    nb::handle peer, nb::handle tag, nb::handle name, nb::handle process_set);
+  static nb::object step_of(const hvdlite_request& request, const Operands& operands,
+                            nb::handle input, bool in_place);
   // Null for values that are not plain.
   const PlainType* plain_type_of(nb::handle array);
 

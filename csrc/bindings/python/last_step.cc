@@ -12,9 +12,7 @@ bool is_step(PyObject* object) { return Py_TYPE(object) == last_step_type; }
 
 // Tells `mark_written` of the write to `output`, or to all outputs of a list. Returns false if it raised.
 bool tell_written(PyObject* mark_written, PyObject* output) {
-  if (mark_written == nullptr) return true;
-  const Owned said(PyObject_CallOneArg(mark_written, output));
-  return !said.failed();
+  return mark_written == nullptr || nb::steal(PyObject_CallOneArg(mark_written, output)).is_valid();
 }
 
 void tell(PyObject* mark_written, PyObject* output) {

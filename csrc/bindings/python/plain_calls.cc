@@ -74,14 +74,17 @@ bool has_rank(nb::handle process_set, nb::handle rank) {
   return false;
 }
 
-nb::object step_of(const PlainType& type, nb::handle output, nb::handle input, bool in_place) {
-  return new_step(output, input, in_place ? type.mark_written() : nb::handle(Py_None));
+// The kind, the rank and the tag of a message.
+bool read_message(hvdlite_request& request, int kind, nb::handle peer, nb::handle tag,
+                  nb::handle process_set) {
+  request.kind = kind;
+  request.op = HVDLITE_SUM;
+  request.prescale = request.postscale = 1.0;
+  return read_int(peer, request.root) && request.root >= 0 && read_int(tag, request.tag) &&
+         request.tag >= 0 && read_set(process_set, request.process_set);
 }
 
-// A message that was sent gives None, one that was received its tensor.
-nb::object step_of_message(bool sends, const PlainType& type, nb::handle tensor) {
-  return sends ? new_step(Py_None, tensor, Py_None) : new_step(tensor, tensor, type.mark_written());
-}
+const char* name_of_message(int kind) { return kind == HVDLITE_SEND ? "send." : "recv."; }
 
 }  // namespace
 
@@ -139,26 +142,30 @@ bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handl
   return true;
 }
 
+// What is left to do at the end. A message that was sent gives None.
+nb::object Engine::step_of(const hvdlite_request& request, const Operands& operands,
+                           nb::handle input, bool in_place) {
+  if (request.kind == HVDLITE_SEND) return new_step(Py_None, input, Py_None);
+  return new_step(operands.output, input,
+                  in_place ? operands.type->mark_written() : nb::handle(Py_None));
+}
+
 // Adds the name and the memory, and submits the complete request. kind: the beginning of the operations' names.
 nb::object Engine::run_plain(hvdlite_request& request, const char* kind, nb::handle name,
                              nb::handle input, bool in_place, bool blocking) {
-  std::string full_name;
   Operands operands;
-  if ((!blocking && !work_type_.is_valid()) || !read_name(name, kind, full_name) ||
+  if ((!blocking && !work_type_.is_valid()) || !read_name(name, kind, operands.name) ||
       !read_memory(request, operands, input, in_place)) {
     return nb::none();
   }
-  request.name = full_name.c_str();
-  hvdlite_submission what{};
-  what.requests = &request;
-  what.count = 1;
-  what.wake = blocking ? 0 : 1;
+  request.name = operands.name.c_str();
+  const hvdlite_submission what = submission_of({&request, 1}, !blocking);
   if (!blocking) {
-    nb::object step = step_of(*operands.type, operands.output, input, in_place);
+    nb::object step = step_of(request, operands, input, in_place);
     return start_work(what, new_work(work_type_, std::move(step), false), {});
   }
-  run_to_the_end(what, input, operands.output);
-  if (in_place) operands.type->tell_written(operands.output);
+  hvdlite_release(engine_, run(what, input, operands.output));
+  if (in_place && request.kind != HVDLITE_SEND) operands.type->tell_written(operands.output);
   return std::move(operands.output);
 }
 
@@ -185,20 +192,16 @@ nb::object Engine::new_shape(int kind, nb::handle tensor, nb::handle name, nb::h
                              nb::handle prescale, nb::handle postscale, nb::handle process_set) {
   hvdlite_request request{};
   request.kind = kind;
-  std::string full_name;
   Operands operands;
   const char* const kind_name = kind == HVDLITE_ALLGATHER ? "allgather." : "reducescatter.";
   if (!read_int(op, request.op) || !read_factor(prescale, request.prescale) ||
       !read_factor(postscale, request.postscale) || !read_set(process_set, request.process_set) ||
-      !read_name(name, kind_name, full_name) || !read_input(request, operands, tensor, false) ||
+      !read_name(name, kind_name, operands.name) || !read_input(request, operands, tensor, false) ||
       request.ndim == 0) {
     return nb::none();
   }
-  request.name = full_name.c_str();
-  hvdlite_submission what{};
-  what.requests = &request;
-  what.count = 1;
-  const std::int64_t number = run(what, tensor, tensor);
+  request.name = operands.name.c_str();
+  const std::int64_t number = run(submission_of({&request, 1}, false), tensor, tensor);
   hvdlite_result native{};
   std::size_t count = 0;
   check(hvdlite_results(engine_, number, &native, 1, &count));
@@ -207,43 +210,11 @@ nb::object Engine::new_shape(int kind, nb::handle tensor, nb::handle name, nb::h
   return operands.type->wrap(std::move(result.output), result.shape, tensor, *operands.from);
 }
 
-bool Engine::read_message(hvdlite_request& request, MessageOperands& message, nb::handle tensor,
-                          nb::handle peer, nb::handle tag, nb::handle name,
-                          nb::handle process_set) {
-  const bool sends = request.kind == HVDLITE_SEND;
-  request.op = HVDLITE_SUM;
-  request.prescale = request.postscale = 1.0;
-  if (!read_int(peer, request.root) || request.root < 0 || !read_int(tag, request.tag) ||
-      request.tag < 0 || !read_set(process_set, request.process_set) ||
-      !read_name(name, sends ? "send." : "recv.", message.name) ||
-      !read_memory(request, message.memory, tensor, true)) {
-    return false;
-  }
-  request.name = message.name.c_str();
-  return true;
-}
-
 nb::object Engine::message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag,
                            nb::handle name, nb::handle process_set, bool blocking) {
   hvdlite_request request{};
-  request.kind = kind;
-  MessageOperands message;
-  if ((!blocking && !work_type_.is_valid()) ||
-      !read_message(request, message, tensor, peer, tag, name, process_set)) {
-    return nb::none();
-  }
-  const bool sends = kind == HVDLITE_SEND;
-  const PlainType& type = *message.memory.type;
-  hvdlite_submission what{};
-  what.requests = &request;
-  what.count = 1;
-  what.wake = blocking ? 0 : 1;
-  if (!blocking) {
-    return start_work(what, new_work(work_type_, step_of_message(sends, type, tensor), false), {});
-  }
-  run_to_the_end(what, tensor, tensor);
-  if (!sends) type.tell_written(tensor);
-  return nb::borrow(tensor);
+  if (!read_message(request, kind, peer, tag, process_set)) return nb::none();
+  return run_plain(request, name_of_message(kind), name, tensor, /*in_place=*/true, blocking);
 }
 
 nb::object Engine::messages(const std::vector<int>& kinds, nb::handle operations,
@@ -255,7 +226,7 @@ nb::object Engine::messages(const std::vector<int>& kinds, nb::handle operations
     throw nb::value_error("there is one kind for each operation");
   }
   std::vector<hvdlite_request> requests(count);
-  std::deque<MessageOperands> messages(count);
+  std::deque<Operands> memory(count);
   nb::object steps = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (std::size_t i = 0; i < count; ++i) {
     const auto place = static_cast<Py_ssize_t>(i);
@@ -266,18 +237,17 @@ nb::object Engine::messages(const std::vector<int>& kinds, nb::handle operations
     const auto item = [&](Py_ssize_t which) {  // op, tensor, peer, tag, name
       return nb::handle(PyTuple_GET_ITEM(operation.ptr(), which));
     };
-    requests[i].kind = kinds[i];
-    if (!read_message(requests[i], messages[i], item(1), item(2), item(3), item(4), process_set)) {
+    if (!read_message(requests[i], kinds[i], item(2), item(3), process_set) ||
+        !read_name(item(4), name_of_message(kinds[i]), memory[i].name) ||
+        !read_memory(requests[i], memory[i], item(1), true)) {
       return nb::none();
     }
-    nb::object step = step_of_message(kinds[i] == HVDLITE_SEND, *messages[i].memory.type, item(1));
+    requests[i].name = memory[i].name.c_str();
+    nb::object step = step_of(requests[i], memory[i], item(1), true);
     PyTuple_SET_ITEM(steps.ptr(), place, step.release().ptr());
   }
-  hvdlite_submission what{};
-  what.requests = requests.data();
-  what.count = count;
-  what.wake = 1;
-  return start_work(what, new_work(work_type_, std::move(steps), true), {});
+  return start_work(submission_of(requests, true), new_work(work_type_, std::move(steps), true),
+                    {});
 }
 
 nb::object Engine::allreduce_group(nb::handle tensors, nb::handle name, nb::handle op,
@@ -295,7 +265,6 @@ nb::object Engine::allreduce_group(nb::handle tensors, nb::handle name, nb::hand
   if (count == 0) return nb::none();
   common.group_size = static_cast<std::int32_t>(count);
   std::vector<hvdlite_request> requests(count, common);
-  std::vector<std::string> names(group.empty() ? 0 : count);
   std::deque<Operands> memory(count);
   nb::object steps = checked(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (std::size_t i = 0; i < count; ++i) {
@@ -306,17 +275,14 @@ nb::object Engine::allreduce_group(nb::handle tensors, nb::handle name, nb::hand
     request.group = group.c_str();
     request.group_index = static_cast<std::int32_t>(i);
     if (!group.empty()) {  // as hvdlite.requests.member_names
-      names[i] = group + "_" + std::to_string(i + 1) + "of" + std::to_string(count);
-      request.name = names[i].c_str();
+      memory[i].name = group + "_" + std::to_string(i + 1) + "of" + std::to_string(count);
+      request.name = memory[i].name.c_str();
     }
-    nb::object step = step_of(*memory[i].type, memory[i].output, tensor, in_place);
+    nb::object step = step_of(request, memory[i], tensor, in_place);
     PyTuple_SET_ITEM(steps.ptr(), place, step.release().ptr());
   }
-  hvdlite_submission what{};
-  what.requests = requests.data();
-  what.count = count;
-  what.wake = wake ? 1 : 0;
-  return start_work(what, new_work(work_type_, std::move(steps), true), {});
+  return start_work(submission_of(requests, wake), new_work(work_type_, std::move(steps), true),
+                    {});
 }
 
 }  // namespace hvdlite::python

@@ -78,36 +78,33 @@ bool is_aligned(const void* data, std::size_t item_bytes) {
 // --- the type ---------------------------------------------------------------------------------------------------------
 
 PlainType::PlainType(nb::handle type, nb::handle plain) : type_(nb::borrow(type)) {
-  PyObject *new_like = nullptr, *empty_like = nullptr, *wrap = nullptr;
-  PyObject *mark_written = nullptr, *unless = nullptr;
-  PyObject *dtypes = nullptr, *exchange = nullptr, *codes = nullptr, *mode = nullptr;
-  if (PyArg_ParseTuple(plain.ptr(), "OOOLOOOOSO:plain", &new_like, &empty_like, &wrap,
-                       &recycled_from_, &mark_written, &unless, &dtypes, &exchange, &codes,
-                       &mode) == 0) {
-    throw nb::python_error();
-  }
+  const nb::tuple items = nb::cast<nb::tuple>(plain);
+  if (items.size() != 10) throw nb::type_error("plain: this is no Plain");
+  new_like_ = items[0];
+  empty_like_ = items[1];
+  wrap_ = items[2];
+  recycled_from_ = nb::cast<long long>(items[3]);
+  mark_written_ = items[4];
+  unless_ = items[5];
+  dtypes_ = items[6];
+  exchange_ = items[7];
+  codes_ = items[8];
+  mode_ = items[9];
+  PyObject* const mode = mode_.ptr();
   if (mode != Py_None && (PyTuple_Check(mode) == 0 || PyTuple_GET_SIZE(mode) != 3 ||
                           PyDict_Check(PyTuple_GET_ITEM(mode, 0)) == 0)) {
     throw nb::type_error("plain: mode is no dict, key and value");
   }
-  mode_ = nb::borrow(mode);
-  new_like_ = nb::borrow(new_like);
-  empty_like_ = nb::borrow(empty_like);
-  wrap_ = nb::borrow(wrap);
-  mark_written_ = nb::borrow(mark_written);
-  unless_ = nb::borrow(unless);
-  dtypes_ = nb::borrow(dtypes);
-  exchange_ = nb::borrow(exchange);
-  codes_ = nb::borrow(codes);
+  if (PyBytes_Check(codes_.ptr()) == 0) throw nb::type_error("plain: codes are no bytes");
   if (exchange_.is_none()) {
-    if (PyDict_Check(dtypes) == 0) throw nb::type_error("plain: dtypes is no dict");
+    if (PyDict_Check(dtypes_.ptr()) == 0) throw nb::type_error("plain: dtypes is no dict");
     return;
   }
-  api_ = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(exchange, kCapsuleName));
+  api_ = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(exchange_.ptr(), kCapsuleName));
   if (api_ == nullptr) throw nb::python_error();
   while (api_ != nullptr && api_->major != kMajor) api_ = api_->older;
-  table_ = PyBytes_AS_STRING(codes);
-  table_size_ = static_cast<std::size_t>(PyBytes_GET_SIZE(codes));
+  table_ = PyBytes_AS_STRING(codes_.ptr());
+  table_size_ = static_cast<std::size_t>(PyBytes_GET_SIZE(codes_.ptr()));
 }
 
 bool PlainType::excludes(nb::handle array) const {

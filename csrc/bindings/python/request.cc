@@ -7,17 +7,21 @@ namespace hvdlite::python {
 
 namespace {
 
-std::int64_t to_int64(PyObject* value) {
-  const long long number = PyLong_AsLongLong(value);
-  if (number == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  return number;
-}
-
 // The items of any sequence, as a list or a tuple.
 nb::object items_of(nb::handle sequence, const char* expected) {
-  nb::object items = nb::steal(PySequence_Fast(sequence.ptr(), expected));
-  if (!items.is_valid()) throw nb::python_error();
-  return items;
+  return checked(PySequence_Fast(sequence.ptr(), expected));
+}
+
+// Appends the integers of a sequence. Returns their number.
+std::int32_t append(nb::handle sequence, std::vector<std::int64_t>& integers) {
+  const nb::object items = items_of(sequence, "expected a sequence of integers");
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const long long number = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items.ptr(), i));
+    if (number == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    integers.push_back(number);
+  }
+  return static_cast<std::int32_t>(count);
 }
 
 // These conversions leave no Python error behind when they fail. That of a text throws InvalidArgumentError for a name that the
@@ -103,13 +107,7 @@ class RequestTuple {
 
   // Appends the integers of the next item, a sequence. Returns their number.
   std::int32_t append_to(std::vector<std::int64_t>& integers) {
-    if (next_ >= size_) return 0;
-    const nb::object items = items_of(at(next_++), "expected a sequence of integers");
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      integers.push_back(to_int64(PySequence_Fast_GET_ITEM(items.ptr(), i)));
-    }
-    return static_cast<std::int32_t>(count);
+    return next_ < size_ ? append(at(next_++), integers) : 0;
   }
 
   bool has_next() const { return next_ < size_; }
@@ -139,15 +137,10 @@ const char* name_in(PyObject* text) {
   return name != nullptr && std::strlen(name) == static_cast<std::size_t>(size) ? name : nullptr;
 }
 
-Int64List::Int64List(nb::handle sequence) {
-  const nb::object items = items_of(sequence, "expected a sequence of integers");
-  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
-  if (count > kLocal) heap_.resize(count);
-  std::int64_t* values = count > kLocal ? heap_.data() : local_.data();
-  for (std::size_t i = 0; i < count; ++i) {
-    values[i] = to_int64(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)));
-  }
-  size_ = static_cast<std::int32_t>(count);
+std::vector<std::int64_t> integers_of(nb::handle sequence) {
+  std::vector<std::int64_t> integers;
+  append(sequence, integers);
+  return integers;
 }
 
 void Requests::add(nb::handle tuple) {
@@ -186,26 +179,18 @@ void Requests::add(nb::handle tuple) {
   if (arguments.has_next()) throw nb::type_error("a request has too many arguments");
 }
 
-// Call it when integers_ does not grow any more.
-void Requests::set_pointers() {
+Requests::Requests(nb::handle sequence) {
+  const nb::object items = items_of(sequence, "expected a sequence of requests");
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+  natives_.reserve(static_cast<std::size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) add(PySequence_Fast_GET_ITEM(items.ptr(), i));
+  // From here on integers_ does not grow, so it stays where it is.
   const std::int64_t* integers = integers_.data();
   for (hvdlite_request& request : natives_) {
     request.shape = integers;
     request.splits = integers + request.ndim;
     integers = request.splits + request.num_splits;
   }
-}
-
-Requests Requests::of_sequence(nb::handle sequence) {
-  const nb::object items = items_of(sequence, "expected a sequence of requests");
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
-  Requests requests;
-  requests.natives_.reserve(static_cast<std::size_t>(count));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    requests.add(PySequence_Fast_GET_ITEM(items.ptr(), i));
-  }
-  requests.set_pointers();
-  return requests;
 }
 
 }  // namespace hvdlite::python

@@ -43,9 +43,7 @@ nb::tuple as_tuple(const std::vector<std::int64_t>& values) {
 
 nb::object as_memoryview(OwnedBytes bytes) {
   nb::object owner = nb::cast(std::move(bytes));
-  PyObject* view = PyMemoryView_FromObject(owner.ptr());
-  if (view == nullptr) throw nb::python_error();
-  return nb::steal(view);
+  return checked(PyMemoryView_FromObject(owner.ptr()));
 }
 
 Result take_result(hvdlite_engine* engine, std::int64_t work, std::size_t place,

@@ -10,12 +10,15 @@
 
 namespace hvdlite::python {
 
-// Memory of the engine for a result. It exports Python's buffer protocol, and its destructor gives it back.
+struct BlockDeleter {
+  void operator()(hvdlite_block* block) const { hvdlite_block_free(block); }
+};
+// Memory of the engine for a result. Its destructor gives it back.
+using OwnedBlock = std::unique_ptr<hvdlite_block, BlockDeleter>;
+
+// Such memory on the host. It exports Python's buffer protocol.
 struct OwnedBytes {
-  struct Free {
-    void operator()(hvdlite_block* block) const { hvdlite_block_free(block); }
-  };
-  std::unique_ptr<hvdlite_block, Free> block;
+  OwnedBlock block;
   std::size_t size = 0;
 };
 
@@ -25,9 +28,9 @@ nb::object as_memoryview(OwnedBytes bytes);
 // A tuple of Python's integers.
 nb::tuple as_tuple(const std::vector<std::int64_t>& values);
 
-// Memory on a GPU for a result. Its destructor gives it back.
+// Such memory on a GPU.
 struct GpuMemory {
-  std::unique_ptr<hvdlite_block, OwnedBytes::Free> block;
+  OwnedBlock block;
   std::size_t size = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "work.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,25 +32,18 @@ std::vector<hvdlite_result> native_results(const Work& work) {
   return results;
 }
 
-struct FailedResult {
-  std::size_t place;
-  int code;
-  std::string text;
-};
-
-std::vector<FailedResult> failures_in(const std::vector<hvdlite_result>& results) {
-  std::vector<FailedResult> failures;
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    if (results[i].code != HVDLITE_OK) failures.push_back({i, results[i].code, results[i].error});
+// The errors of the operations that failed, by place. Making errors runs Python code, and so perhaps other threads, which may
+// release the work; so the texts are copied first.
+std::vector<nb::object> errors_of(const Work& work, const std::vector<hvdlite_result>& results) {
+  std::vector<nb::object> errors(results.size());
+  if (work.failed == 0) return errors;
+  std::vector<std::string> texts;
+  for (const hvdlite_result& result : results) {
+    texts.emplace_back(result.error != nullptr ? result.error : "");
   }
-  return failures;
-}
-
-// Makes the errors. This runs Python code, and so perhaps other threads.
-std::vector<nb::object> errors_of(const std::vector<FailedResult>& failures) {
-  std::vector<nb::object> errors;
-  for (const FailedResult& failure : failures)
-    errors.push_back(make_error(failure.code, failure.text));
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].code != HVDLITE_OK) errors[i] = make_error(results[i].code, texts[i]);
+  }
   return errors;
 }
 
@@ -71,29 +65,21 @@ nb::object no_results(const Work& work) {
   return list;
 }
 
-void fill_results(Work& work, const std::vector<hvdlite_result>& natives,
-                  const std::vector<FailedResult>& failures, std::vector<nb::object> errors,
-                  const nb::object& list) {
-  std::size_t failed = 0;
-  for (std::size_t i = 0; i < natives.size(); ++i) {
-    const bool is_failure = failed < failures.size() && failures[failed].place == i;
-    nb::object result =
-        is_failure ? std::move(errors[failed++])
-                   : nb::cast(take_result(engine_of(work).get(), work.number, i, natives[i]));
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), result.release().ptr());
-  }
-}
-
 nb::object results(nb::handle self) {
   Work& work = work_of(self);
   require_ended(work);
   if (work.stage == Stage::kEnded) {
     const std::vector<hvdlite_result> natives = native_results(work);
-    const std::vector<FailedResult> failures = failures_in(natives);
-    std::vector<nb::object> errors = errors_of(failures);
+    const std::vector<nb::object> errors = errors_of(work, natives);
     const nb::object list = checked(PyList_New(static_cast<Py_ssize_t>(work.size)));
     if (work.stage == Stage::kEnded) {  // no other thread has taken them meanwhile
-      fill_results(work, natives, failures, std::move(errors), list);
+      for (std::size_t i = 0; i < natives.size(); ++i) {
+        nb::object result =
+            errors[i].is_valid()
+                ? errors[i]
+                : nb::cast(take_result(engine_of(work).get(), work.number, i, natives[i]));
+        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), result.release().ptr());
+      }
       Py_XSETREF(work.results, Py_NewRef(list.ptr()));
       release(work);
     }
@@ -152,26 +138,21 @@ void finalize_work(PyObject* self) {
   if (work.stage == Stage::kInFlight) engine_of(work).keep_dropped(self);
 }
 
-int visit_work(PyObject* self, visitproc visit, void* arg) {
+// All references but that to the engine, which has the operations.
+std::array<PyObject**, 5> references_of(PyObject* self) {
   auto* work = reinterpret_cast<Work*>(self);
+  return {&work->memory, &work->streams, &work->results, &work->on_gpu, &work->error};
+}
+
+int visit_work(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(work->engine);
-  Py_VISIT(work->memory);
-  Py_VISIT(work->streams);
-  Py_VISIT(work->results);
-  Py_VISIT(work->on_gpu);
-  Py_VISIT(work->error);
+  Py_VISIT(reinterpret_cast<Work*>(self)->engine);
+  for (PyObject** reference : references_of(self)) Py_VISIT(*reference);
   return 0;
 }
 
-// Keeps the engine, which has the operations.
 int clear_work(PyObject* self) {
-  auto* work = reinterpret_cast<Work*>(self);
-  Py_CLEAR(work->memory);
-  Py_CLEAR(work->streams);
-  Py_CLEAR(work->results);
-  Py_CLEAR(work->on_gpu);
-  Py_CLEAR(work->error);
+  for (PyObject** reference : references_of(self)) Py_CLEAR(*reference);
   return 0;
 }
 
@@ -188,30 +169,22 @@ void free_work(PyObject* self) {
   free_object<free_members>(self);
 }
 
-PyObject* get_number(PyObject* self, void* /*closure*/) {
-  return PyLong_FromLongLong(reinterpret_cast<Work*>(self)->number);
-}
-
-PyObject* get_size(PyObject* self, void* /*closure*/) {
-  return PyLong_FromSize_t(reinterpret_cast<Work*>(self)->size);
-}
-
-PyMemberDef work_members[] = {HVDLITE_MEMBER(Work, engine, "_engine", T_OBJECT),
-                              HVDLITE_MEMBER(Work, memory, "_finish", T_OBJECT),
-                              HVDLITE_MEMBER(Work, on_gpu, "_on_gpu", T_OBJECT),
-                              HVDLITE_MEMBER(Work, error, "_error", T_OBJECT),
-                              HVDLITE_MEMBER(Work, grouped, "_grouped", T_BOOL),
+PyMemberDef work_members[] = {{"_engine", T_OBJECT, offsetof(Work, engine), 0, nullptr},
+                              {"_finish", T_OBJECT, offsetof(Work, memory), 0, nullptr},
+                              {"_on_gpu", T_OBJECT, offsetof(Work, on_gpu), 0, nullptr},
+                              {"_error", T_OBJECT, offsetof(Work, error), 0, nullptr},
+                              {"_grouped", T_BOOL, offsetof(Work, grouped), 0, nullptr},
+                              {"number", T_LONGLONG, offsetof(Work, number), READONLY, nullptr},
+                              {"size", T_PYSSIZET, offsetof(Work, size), READONLY, nullptr},
                               {}};
 
-PyGetSetDef work_properties[] = {{"number", get_number, nullptr, nullptr, nullptr},
-                                 {"size", get_size, nullptr, nullptr, nullptr},
-                                 {}};
-
-PyType_Slot work_slots[] = {
-    {Py_tp_new, slot_of(PyType_GenericNew)}, {Py_tp_finalize, slot_of(finalize_work)},
-    {Py_tp_traverse, slot_of(visit_work)},   {Py_tp_clear, slot_of(clear_work)},
-    {Py_tp_dealloc, slot_of(free_work)},     {Py_tp_members, work_members},
-    {Py_tp_getset, work_properties},         {0, nullptr}};
+PyType_Slot work_slots[] = {{Py_tp_new, slot_of(PyType_GenericNew)},
+                            {Py_tp_finalize, slot_of(finalize_work)},
+                            {Py_tp_traverse, slot_of(visit_work)},
+                            {Py_tp_clear, slot_of(clear_work)},
+                            {Py_tp_dealloc, slot_of(free_work)},
+                            {Py_tp_members, work_members},
+                            {0, nullptr}};
 
 template <typename Function, typename... Extra>
 void add_method(const char* name, Function function, const Extra&... extra) {
@@ -280,7 +253,7 @@ void wait_for(std::span<Work* const> works, double limit, nb::handle streams) {
     numbers[count++] = work->number;
   }
   if (engine == nullptr) return;
-  const CallResult outcome = engine->wait_in_slices(numbers, count, limit);
+  const WaitResult outcome = engine->wait_in_slices(numbers, count, limit);
   // Another thread may have waited as well and been faster; then the engine does not know the operations any more.
   if (!outcome.ended && std::ranges::any_of(works, waits)) {
     raise_error(outcome.code, outcome.message);
@@ -305,17 +278,11 @@ bool take_contributors(std::span<Work* const> works, nb::list outcomes) {
   nb::list what;
   for (const Work* work : works) {
     const std::vector<hvdlite_result> natives = native_results(*work);
-    const std::vector<FailedResult> failures = failures_in(natives);
-    const std::vector<nb::object> errors = errors_of(failures);
-    std::size_t failed = 0;
-    for (const hvdlite_result& native : natives) {
-      if (native.code == HVDLITE_OK) {
-        what.append(native.contributors);
-      } else {
-        what.append(errors[failed++]);
-      }
+    const std::vector<nb::object> errors = errors_of(*work, natives);
+    for (std::size_t i = 0; i < natives.size(); ++i) {
+      what.append(errors[i].is_valid() ? errors[i] : nb::int_(natives[i].contributors));
     }
-    all_well = all_well && failures.empty();
+    all_well = all_well && work->failed == 0;
   }
   outcomes.extend(what);
   for (Work* work : works) release(*work);

@@ -12,12 +12,10 @@
 namespace hvdlite::tensorflow {
 namespace {
 
-bool has_input(KernelKind kind) {
-  return kind != KernelKind::kBarrier && kind != KernelKind::kJoin;
-}
+bool has_input(std::int32_t kind) { return kind != HVDLITE_BARRIER && kind != HVDLITE_JOIN; }
 // Is the output like the input, so that it may take over the input's memory?
-bool has_output_like_input(KernelKind kind) {
-  return kind == KernelKind::kAllreduce || kind == KernelKind::kBroadcast;
+bool has_output_like_input(std::int32_t kind) {
+  return kind == HVDLITE_ALLREDUCE || kind == HVDLITE_BROADCAST;
 }
 
 void free_block(void*, std::size_t, void* block) {
@@ -37,14 +35,11 @@ KernelCall::KernelCall(const Kernel& kernel, TF_OpKernelContext* context, DoneCa
       context_(context),
       done_(std::move(done)),
       engine_(hvdlite_current_engine()),
-      count_(kernel.requests().size()) {
-  if (count_ > 1) more_parts_.resize(count_);
-}
+      tensors_(kernel.requests().size()) {}
 
 KernelCall::~KernelCall() {
-  for (std::size_t i = 0; i < count_; ++i) {
-    const TensorPair& at = part(i);
-    if (memory_in_use_) continue;
+  for (const TensorPair& at : tensors_) {
+    if (memory_in_use_) break;
     if (at.input != nullptr) api().DeleteTensor(at.input);
     if (at.output != nullptr) api().DeleteTensor(at.output);
   }
@@ -77,7 +72,7 @@ void KernelCall::start(const Kernel& kernel, TF_OpKernelContext* context, DoneCa
 int KernelCall::submit(KernelRequests& requests, bool wake, hvdlite_done_fn then) {
   hvdlite_submission what{};
   what.requests = requests.data();
-  what.count = count_;
+  what.count = tensors_.size();
   what.wake = wake ? 1 : 0;
   what.then = then;
   what.then_data = this;
@@ -100,47 +95,38 @@ void KernelCall::finish(std::unique_ptr<KernelCall> call) {
 // --- from tensors to requests ---------------------------------------------------------------------------------------
 
 bool KernelCall::describe(KernelRequests& requests) {
-  if (engine_ == nullptr) {
-    fail_with_last_error(context_, HVDLITE_E_NOT_INITIALIZED);
-    return false;
-  }
-  if (!has_input(kernel_.kind())) return true;
   const TfStatus status;
-  for (std::size_t i = 0; i < count_ && status.ok(); ++i) describe_tensor(requests, i, status);
-  if (kernel_.has_splits() && status.ok()) {
-    api().GetInput(context_, 1, &splits_, status);
-    if (status.ok() && !describe_splits(requests)) return false;
-  }
-  if (kernel_.is_weighted() && status.ok() && !describe_weight(requests, status)) return false;
+  const std::size_t inputs = has_input(kernel_.kind()) ? tensors_.size() : 0;
+  if (engine_ == nullptr) set_last_error(status, HVDLITE_E_NOT_INITIALIZED);
+  for (std::size_t i = 0; i < inputs && status.ok(); ++i) describe_tensor(requests, i, status);
+  if (kernel_.has_splits() && status.ok()) describe_splits(requests, status);
+  if (kernel_.is_weighted() && status.ok()) describe_weight(requests, status);
+  if (kernel_.is_on_gpu() && status.ok()) place_on_gpu(requests, status);
   if (!status.ok()) api().OpKernelContext_Failure(context_, status);
-  return status.ok() && (!kernel_.is_on_gpu() || place_on_gpu(requests));
+  return status.ok();
 }
 
 // All tensors of an op are on one GPU. A tensor without bytes has no address to tell the GPU from.
-bool KernelCall::place_on_gpu(KernelRequests& requests) {
+void KernelCall::place_on_gpu(KernelRequests& requests, TF_Status* status) {
   const hvdlite_request* begin = requests.data();
-  const auto* some = std::find_if(begin, begin + count_, [](const hvdlite_request& request) {
+  const hvdlite_request* end = begin + tensors_.size();
+  const auto* some = std::find_if(begin, end, [](const hvdlite_request& request) {
     return std::find(request.shape, request.shape + request.ndim, 0) ==
            request.shape + request.ndim;
   });
   std::int32_t gpu = HVDLITE_DEVICE_CPU;
-  const int code =
-      hvdlite_gpu_of_address(engine_, some == begin + count_ ? nullptr : some->input, &gpu);
-  if (code != HVDLITE_OK) {
-    fail_with_last_error(context_, code);
-    return false;
-  }
+  const int code = hvdlite_gpu_of_address(engine_, some == end ? nullptr : some->input, &gpu);
+  if (code != HVDLITE_OK) return set_last_error(status, code);
   stream_ = gpu_stream_of(context_);
-  for (std::size_t i = 0; i < count_; ++i) {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
     requests[i].device = gpu;
     requests[i].stream = stream_;
   }
-  return true;
 }
 
 void KernelCall::describe_tensor(KernelRequests& requests, std::size_t index, TF_Status* status) {
   const int place = static_cast<int>(index);
-  TensorPair& at = part(index);
+  TensorPair& at = tensors_[index];
   hvdlite_request& request = requests[index];
   api().GetInput(context_, place, &at.input, status);
   if (api().GetCode(status) != kOk) return;
@@ -157,34 +143,32 @@ void KernelCall::describe_tensor(KernelRequests& requests, std::size_t index, TF
   if (forwarded < 0) api().GetInput(context_, place, &at.input, status);
 }
 
-bool KernelCall::describe_splits(KernelRequests& requests) {
-  const char* problem = nullptr;
-  if (api().NumDims(splits_) != 1)
-    problem = "alltoall expects a 1D splits tensor";
-  else if (api().Dim(splits_, 0) == 0)
-    problem = "Number of entries in splits (0) does not equal number of workers";
-  if (problem != nullptr) {
-    fail(context_, kInvalidArgument, problem);
-    return false;
+void KernelCall::describe_splits(KernelRequests& requests, TF_Status* status) {
+  api().GetInput(context_, 1, &splits_, status);
+  if (api().GetCode(status) != kOk) return;
+  if (api().NumDims(splits_) != 1) {
+    api().SetStatus(status, kInvalidArgument, "alltoall expects a 1D splits tensor");
+  } else if (api().Dim(splits_, 0) == 0) {
+    api().SetStatus(status, kInvalidArgument,
+                    "Number of entries in splits (0) does not equal number of workers");
+  } else {
+    requests.set_splits(splits_);
   }
-  requests.set_splits(splits_);
-  return true;
 }
 
 // The weight follows the tensors. The engine checks its value.
-bool KernelCall::describe_weight(KernelRequests& requests, TF_Status* status) {
+void KernelCall::describe_weight(KernelRequests& requests, TF_Status* status) {
   TF_Tensor* tensor = nullptr;
-  api().GetInput(context_, static_cast<int>(count_), &tensor, status);
-  if (api().GetCode(status) != kOk) return true;
-  const bool is_scalar = api().NumDims(tensor) == 0;
-  if (is_scalar) {
+  api().GetInput(context_, static_cast<int>(tensors_.size()), &tensor, status);
+  if (api().GetCode(status) != kOk) return;
+  if (api().NumDims(tensor) == 0) {
     const double weight = *static_cast<const double*>(api().TensorData(tensor));
-    for (std::size_t i = 0; i < count_; ++i) requests[i].weight = weight;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) requests[i].weight = weight;
   } else {
-    fail(context_, kInvalidArgument, "a weight is one number, without dimensions; pass a scalar");
+    api().SetStatus(status, kInvalidArgument,
+                    "a weight is one number, without dimensions; pass a scalar");
   }
   api().DeleteTensor(tensor);
-  return is_scalar;
 }
 
 // --- from results to tensors ----------------------------------------------------------------------------------------
@@ -202,11 +186,9 @@ void KernelCall::collect() {
 
 // A failed call has no outputs. But one of its operations may have left memory in use.
 void KernelCall::give_outputs(bool all_well) {
-  hvdlite_result one{};
-  std::vector<hvdlite_result> more(count_ > 1 ? count_ : 0);
-  hvdlite_result* const results = more.empty() ? &one : more.data();
+  std::vector<hvdlite_result> results(tensors_.size());
   std::size_t count = 0;
-  if (hvdlite_results(engine_, work_, results, count_, &count) != HVDLITE_OK) return;
+  if (hvdlite_results(engine_, work_, results.data(), results.size(), &count) != HVDLITE_OK) return;
   const TfStatus status;
   for (std::size_t i = 0; i < count; ++i) {
     memory_in_use_ = memory_in_use_ || !memory_is_free(results[i].code);
@@ -216,14 +198,14 @@ void KernelCall::give_outputs(bool all_well) {
 }
 
 void KernelCall::give_output(std::size_t index, const hvdlite_result& result, TF_Status* status) {
-  const KernelKind kind = kernel_.kind();
-  if (has_output_like_input(kind) || kind == KernelKind::kBarrier) return;
-  if (kind == KernelKind::kJoin) {
+  const std::int32_t kind = kernel_.kind();
+  if (has_output_like_input(kind) || kind == HVDLITE_BARRIER) return;
+  if (kind == HVDLITE_JOIN) {
     give_integers(context_, 0, nullptr, 0, &result.last_joined_rank, status);
     return;
   }
   give_rows(index, result, status);
-  if (kind != KernelKind::kAlltoall || api().GetCode(status) != kOk) return;
+  if (kind != HVDLITE_ALLTOALL || api().GetCode(status) != kOk) return;
   const std::int64_t count = result.num_received_splits;
   const std::vector<std::int32_t> rows(result.received_splits, result.received_splits + count);
   give_integers(context_, 1, &count, 1, rows.data(), status);
@@ -233,9 +215,9 @@ void KernelCall::give_output(std::size_t index, const hvdlite_result& result, TF
 // last use is enqueued, and only its own allocator handles that.
 void KernelCall::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const int place = static_cast<int>(index);
-  const DataType dtype = kernel_.dtype(index);
   hvdlite_block* block = hvdlite_result_take_block(engine_, work_, index);
-  TensorPair& at = part(index);
+  TensorPair& at = tensors_[index];
+  const DataType dtype = api().TensorType(at.input);
   if (block != nullptr && result.num_bytes > 0 && !kernel_.is_on_gpu()) {
     at.output = wrap(block, dtype, result);
     api().SetOutput(context_, place, at.output, status);
@@ -247,7 +229,7 @@ void KernelCall::give_rows(std::size_t index, const hvdlite_result& result, TF_S
   if (block == nullptr) return;
   if (bytes > 0 && api().GetCode(status) == kOk) {
     const int code = hvdlite_block_copy(block, api().TensorData(at.output), bytes, stream_);
-    if (code != HVDLITE_OK) api().SetStatus(status, status_code_of(code), hvdlite_last_error());
+    if (code != HVDLITE_OK) set_last_error(status, code);
   }
   hvdlite_block_free(block);
 }

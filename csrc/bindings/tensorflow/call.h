@@ -35,16 +35,12 @@ class KernelCall {
     TF_Tensor* output = nullptr;  // null until the end if the engine allocates it
   };
 
-  TensorPair& part(std::size_t index) {
-    return more_parts_.empty() ? one_part_ : more_parts_[index];
-  }
-
   // Returns false if the op has failed.
   bool describe(KernelRequests& requests);
   void describe_tensor(KernelRequests& requests, std::size_t index, TF_Status* status);
-  bool describe_splits(KernelRequests& requests);
-  bool describe_weight(KernelRequests& requests, TF_Status* status);
-  bool place_on_gpu(KernelRequests& requests);
+  void describe_splits(KernelRequests& requests, TF_Status* status);
+  void describe_weight(KernelRequests& requests, TF_Status* status);
+  void place_on_gpu(KernelRequests& requests, TF_Status* status);
 
   // Returns the engine's code. wake: wake the engine thread, because no thread is about to wait. then: is called at the end.
   int submit(KernelRequests& requests, bool wake, hvdlite_done_fn then = nullptr);
@@ -61,13 +57,10 @@ class KernelCall {
   DoneCallback done_;
   hvdlite_engine* engine_;
   void* stream_ = nullptr;  // TensorFlow's, if the tensors are in GPU memory
-  std::size_t count_;
   // The transport may still write to the tensors, so they are never freed.
   bool memory_in_use_ = false;
   TF_Tensor* splits_ = nullptr;
-  // One tensor, the usual case, needs no further allocation.
-  TensorPair one_part_;
-  std::vector<TensorPair> more_parts_;
+  std::vector<TensorPair> tensors_;
   std::int64_t work_ = 0;
 };
 

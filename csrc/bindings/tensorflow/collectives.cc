@@ -5,13 +5,11 @@
 // TensorFlow evaluates a stateless op with constant inputs (for example, the gradient of a linear loss) only once, while it
 // optimises the graph. So stateless ops have another input, "anchor", which is never constant and is not read
 // (hvdlite/tensorflow/making.py says where it comes from).
-#include "collectives.h"
-
 #include <string>
 
 #include "call.h"
 #include "op_definition.h"
-#include "self_test.h"
+#include "ops.h"
 #include "shapes.h"
 #include "status.h"
 
@@ -49,31 +47,34 @@ template <Kernel::Form kForm>
 void define(OpDefinition definition) {
   definition.attribute("tensor_name: string = ''").attribute("process_set: int = 0");
   definition.attribute("blocking: bool = false");
-  const bool has_tensors = kForm.kind != KernelKind::kBarrier && kForm.kind != KernelKind::kJoin;
+  const bool has_tensors = kForm.kind != HVDLITE_BARRIER && kForm.kind != HVDLITE_JOIN;
   definition.enroll({create<kForm, ArgumentMemory::kHost>, compute, compute_async, destroy,
                      has_tensors ? create<kForm, ArgumentMemory::kDevice> : nullptr});
 }
 
+template <Kernel::Form kForm>
+void define_of_tensors(const std::string& name, bool stateful, ShapeFunction shapes,
+                       std::initializer_list<const char*> attributes) {
+  const std::string many = kForm.grouped ? "Grouped" : "", suffix = stateful ? "Stateful" : "";
+  OpDefinition op("Hvdlite" + many + name + suffix, stateful, shapes);
+  op.attribute(kForm.grouped ? kMany : kOne);
+  op.input(kForm.grouped ? "tensors" : "tensor", "T");
+  op.output(kForm.grouped ? "outputs" : "output", "T");
+  if (kForm.weighted) op.input("weight", "double", ArgumentMemory::kHost);
+  if (!stateful) op.input("anchor", "float");
+  for (const char* attribute : attributes) op.attribute(attribute);
+  define<kForm>(op);
+}
+
 // Defines the stateless and the stateful op, for one tensor and for many.
-template <KernelKind kKind, bool kWeighted = false>
+template <std::int32_t kKind, bool kWeighted = false>
 void define_family(const std::string& name, std::initializer_list<const char*> attributes,
                    const ShapeFunctions& shapes_of) {
   for (const bool stateful : {false, true}) {
     const ShapeFunction shapes = stateful ? shapes_of.without_anchor : shapes_of.with_anchor;
-    const std::string suffix = stateful ? "Stateful" : "";
-    OpDefinition one("Hvdlite" + name + suffix, stateful, shapes);
-    one.attribute(kOne).input("tensor", "T").output("output", "T");
-    if (kWeighted) one.input("weight", "double", ArgumentMemory::kHost);
-    if (!stateful) one.input("anchor", "float");
-    for (const char* attribute : attributes) one.attribute(attribute);
-    define<Kernel::Form{kKind, false, kWeighted}>(one);
-    if (kKind == KernelKind::kBroadcast) continue;  // Horovod groups no broadcasts
-    OpDefinition many("HvdliteGrouped" + name + suffix, stateful, shapes);
-    many.attribute(kMany).input("tensors", "T").output("outputs", "T");
-    if (kWeighted) many.input("weight", "double", ArgumentMemory::kHost);
-    if (!stateful) many.input("anchor", "float");
-    for (const char* attribute : attributes) many.attribute(attribute);
-    define<Kernel::Form{kKind, true, kWeighted}>(many);
+    define_of_tensors<Kernel::Form{kKind, false, kWeighted}>(name, stateful, shapes, attributes);
+    if (kKind == HVDLITE_BROADCAST) continue;  // Horovod groups no broadcasts
+    define_of_tensors<Kernel::Form{kKind, true, kWeighted}>(name, stateful, shapes, attributes);
   }
 }
 
@@ -85,7 +86,7 @@ void define_alltoall() {
     op.input("tensor", "T").input("splits", "Tsplits", ArgumentMemory::kHost);
     if (!stateful) op.input("anchor", "float");
     op.output("output", "T").output("received_splits", "int32", ArgumentMemory::kHost);
-    define<Kernel::Form{KernelKind::kAlltoall}>(op);
+    define<Kernel::Form{HVDLITE_ALLTOALL}>(op);
   }
 }
 
@@ -99,18 +100,17 @@ void register_collectives() {
   const auto coded_reduction = {
       "reduce_op: int",      kPrescale, kPostscale, "codec: int = 0", "codec_between: int = 0",
       "codec_block: int = 0"};
-  define_family<KernelKind::kAllreduce>("Allreduce", coded_reduction, kLikeInputs);
-  define_family<KernelKind::kAllreduce, true>("WeightedAllreduce", coded_reduction,
-                                              kLikeInputsButTheWeight);
-  define_family<KernelKind::kReducescatter>("Reducescatter", reduction, kRows);
-  define_family<KernelKind::kAllgather>("Allgather", {}, kRows);
-  define_family<KernelKind::kBroadcast>("Broadcast", {"root_rank: int"}, kLikeInputs);
+  define_family<HVDLITE_ALLREDUCE>("Allreduce", coded_reduction, kLikeInputs);
+  define_family<HVDLITE_ALLREDUCE, true>("WeightedAllreduce", coded_reduction,
+                                         kLikeInputsButTheWeight);
+  define_family<HVDLITE_REDUCESCATTER>("Reducescatter", reduction, kRows);
+  define_family<HVDLITE_ALLGATHER>("Allgather", {}, kRows);
+  define_family<HVDLITE_BROADCAST>("Broadcast", {"root_rank: int"}, kLikeInputs);
   define_alltoall();
-  define<Kernel::Form{KernelKind::kBarrier}>(
-      OpDefinition("HvdliteBarrier", true, shapes_of_nothing));
+  define<Kernel::Form{HVDLITE_BARRIER}>(OpDefinition("HvdliteBarrier", true, shapes_of_nothing));
   OpDefinition join("HvdliteJoin", true, shape_of_number);
   join.output("last_joined_rank", "int32");
-  define<Kernel::Form{KernelKind::kJoin}>(join);
+  define<Kernel::Form{HVDLITE_JOIN}>(join);
 }
 
 }  // namespace hvdlite::tensorflow

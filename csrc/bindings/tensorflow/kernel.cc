@@ -10,7 +10,10 @@ namespace hvdlite::tensorflow {
 namespace {
 
 // Left: TF_DataType, whose numbers are part of TensorFlow's file formats. Right: csrc/base/types.h.
-constexpr DTypePair kDTypes[] = {
+constexpr struct {
+  DataType tensorflow;
+  std::int32_t engine;
+} kDTypes[] = {
     {4, 0},    // uint8
     {6, 1},    // int8
     {17, 2},   // uint16
@@ -28,17 +31,17 @@ constexpr DTypePair kDTypes[] = {
     {18, 14},  // complex128
 };
 
-DTypePair pair_of(DataType dtype) {
-  for (const DTypePair& pair : kDTypes) {
-    if (pair.tensorflow == dtype) return pair;
+std::int32_t engine_dtype(DataType dtype) {
+  for (const auto& pair : kDTypes) {
+    if (pair.tensorflow == dtype) return pair.engine;
   }
-  return {dtype, -1};  // the op's definition allows only the types above
+  return -1;  // the op's definition allows only the types above
 }
 
-const char* prefix_of(KernelKind kind) {
+const char* prefix_of(std::int32_t kind) {
   constexpr const char* kPrefixes[] = {"allreduce.",     "allgather.", "broadcast.", "alltoall.",
                                        "reducescatter.", "barrier.",   "join"};
-  return kPrefixes[static_cast<int>(kind)];
+  return kPrefixes[kind];
 }
 
 bool is_counter(std::string_view part) {
@@ -140,30 +143,30 @@ class Kernel::Attributes {
 
 Kernel::Kernel(const Form& form, bool on_gpu, TF_OpKernelConstruction* construction)
     : form_(form), on_gpu_(on_gpu) {
-  const KernelKind kind = form.kind;
+  const std::int32_t kind = form.kind;
   const Attributes attributes(construction);
-  parse_dtypes(attributes);
-  parse_names(attributes);
-  const bool reduces = kind == KernelKind::kAllreduce || kind == KernelKind::kReducescatter;
+  const std::vector<std::int32_t> dtypes = parse_dtypes(attributes);
+  const std::size_t count = dtypes.size();
+  parse_names(attributes, count);
+  const bool reduces = kind == HVDLITE_ALLREDUCE || kind == HVDLITE_REDUCESCATTER;
   hvdlite_request request{};
-  request.kind = static_cast<std::int32_t>(kind);
+  request.kind = kind;
   request.op = reduces ? attributes.number("reduce_op") : HVDLITE_SUM;
   request.prescale = reduces ? attributes.factor("prescale_bits") : 1.0;
   request.postscale = reduces ? attributes.factor("postscale_bits") : 1.0;
-  if (kind == KernelKind::kAllreduce) {
+  if (kind == HVDLITE_ALLREDUCE) {
     request.codec = attributes.number("codec");
     request.codec_between = attributes.number("codec_between");
     request.codec_block = attributes.number("codec_block");
   }
-  request.root = kind == KernelKind::kBroadcast ? attributes.number("root_rank") : 0;
+  request.root = kind == HVDLITE_BROADCAST ? attributes.number("root_rank") : 0;
   request.process_set = attributes.number("process_set");
   request.device = HVDLITE_DEVICE_CPU;
   request.flags = form.weighted ? HVDLITE_FLAG_WEIGHTED : 0;
-  has_splits_ = kind == KernelKind::kAlltoall && attributes.flag("has_splits");
+  has_splits_ = kind == HVDLITE_ALLTOALL && attributes.flag("has_splits");
   blocks_ = attributes.flag("blocking");
-  const std::size_t count = dtypes_.size();
   for (std::size_t i = 0; i < count; ++i) {
-    request.dtype = dtypes_[i].engine;
+    request.dtype = dtypes[i];
     request.name = is_named() ? names_[i].c_str() : nullptr;
     if (form.grouped) {
       request.group = is_named() ? names_.back().c_str() : nullptr;
@@ -174,30 +177,29 @@ Kernel::Kernel(const Form& form, bool on_gpu, TF_OpKernelConstruction* construct
   }
 }
 
-void Kernel::parse_dtypes(const Attributes& attributes) {
-  if (form_.kind == KernelKind::kBarrier || form_.kind == KernelKind::kJoin) {
-    dtypes_.push_back(pair_of(4));  // a placeholder, as there is no tensor
-  } else if (form_.grouped) {
-    for (const DataType dtype : attributes.types("T")) dtypes_.push_back(pair_of(dtype));
-  } else {
-    dtypes_.push_back(pair_of(attributes.type("T")));
-  }
+// The engine's dtype of each tensor.
+std::vector<std::int32_t> Kernel::parse_dtypes(const Attributes& attributes) const {
+  if (form_.kind == HVDLITE_BARRIER || form_.kind == HVDLITE_JOIN) return {0};  // no tensor
+  std::vector<std::int32_t> dtypes;
+  const auto types = form_.grouped ? attributes.types("T") : std::vector{attributes.type("T")};
+  for (const DataType type : types) dtypes.push_back(engine_dtype(type));
+  return dtypes;
 }
 
 // Makes the same keys of negotiation as hvdlite/requests.py, since another rank may use another door.
-void Kernel::parse_names(const Attributes& attributes) {
-  if (form_.kind == KernelKind::kJoin) {
+void Kernel::parse_names(const Attributes& attributes, std::size_t count) {
+  if (form_.kind == HVDLITE_JOIN) {
     names_.emplace_back(prefix_of(form_.kind));
     return;
   }
-  if (form_.kind == KernelKind::kBarrier) return;
+  if (form_.kind == HVDLITE_BARRIER) return;
   const std::string name = attributes.text("tensor_name");
   if (name.empty()) return;
   const std::string call = call_of(attributes.node_name());
   const std::string key = prefix_of(form_.kind) + name + (call.empty() ? "" : "@") + call;
   if (form_.grouped) {
-    const std::string of = "of" + std::to_string(dtypes_.size());
-    for (std::size_t i = 1; i <= dtypes_.size(); ++i) {
+    const std::string of = "of" + std::to_string(count);
+    for (std::size_t i = 1; i <= count; ++i) {
       names_.push_back(key + "_" + std::to_string(i) + of);
     }
   }

@@ -11,27 +11,11 @@
 
 namespace hvdlite::tensorflow {
 
-// The kinds of operations for which there are ops.
-enum class KernelKind : std::int32_t {
-  kAllreduce = HVDLITE_ALLREDUCE,
-  kAllgather = HVDLITE_ALLGATHER,
-  kBroadcast = HVDLITE_BROADCAST,
-  kAlltoall = HVDLITE_ALLTOALL,
-  kReducescatter = HVDLITE_REDUCESCATTER,
-  kBarrier = HVDLITE_BARRIER,
-  kJoin = HVDLITE_JOIN,
-};
-
-struct DTypePair {
-  DataType tensorflow;
-  std::int32_t engine;
-};
-
 class Kernel {
  public:
   // What an op's name says about it.
   struct Form {
-    KernelKind kind;
+    std::int32_t kind;  // HVDLITE_ALLREDUCE...
     bool grouped = false;
     bool weighted = false;  // an allreduce with this rank's weight as an input after the tensors
   };
@@ -41,11 +25,9 @@ class Kernel {
   Kernel(const Kernel&) = delete;  // the requests point to the names
   Kernel& operator=(const Kernel&) = delete;
 
-  KernelKind kind() const { return form_.kind; }
+  std::int32_t kind() const { return form_.kind; }
   // One request for each tensor. They lack the shape and the addresses, and on a GPU the GPU and the stream.
   const std::vector<hvdlite_request>& requests() const { return requests_; }
-  // TensorFlow's type of each tensor.
-  DataType dtype(std::size_t tensor) const { return dtypes_[tensor].tensorflow; }
   bool has_splits() const { return has_splits_; }
   // Does compute wait for the end? In eager mode TensorFlow waits there anyway, and a waiting thread makes progress itself.
   bool blocks() const { return blocks_; }
@@ -58,14 +40,13 @@ class Kernel {
 
  private:
   class Attributes;
-  void parse_dtypes(const Attributes& attributes);
-  void parse_names(const Attributes& attributes);
+  std::vector<std::int32_t> parse_dtypes(const Attributes& attributes) const;
+  void parse_names(const Attributes& attributes, std::size_t count);
 
   Form form_;
   bool on_gpu_;
   bool has_splits_ = false;
   bool blocks_ = false;
-  std::vector<DTypePair> dtypes_;
   std::vector<std::string> names_;  // of the tensors, and then of the group, if there is one
   std::vector<hvdlite_request> requests_;
 };

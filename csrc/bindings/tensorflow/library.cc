@@ -1,13 +1,10 @@
 // Registers the ops when TensorFlow loads this library, and answers Python's questions afterwards
 // (hvdlite/tensorflow/library.py).
-#include "collectives.h"
 #include "gpu_stream.h"
 #include "hvdlite/hvdlite.h"
 #include "op_definition.h"
-#include "outcome.h"
-#include "self_test.h"
+#include "ops.h"
 #include "status.h"
-#include "values.h"
 
 namespace hvdlite::tensorflow {
 namespace {

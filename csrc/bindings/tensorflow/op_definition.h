@@ -16,7 +16,7 @@
 namespace hvdlite::tensorflow {
 
 struct KernelFunctions {
-  CreateFunction create;
+  CreateFunction create;  // null, and so is destroy: the kernel has no state
   ComputeFunction compute;
   ComputeAsyncFunction compute_async;  // null: the op needs no waiting
   DeleteFunction destroy;

@@ -1,11 +1,10 @@
-#include "outcome.h"
-
 #include <cstdint>
 #include <cstring>
 #include <string>
 
 #include "hvdlite/hvdlite.h"
 #include "op_definition.h"
+#include "ops.h"
 #include "outputs.h"
 #include "shapes.h"
 #include "status.h"
@@ -28,8 +27,6 @@ std::string bytes_of_input(TF_OpKernelContext* context, int index, std::size_t e
   return found;
 }
 
-void* create_outcome(TF_OpKernelConstruction*) { return nullptr; }
-
 void compute_outcome(void*, TF_OpKernelContext* context) {
   const TfStatus status;
   std::int32_t code = HVDLITE_E_INTERNAL;
@@ -42,15 +39,13 @@ void compute_outcome(void*, TF_OpKernelContext* context) {
   fail(context, status_code_of(code), text.c_str());
 }
 
-void destroy_outcome(void*) {}
-
 }  // namespace
 
 void register_outcome() {
   // The op is stateful; otherwise TensorFlow would leave it out if nothing uses its output.
   OpDefinition outcome("HvdliteOutcome", true, shape_of_number);
   outcome.input("code", "int32").input("text", "uint8").output("value", "int32");
-  outcome.enroll({create_outcome, compute_outcome, nullptr, destroy_outcome});
+  outcome.enroll({nullptr, compute_outcome, nullptr, nullptr});
 }
 
 }  // namespace hvdlite::tensorflow

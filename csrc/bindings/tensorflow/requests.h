@@ -2,7 +2,6 @@
 // Thread: one. Owns: shapes, splits and the names of a loop's iteration. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -18,20 +17,14 @@ class KernelRequests {
   KernelRequests(const KernelRequests&) = delete;
   KernelRequests& operator=(const KernelRequests&) = delete;
 
-  hvdlite_request& operator[](std::size_t index) { return data()[index]; }
-  const hvdlite_request* data() const { return more_.empty() ? &one_ : more_.data(); }
-  hvdlite_request* data() { return more_.empty() ? &one_ : more_.data(); }
+  hvdlite_request& operator[](std::size_t index) { return requests_[index]; }
+  const hvdlite_request* data() const { return requests_.data(); }
   void set_shape(std::size_t index, const TF_Tensor* tensor);
   // Sets the splits of the only request, an alltoall, from this tensor of int32 or int64.
   void set_splits(const TF_Tensor* tensor);
 
  private:
-  static constexpr std::size_t kMostDimensions = 254;  // TensorFlow's limit
-
-  // One request, the usual case, needs no further allocation.
-  hvdlite_request one_;
-  std::int64_t extents_of_one_[kMostDimensions];
-  std::vector<hvdlite_request> more_;
+  std::vector<hvdlite_request> requests_;
   std::vector<std::vector<std::int64_t>> extents_;
   std::vector<std::int64_t> splits_;
   std::vector<std::string> names_;

@@ -4,6 +4,10 @@
 
 namespace hvdlite::tensorflow {
 
+void set_last_error(TF_Status* status, int code) {
+  api().SetStatus(status, status_code_of(code), hvdlite_last_error());
+}
+
 void fail(TF_OpKernelContext* context, StatusCode code, const char* message) {
   const TfStatus status;
   api().SetStatus(status, code, message);
@@ -11,7 +15,9 @@ void fail(TF_OpKernelContext* context, StatusCode code, const char* message) {
 }
 
 void fail_with_last_error(TF_OpKernelContext* context, int code) {
-  fail(context, status_code_of(code), hvdlite_last_error());
+  const TfStatus status;
+  set_last_error(status, code);
+  api().OpKernelContext_Failure(context, status);
 }
 
 }  // namespace hvdlite::tensorflow

@@ -20,6 +20,8 @@ class TfStatus {
   TF_Status* status_;
 };
 
+// Sets the code and the text of a failed call of hvdlite.h.
+void set_last_error(TF_Status* status, int code);
 // Makes the op fail.
 void fail(TF_OpKernelContext* context, StatusCode code, const char* message);
 // Fails the op with the code and the text of a failed call of hvdlite.h.

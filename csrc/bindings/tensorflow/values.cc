@@ -1,11 +1,10 @@
-#include "values.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "hvdlite/hvdlite.h"
 #include "op_definition.h"
+#include "ops.h"
 #include "outputs.h"
 #include "shapes.h"
 #include "status.h"

@@ -46,43 +46,45 @@ CallStatus failure(int code, const std::string& text) {
   return {code, "hvdlite error " + std::to_string(code) + ": " + text};
 }
 
+bool has_weight(const hvdlite_request& request) {
+  return (request.flags & HVDLITE_FLAG_WEIGHTED) != 0;
+}
+
 CallStatus outcome_of(int code) {
   return code == HVDLITE_OK ? CallStatus{} : failure(code, hvdlite_last_error());
 }
 
 }  // namespace
 
-CollectiveCall::~CollectiveCall() {
-  if (engine_ != nullptr) hvdlite_engine_destroy(engine_);
-}
+CollectiveCall::~CollectiveCall() { hvdlite_engine_destroy(engine_); }
 
 CallStatus CollectiveCall::read(std::string_view description) {
   NumberReader reader(description);
   while (reader.has_more()) {
-    TensorGroup& group = groups_.emplace_back();
-    group.kind = reader.number<std::int32_t>();
-    group.op = reader.number<std::int32_t>();
-    group.root = reader.number<std::int32_t>();
-    group.process_set = reader.number<std::int32_t>();
-    group.prescale = reader.number<double>();
-    group.postscale = reader.number<double>();
-    group.weighted = reader.number<std::int32_t>();
-    group.codec = reader.number<std::int32_t>();
-    group.codec_between = reader.number<std::int32_t>();
-    group.codec_block = reader.number<std::int32_t>();
-    group.size = reader.number<std::int32_t>();
-    group.label = reader.rest_of_line();
-    for (std::int32_t index = 0; index < group.size && reader.has_more(); ++index) {
-      Tensor& tensor = tensors_.emplace_back();
-      tensor.group = groups_.size() - 1;
-      tensor.index = static_cast<std::size_t>(index);
-      tensor.dtype = reader.number<std::int32_t>();
-      tensor.ndim = reader.number<std::int32_t>();
-      tensor.first_dimension = dimensions_.size();
-      for (std::int32_t i = 0; i < tensor.ndim && reader.good(); ++i) {
-        dimensions_.push_back(reader.number<std::int64_t>());
+    hvdlite_request request{};  // what the tensors of a group have in common
+    request.device = HVDLITE_DEVICE_CPU;
+    request.kind = reader.number<std::int32_t>();
+    request.op = reader.number<std::int32_t>();
+    request.root = reader.number<std::int32_t>();
+    request.process_set = reader.number<std::int32_t>();
+    request.prescale = reader.number<double>();
+    request.postscale = reader.number<double>();
+    request.flags = reader.number<std::int32_t>() != 0 ? HVDLITE_FLAG_WEIGHTED : 0;
+    request.codec = reader.number<std::int32_t>();
+    request.codec_between = reader.number<std::int32_t>();
+    request.codec_block = reader.number<std::int32_t>();
+    request.group_size = reader.number<std::int32_t>();
+    request.group = texts_.emplace_back(reader.rest_of_line()).c_str();
+    for (; request.group_index < request.group_size && reader.has_more(); ++request.group_index) {
+      request.dtype = reader.number<std::int32_t>();
+      request.ndim = reader.number<std::int32_t>();
+      std::vector<std::int64_t>& shape = shapes_.emplace_back();
+      for (std::int32_t axis = 0; axis < request.ndim && reader.good(); ++axis) {
+        shape.push_back(reader.number<std::int64_t>());
       }
-      tensor.name = reader.rest_of_line();
+      request.shape = shape.data();
+      request.name = texts_.emplace_back(reader.rest_of_line()).c_str();
+      requests_.push_back(request);
     }
   }
   if (reader.good()) return {};
@@ -92,56 +94,30 @@ CallStatus CollectiveCall::read(std::string_view description) {
                  "another version of hvdlite?");
 }
 
-bool CollectiveCall::is_weighted() const {
-  return std::ranges::any_of(groups_, [](const TensorGroup& group) { return group.weighted != 0; });
+bool CollectiveCall::is_weighted() const { return std::ranges::any_of(requests_, has_weight); }
+
+void CollectiveCall::weigh(double weight) {
+  for (hvdlite_request& request : requests_) {
+    if (has_weight(request)) request.weight = weight;
+  }
 }
 
 std::span<const std::int64_t> CollectiveCall::shape(std::size_t index) const {
-  const Tensor& tensor = tensors_[index];
-  return {dimensions_.data() + tensor.first_dimension, static_cast<std::size_t>(tensor.ndim)};
+  const hvdlite_request& request = requests_[index];
+  return {request.shape, static_cast<std::size_t>(request.ndim)};
 }
 
 void CollectiveCall::place(std::size_t index, const void* input, void* output) {
-  tensors_[index].input = input;
-  tensors_[index].output = output;
-}
-
-hvdlite_request CollectiveCall::request(const Tensor& tensor) const {
-  const TensorGroup& group = groups_[tensor.group];
-  hvdlite_request request{};
-  request.kind = group.kind;
-  request.dtype = tensor.dtype;
-  request.op = group.op;
-  request.root = group.root;
-  request.process_set = group.process_set;
-  request.device = HVDLITE_DEVICE_CPU;
-  request.name = tensor.name.c_str();
-  request.ndim = tensor.ndim;
-  request.shape = dimensions_.data() + tensor.first_dimension;
-  request.input = tensor.input;
-  request.output = tensor.output;
-  request.prescale = group.prescale;
-  request.postscale = group.postscale;
-  request.codec = group.codec;
-  request.codec_between = group.codec_between;
-  request.codec_block = group.codec_block;
-  request.group = group.label.c_str();
-  request.group_size = group.size;
-  request.group_index = static_cast<std::int32_t>(tensor.index);
-  request.flags = group.weighted != 0 ? HVDLITE_FLAG_WEIGHTED : 0;
-  request.weight = group.weighted != 0 ? weight_ : 0;
-  return request;
+  requests_[index].input = input;
+  requests_[index].output = output;
 }
 
 CallStatus CollectiveCall::submit(bool pool_thread) {
   engine_ = hvdlite_current_engine();
   if (engine_ == nullptr) return outcome_of(HVDLITE_E_NOT_INITIALIZED);
-  std::vector<hvdlite_request> requests;
-  requests.reserve(tensors_.size());
-  for (const Tensor& tensor : tensors_) requests.push_back(request(tensor));
   hvdlite_submission what{};
-  what.requests = requests.data();
-  what.count = requests.size();
+  what.requests = requests_.data();
+  what.count = requests_.size();
   what.pool_thread = pool_thread ? 1 : 0;
   return outcome_of(hvdlite_submit(engine_, &what, &work_));
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,11 +32,11 @@ class CollectiveCall {
   CallStatus read(std::string_view description);
 
   // The number of tensors in all groups.
-  std::size_t size() const { return tensors_.size(); }
+  std::size_t size() const { return requests_.size(); }
   // Does the call have a weight, as one more operand after the tensors?
   bool is_weighted() const;
   // Sets this rank's weight, for all groups that are weighted.
-  void weigh(double weight) { weight_ = weight; }
+  void weigh(double weight);
   std::span<const std::int64_t> shape(std::size_t index) const;
   // Sets the address of a tensor, and the address for its result, which may be the same.
   void place(std::size_t index, const void* input, void* output);
@@ -47,28 +48,11 @@ class CollectiveCall {
   CallStatus finish();
 
  private:
-  struct TensorGroup {
-    std::int32_t kind, op, root, process_set, weighted, size;
-    double prescale, postscale;
-    std::int32_t codec, codec_between, codec_block;
-    std::string label;
-  };
-  struct Tensor {
-    std::size_t group, index;  // its group, and its place there
-    std::int32_t dtype, ndim;
-    std::size_t first_dimension;
-    std::string name;
-    const void* input = nullptr;
-    void* output = nullptr;
-  };
-
-  hvdlite_request request(const Tensor& tensor) const;
-
   hvdlite_engine* engine_ = nullptr;
-  std::vector<TensorGroup> groups_;
-  std::vector<Tensor> tensors_;
-  std::vector<std::int64_t> dimensions_;
-  double weight_ = 0;
+  std::vector<hvdlite_request> requests_;  // one for each tensor
+  // The requests point to these; a deque never moves its elements.
+  std::deque<std::string> texts_;
+  std::deque<std::vector<std::int64_t>> shapes_;
   std::int64_t work_ = 0;  // what was submitted
 };
 

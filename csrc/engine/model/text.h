@@ -18,7 +18,8 @@ inline constexpr const char* kShutDownHere = "this rank has shut down. Horovod h
 
 // Why a process set refuses requests while this rank removes it.
 inline constexpr const char* kBeingRemoved =
-    "this rank is removing the process set; call remove_process_set after everything else on it";
+    "this rank is removing the process set; submit all other operations on a process set before "
+    "you call remove_process_set";
 
 // Why an operation fails if its process set was removed after the submission.
 inline constexpr const char* kRemovedSet =

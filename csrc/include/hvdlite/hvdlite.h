@@ -121,7 +121,10 @@ typedef struct hvdlite_request {
   int32_t root;
   int32_t process_set; /* id */
   int32_t device;
-  int32_t layout; /* 0: row-major; other values have no meaning, but must be equal on all ranks */
+  /* How the elements lie in memory. 0: row-major. From 1 << 30 on: row-major, and the elements are of a dtype that the engine
+   * does not know; the value is a hash of its name (hvdlite/dtypes.py). The engine only checks that all ranks have the same
+   * value. */
+  int32_t layout;
   int32_t flags;
   /* null or "": the engine names the request by its number among the unnamed requests of its kind on its set. All unnamed
    * requests of one call have the same kind and set, and their group is null or "". They form one group if group_size is their
@@ -372,30 +375,11 @@ HVDLITE_API void hvdlite_free(void* text);
 HVDLITE_API void hvdlite_log(int level, int rank, int size, const char* subsystem,
                              const char* text);
 
+/* Totals since the engine was made, one field for each line of counters.inc. */
 typedef struct hvdlite_counters {
-  int64_t submitted, completed, failed;
-  int64_t control_messages_sent, control_bytes_sent;
-  int64_t fused_ops, cache_hits, cache_misses;
-  int64_t agreed_in_memory; /* operations agreed on in the ledger, without the coordinator */
-  int64_t data_bytes_sent;
-  int64_t arena_ops; /* fused operations on tensors that lay in an arena on all members */
-  /* prepared operations: payloads came with the announcements, or lay in shared memory before */
-  int64_t riding_ops;
-  int64_t open_results; /* allreduces whose result other ranks stored directly into the output */
-  int64_t nccl_ops;     /* fused operations on GPU memory through NCCL */
-  int64_t staged_ops;   /* fused operations, sends and receives of GPU memory through host memory */
-  int64_t notices; /* fused operations in which any rank has given notice (HVDLITE_FLAG_NOTICE) */
-  /* The bytes of the elements that this rank has sent coded, before and after coding. */
-  int64_t coded_bytes_before, coded_bytes_after;
-  /* How the engine waits: the number of passes; of sleeps at the doorbell; the sum of their time limits in microseconds; the
-   * number of sleeps that a ring ended; and of sleeps that ended at their limit and then found work for which the bell should
-   * have rung. */
-  int64_t passes, sleeps, sleep_limits_us, rung_sleeps, unrung_finds;
-  /* What operations cost (csrc/engine/observe/usage.h); docs/stats.md defines each. Times in nanoseconds. */
-  int64_t time_ns; /* since the engine was made */
-  int64_t bytes, bus_bytes;
-  int64_t negotiating_ns, waiting_ns, moving_ns;
-  int64_t exposed_ns, exposed_moving_ns;
+#define HVDLITE_COUNTER(source, name) int64_t name;
+#include "hvdlite/counters.inc"
+#undef HVDLITE_COUNTER
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
 /* For each of the `count` ranks of the job: how many operations this rank was the last to ask for, and the nanoseconds for

@@ -1,8 +1,10 @@
-// A transport that hands everything on to the one it wraps: what stands between for tests overrides what it changes.
+// A transport that hands everything on to the one it wraps, except how ranks end: what stands between for tests overrides what
+// it changes.
 // Thread: as the wrapped one. Owns: the wrapped one. Blocks: as it does. Throws: what it throws.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +50,9 @@ class ForwardingTransport : public Transport {
   HostWindow* window() override { return below_->window(); }
   bool windows_everywhere() override { return below_->windows_everywhere(); }
   void note_progress() override { below_->note_progress(); }
+  void announce_failure(const std::string& /*cause*/) override {}
+  void announce_leaving() override {}
+  bool find_lost_peer(int* /*rank*/, std::string* /*how*/) override { return false; }
   std::uint64_t received_from(int peer) const override { return below_->received_from(peer); }
   std::string describe_peer(int peer) const override { return below_->describe_peer(peer); }
   int process_of(int peer) const override { return below_->process_of(peer); }

@@ -38,7 +38,7 @@ std::vector<std::string> dtype_names() {
 }
 
 nb::tuple request_hashes(nb::handle request) {
-  const python::Requests requests = python::Requests::of_sequence(nb::make_tuple(request));
+  const python::Requests requests(nb::make_tuple(request));
   engine::Request built;
   raising([&] {
     built = engine::view_of(*requests.data()).copy({requests.data()->process_set, 0});

@@ -41,7 +41,9 @@ struct Host {
           window(rank), [this](int other) { ++rung[static_cast<std::size_t>(other)]; }));
     }
   }
-  HostWindow window(int rank) const { return {start, shape, rank}; }
+  HostWindow window(int rank) const {
+    return {std::shared_ptr<std::byte>(std::shared_ptr<void>(), start), shape, rank};
+  }
   HostMail& mail(int rank) const { return *mails[static_cast<std::size_t>(rank)]; }
 
   static constexpr std::size_t kPage = 4096;

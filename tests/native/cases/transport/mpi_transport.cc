@@ -88,7 +88,7 @@ const hvdlite_mpi* table() {
   functions.irecv = receive;
   functions.test = test;
   functions.cancel = withdraw;
-  functions.error_class = [](int error) { return error == kLost ? 1 : 0; };
+  functions.is_loss = [](int error) { return error == kLost ? 1 : 0; };
   functions.error_text = [](int, char* text, int capacity) {
     std::strncpy(text, "lost", static_cast<std::size_t>(capacity));
   };

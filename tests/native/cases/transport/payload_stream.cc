@@ -28,7 +28,7 @@ Bytes make(std::size_t number, std::size_t size) {
 
 struct Ring {
   alignas(64) std::array<std::byte, PayloadRing::bytes_for(kCapacity)> memory{};
-  PayloadRing ring() { return PayloadRing::at(memory.data(), kCapacity); }
+  PayloadRing ring() { return {memory.data(), kCapacity}; }
 };
 
 // One side: what it has begun with, and how far it is.
