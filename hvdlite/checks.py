@@ -23,13 +23,13 @@ def check_predivide(predivide: float, op: int) -> None:
         raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
 
 
-def check_type_of_set(process_set: Any) -> None:
+def check_type_of_set(process_set: ProcessSet) -> None:
     """Raises InvalidArgumentError unless `process_set` is a ProcessSet, registered or not."""
     if not isinstance(process_set, ProcessSet):
         raise InvalidArgumentError(f"process_set={process_set!r} is no ProcessSet; hvdlite.add_process_set returns one")
 
 
-def member_id(process_set: Any, kind: int) -> int:
+def member_id(process_set: ProcessSet, kind: int) -> int:
     """The id of the set, for an operation of this kind.
 
     Raises:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         apply_gradients: Callable[..., Any]
         stateless_apply: Callable[..., Any]
         _backend_apply_gradients: Callable[..., Any]
+        _backend_increment_gradient_accumulators: Callable[..., Any]
+        _backend_reset_gradient_accumulators: Callable[..., Any]
         _clip_gradients: Callable[..., Any]
 else:
     _Optimizer = object
@@ -392,7 +394,7 @@ class _Keras3(_Distributed):
                 "variables too unless the optimizer is built"
             )
         if self._accumulation_steps():
-            self._hvdlite.add_weight_of_pass()
+            self._hvdlite.begin_pass()
         else:
             grads = self._hvdlite.reduce(grads, known, self._hvdlite.weight_of_pass())
         return super().apply(grads, trainable_variables)
@@ -412,6 +414,14 @@ class _Keras3(_Distributed):
         self._hvdlite.accumulated = trainable_variables
         return super()._backend_apply_gradients(grads, trainable_variables)
 
+    def _backend_increment_gradient_accumulators(self, *grads: Any) -> None:
+        super()._backend_increment_gradient_accumulators(*grads)
+        self._hvdlite.add_weight()
+
+    def _backend_reset_gradient_accumulators(self) -> None:
+        super()._backend_reset_gradient_accumulators()
+        self._hvdlite.reset_weights()
+
     def _clip_gradients(self, grads: Any) -> Any:
         """Reduces accumulated gradients. Keras calls it when a step is complete, and on JAX in every pass."""
         reducer, steps = self._hvdlite, self._accumulation_steps()
@@ -419,7 +429,7 @@ class _Keras3(_Distributed):
             complete = (self._iterations + 1) % steps == 0
             grads = keras.ops.cond(complete, lambda: reducer.reduce(grads, reducer.accumulated), lambda: list(grads))
         elif steps:
-            grads = reducer.reduce(grads, reducer.accumulated, reducer.take_added_weight())
+            grads = reducer.reduce(grads, reducer.accumulated, reducer.added_weight())
         return super()._clip_gradients(grads)
 
 

@@ -108,6 +108,7 @@ class Reducer:
         self.wrap_alike: Callable[[Any], Any]
         self.weight: Any = None
         self._weight_total: WeightTotal | None = None
+        self._weight_of_pass: Any = None  # of the pass that `begin_pass` has begun
         self._backend = backend
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1
@@ -164,15 +165,15 @@ class Reducer:
         divisor = weight_of_last_loss(f"DistributedOptimizer ({self.settings.prefix})")
         return self._backend.as_weight(divisor, self.settings.reduction.op)
 
-    def add_weight_of_pass(self) -> None:
-        """Adds the weight of a pass whose gradients are added up before they are reduced.
+    def begin_pass(self) -> None:
+        """Begins a pass whose gradients are added up before they are reduced: takes its weight.
 
         Raises:
             InvalidArgumentError: as for `weight_of_pass`; or an earlier pass had a weight, and this one has none.
             UnsupportedError: the backend cannot add up weights.
 
         """
-        weight = self.weight_of_pass()
+        weight = self._weight_of_pass = self.weight_of_pass()
         if weight is None and self._weight_total is None:
             return
         if weight is None:
@@ -182,11 +183,23 @@ class Reducer:
             )
         if self._weight_total is None:
             self._weight_total = self._backend.new_weight_total()
-        self._weight_total.add(weight)
 
-    def take_added_weight(self) -> Any:
-        """The sum of the weights since the last call, from `add_weight_of_pass`; None: no pass has had a weight."""
-        return None if self._weight_total is None else self._weight_total.take()
+    # Keras adds a pass's gradients to its sums, or reduces the sums with them, and then resets the sums. The sum of the weights
+    # follows its sums step by step, so both stay as they are if a reduction fails.
+
+    def add_weight(self) -> None:
+        """Adds the weight of this pass to the sum, as Keras adds its gradients to theirs."""
+        if self._weight_total is not None:
+            self._weight_total.assign_add(self._weight_of_pass)
+
+    def added_weight(self) -> Any:
+        """The sum of the weights of the earlier passes and of this one; None: no pass has had a weight."""
+        return None if self._weight_total is None else self._weight_total.read_value() + self._weight_of_pass
+
+    def reset_weights(self) -> None:
+        """Resets the sum, as Keras resets the sums of gradients after a step."""
+        if self._weight_total is not None:
+            self._weight_total.assign(0.0)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], weight: Any = None) -> list[Any]:
         """Reduces the gradients of one step, and scales them. Collective over the process set.

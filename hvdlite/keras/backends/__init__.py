@@ -44,13 +44,16 @@ class Reduction:
 
 
 class WeightTotal(Protocol):
-    """The sum of the weights of passes whose gradients are added up before they are reduced."""
+    """The sum of the weights of passes whose gradients are added up before they are reduced: methods of a ``tf.Variable``."""
 
-    def add(self, weight: Any) -> None:
+    def assign_add(self, weight: Any) -> Any:
         """Adds the weight of a pass, from `KerasBackend.as_weight`."""
 
-    def take(self) -> Any:
-        """The sum of the weights since the last call."""
+    def assign(self, value: float) -> Any:
+        """Sets the sum."""
+
+    def read_value(self) -> Any:
+        """The sum."""
 
 
 class KerasBackend(Protocol):
@@ -122,7 +125,7 @@ class KerasBackend(Protocol):
         """
 
     def new_weight_total(self) -> WeightTotal:
-        """Makes an object that adds up the weights of passes that are reduced together.
+        """Makes a sum, 0 at first, for the weights of passes that are reduced together. It is not saved with the optimizer.
 
         Raises:
             UnsupportedError: steps of this backend (JAX) can keep no other values than the optimizer's variables.

@@ -34,25 +34,6 @@ _SHARDED_LOOP = ReducerWording(
 )
 
 
-class TensorFlowWeightTotal:
-    """A `WeightTotal` that also works in graphs. It is a variable outside of the optimizer, so that it is not saved."""
-
-    def __init__(self) -> None:
-        with tf.init_scope():
-            self._total = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-    def add(self, weight: tf.Tensor) -> None:
-        """As `WeightTotal.add`."""
-        self._total.assign_add(weight)
-
-    def take(self) -> tf.Tensor:
-        """As `WeightTotal.take`."""
-        total = tf.identity(self._total.read_value())
-        with tf.control_dependencies([total]):
-            self._total.assign(0.0)
-        return total
-
-
 class TensorFlowKerasBackend:
     """Calls the functions of `hvdlite.tensorflow`."""
 
@@ -99,9 +80,10 @@ class TensorFlowKerasBackend:
         """As `KerasBackend.as_weight`."""
         return as_weight(weight, op)
 
-    def new_weight_total(self) -> "TensorFlowWeightTotal":
+    def new_weight_total(self) -> Any:
         """As `KerasBackend.new_weight_total`."""
-        return TensorFlowWeightTotal()
+        with tf.init_scope():
+            return tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
     def broadcast_from(
         self,

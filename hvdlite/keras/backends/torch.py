@@ -27,14 +27,17 @@ class TorchWeightTotal:
     def __init__(self) -> None:
         self._total = 0.0
 
-    def add(self, weight: float) -> None:
-        """As `WeightTotal.add`."""
+    def assign_add(self, weight: float) -> None:
+        """As `WeightTotal.assign_add`."""
         self._total += weight
 
-    def take(self) -> float:
-        """As `WeightTotal.take`."""
-        total, self._total = self._total, 0.0
-        return total
+    def assign(self, value: float) -> None:
+        """As `WeightTotal.assign`."""
+        self._total = value
+
+    def read_value(self) -> float:
+        """As `WeightTotal.read_value`."""
+        return self._total
 
 
 class TorchKerasBackend:
