@@ -5,7 +5,7 @@ runs on that backend, so hvdlite imports no framework that the user has not chos
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -59,22 +59,19 @@ class WeightTotal(Protocol):
 class KerasBackend(Protocol):
     """One Keras backend. All tensors are those of the backend's framework.
 
-    Methods raise the errors of `hvdlite.ops`, or those that the framework raises instead when an operation fails.
+    Methods raise the errors of `hvdlite.ops`, or those that the framework raises instead when an operation fails. A method with
+    a body is for backends without one of their own.
+
+    Attributes:
+        traces_steps: True: steps are traced, so that the same gradients are None on all ranks. False: a gradient may be None on
+            some ranks only.
     """
 
-    @property
-    def name(self) -> str:
-        """Keras's name of the backend: ``"tensorflow"``, ``"torch"`` or ``"jax"``."""
-
-    @property
-    def traces_steps(self) -> bool:
-        """Whether steps are traced, so that the same gradients are None on all ranks.
-
-        If steps are not traced, a gradient may be None on some ranks only.
-        """
+    traces_steps: bool
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
         """Whether these tensors have values. A tensor in a program that is being traced has none."""
+        return True
 
     def check_supported(self) -> None:
         """Checks that hvdlite can train with the framework as it is. Called when an optimizer is wrapped.
@@ -163,41 +160,24 @@ class KerasBackend(Protocol):
         Whenever the program runs, it compares the ranks' variables before the operations that are traced in this context
         (`hvdlite.start_check`), with `shard` already in its first run. A program that cannot call Python compares nothing.
         """
+        return nullcontext()
 
     def scale(self, gradient: Any, factor: float) -> Any:
         """The gradient, dense or sparse, multiplied by a number. The dtype does not change."""
+        return gradient * factor
 
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """Reduces a value over all ranks.
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """Runs a collective on a value, over all ranks.
 
         Args:
+            function: the name of the collective in `hvdlite`, such as ``"allreduce"``.
             value: a tensor or variable of the backend, or a value that it can convert (number, array, list).
-            name: as for `hvdlite.allreduce`.
-            op: as for `hvdlite.allreduce`.
-            prescale_factor: as for `hvdlite.allreduce`.
-            postscale_factor: as for `hvdlite.allreduce`.
-            compression: as for `hvdlite.allreduce`.
+            name: as for the collective.
+            arguments: other arguments of the collective.
 
         Returns:
             A tensor of the backend, on the value's device.
         """
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """Concatenates all ranks' values along the first dimension. Arguments and result are as for `allreduce`."""
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """Gives all ranks the root's value. Arguments and result are as for `allreduce`."""
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """Reduces a value and gives each rank a part of its rows. Arguments and result are as for `allreduce`."""
 
     def other_variables(self, model: Any) -> list[Any]:
         """Variables of the framework in a model that Keras does not count among its weights. Random seeds are left out.
@@ -206,9 +186,14 @@ class KerasBackend(Protocol):
             Objects that `hvdlite.keras.variables` can read and broadcast (``tf.Variable`` or `Held`), in the same order on all
             ranks.
         """
+        return []
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
-        """The HorovodInternalError that caused this error of the framework; None: a lost rank did not cause it."""
+        """The HorovodInternalError that caused this error of the framework; None: a lost rank did not cause it.
+
+        Errors of hvdlite that reach the caller as they are need no search.
+        """
+        return None
 
 
 def partition(groups: Sequence[Sequence[int]] | None, present: Sequence[int]) -> list[list[int]]:
@@ -242,5 +227,5 @@ def current_backend() -> KerasBackend:
             f"Keras runs on its backend {name!r}, on which hvdlite cannot train: set KERAS_BACKEND to one of "
             f"{', '.join(_BACKENDS)}"
         )
-    backend: KerasBackend = import_module(f"hvdlite.keras.backends.{name}").make_backend()
+    backend: KerasBackend = import_module(f"hvdlite.keras.backends.{name}").BACKEND
     return backend

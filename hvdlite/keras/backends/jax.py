@@ -1,8 +1,6 @@
 """Keras on JAX, on CPUs only. Steps are compiled programs, unless ``run_eagerly`` is set."""
 
-import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,22 +12,22 @@ from hvdlite.auto_compression import settle
 from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
-from hvdlite.keras.backends import Reduction, WeightTotal, partition
+from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal, partition
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.xla import TensorGroup
 
-__all__ = ["JaxKerasBackend", "make_backend"]
+__all__ = ["BACKEND"]
 
 
-class JaxKerasBackend:
+class JaxKerasBackend(KerasBackend):
     """Reduces all gradients of a step in one call, because XLA runs the calls of a program one after another.
 
-    Outside of compiled programs single values are converted to NumPy arrays.
+    Outside of compiled programs single values are converted to NumPy arrays. Programs compare nothing, because variables are
+    arguments and results of a traced step; and no variables are beside those of Keras, because arrays of JAX do not change.
     """
 
-    name = "jax"
     traces_steps = True
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
@@ -124,60 +122,26 @@ class JaxKerasBackend:
         received = share(values) if complete is None else jax.lax.cond(complete, share, list, values)
         return received[:-1]
 
-    def other_variables(self, model: Any) -> list[Any]:
-        """As `KerasBackend.other_variables`: there are none, because arrays of JAX do not change."""
-        return []
-
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""
         return xla.loss_in(error)
 
-    def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
-    ) -> AbstractContextManager[Any]:
-        """As `KerasBackend.compare_when_run`. It compares nothing: in a traced step variables are arguments and results."""
-        return contextlib.nullcontext()
-
-    def scale(self, gradient: Any, factor: float) -> Any:
-        """As `KerasBackend.scale`."""
-        return gradient * factor
-
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """As `KerasBackend.allreduce`. In a compiled program it needs a name."""
-        factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-
-        def compiled(tensor: Any, name: str) -> Any:
-            return grouped_allreduce([tensor], name=name, op=op, compression=compression, **factors)[0]
-
-        def eager(array: Any) -> Any:
-            return ops.allreduce(array, name=name, op=op, compression=compression, **factors)
-
-        return _apply(value, name, eager, compiled)
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`. In a compiled program it raises UnsupportedError."""
-        return _apply(value, name, lambda array: ops.allgather(array, name))
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`. In a compiled program it needs a name."""
-        return _apply(
-            value,
-            name,
-            lambda array: ops.broadcast(array, root_rank, name),
-            lambda tensor, name: grouped_broadcast([tensor], root_rank, name=name)[0],
-        )
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`. In a compiled program it raises UnsupportedError."""
-        return _apply(value, name, lambda array: ops.reducescatter(array, name, op=op))
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """As `KerasBackend.collective`, in host memory. In a compiled program only two work, and they need a name."""
+        tensor = keras.ops.convert_to_tensor(value)
+        if not isinstance(tensor, jax.core.Tracer):
+            return jnp.asarray(getattr(ops, function)(np.asarray(tensor), name=name, **arguments))
+        compiled: Any = {"allreduce": grouped_allreduce, "broadcast": grouped_broadcast}.get(function)
+        if compiled is None:
+            raise UnsupportedError(
+                "in a compiled program XLA must know the shape of a result, so only allreduce and broadcast work there: call "
+                "it outside of the training step, or compile the model with run_eagerly=True"
+            )
+        if not name:
+            raise InvalidArgumentError(
+                "a collective in a compiled program needs a name, since it cannot be numbered: pass name="
+            )
+        return compiled([tensor], name=name, **arguments)[0]
 
 
 def _dense(gradient: Any, name: str) -> Any:
@@ -188,21 +152,4 @@ def _dense(gradient: Any, name: str) -> Any:
     return gradient
 
 
-def _apply(value: Any, name: str | None, eager: Callable[[Any], Any], compiled: Callable[[Any, str], Any] | None = None) -> Any:
-    """Runs a collective on a value in host memory, or adds it to the program that is being compiled."""
-    tensor = keras.ops.convert_to_tensor(value)
-    if not isinstance(tensor, jax.core.Tracer):
-        return jnp.asarray(eager(np.asarray(tensor)))
-    if compiled is None:
-        raise UnsupportedError(
-            "in a compiled program XLA must know the shape of a result, so only allreduce and broadcast work there: call it "
-            "outside of the training step, or compile the model with run_eagerly=True"
-        )
-    if not name:
-        raise InvalidArgumentError("a collective in a compiled program needs a name, since it cannot be numbered: pass name=")
-    return compiled(tensor, name)
-
-
-def make_backend() -> JaxKerasBackend:
-    """Makes the backend."""
-    return JaxKerasBackend()
+BACKEND = JaxKerasBackend()

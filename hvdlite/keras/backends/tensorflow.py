@@ -10,7 +10,7 @@ import hvdlite.tensorflow as hvd
 from hvdlite import ops
 from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.attributes import held_by
-from hvdlite.keras.backends import Reduction
+from hvdlite.keras.backends import KerasBackend, Reduction
 from hvdlite.keras.library import KERAS_3
 from hvdlite.keras.variables import broadcast_call
 from hvdlite.process_sets import ProcessSet
@@ -21,7 +21,7 @@ from hvdlite.tensorflow.gradients import allreduce_gradients
 from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_comparison
 from hvdlite.tensorflow.tensors import as_tensor, as_weight
 
-__all__ = ["TensorFlowKerasBackend", "make_backend"]
+__all__ = ["BACKEND"]
 
 
 _LOOP = ReducerWording("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
@@ -34,10 +34,9 @@ _SHARDED_LOOP = ReducerWording(
 )
 
 
-class TensorFlowKerasBackend:
+class TensorFlowKerasBackend(KerasBackend):
     """Calls the functions of `hvdlite.tensorflow`."""
 
-    name = "tensorflow"
     traces_steps = True
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
@@ -143,38 +142,9 @@ class TensorFlowKerasBackend:
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
         return gradient * factor
 
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """As `KerasBackend.allreduce`. It also works in a graph."""
-        return hvd.allreduce(
-            as_tensor("allreduce", value, name),
-            name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            compression=compression,
-        )
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`. It also works in a graph."""
-        return hvd.allgather(as_tensor("allgather", value, name), name=name)
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`. It also works in a graph."""
-        return hvd.broadcast(as_tensor("broadcast", value, name), root_rank, name=name)
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`. It also works in a graph."""
-        return hvd.reducescatter(as_tensor("reducescatter", value, name), name=name, op=op)
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """As `KerasBackend.collective`. It also works in a graph."""
+        return getattr(hvd, function)(as_tensor(function, value, name), name=name, **arguments)
 
 
-def make_backend() -> TensorFlowKerasBackend:
-    """Makes the backend."""
-    return TensorFlowKerasBackend()
+BACKEND = TensorFlowKerasBackend()

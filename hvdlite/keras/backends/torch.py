@@ -1,16 +1,13 @@
 """Keras on torch. Gradients are tensors with values when the optimizer is called, and never traced."""
 
-import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hvdlite import ops
-from hvdlite.errors import HorovodInternalError
-from hvdlite.keras.backends import Reduction, partition
+from hvdlite.keras.backends import KerasBackend, Reduction, partition
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
 from hvdlite.process_sets import ProcessSet
@@ -18,7 +15,7 @@ from hvdlite.requests import Max
 from hvdlite.submission import check_weight
 from hvdlite.torch.gpu import reachable
 
-__all__ = ["TorchKerasBackend", "make_backend"]
+__all__ = ["BACKEND"]
 
 
 class TorchWeightTotal:
@@ -40,18 +37,13 @@ class TorchWeightTotal:
         return self._total
 
 
-class TorchKerasBackend:
+class TorchKerasBackend(KerasBackend):
     """Reduces all gradients of a step in one group (or in the user's groups), so each step fuses them in the same way.
 
     A compiled step (``jit_compile=True``) leaves its graph for the calls of this class.
     """
 
-    name = "torch"
     traces_steps = False
-
-    def is_eager(self, tensors: Sequence[Any]) -> bool:
-        """As `KerasBackend.is_eager`."""
-        return True
 
     def check_supported(self) -> None:
         """Checks nothing: Keras does not use torch's ways to distribute a model."""
@@ -133,50 +125,10 @@ class TorchKerasBackend:
                     found.append(Held(name if layer is model else f"layer {place}: {name}", tensor))
         return found
 
-    def loss_in(self, error: Exception) -> HorovodInternalError | None:
-        """As `KerasBackend.loss_in`."""
-        return None  # errors of hvdlite reach the caller as they are
-
-    def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
-    ) -> AbstractContextManager[Any]:
-        """As `KerasBackend.compare_when_run`. It compares nothing, because gradients are never traced."""
-        return contextlib.nullcontext()
-
-    def scale(self, gradient: Any, factor: float) -> Any:
-        """As `KerasBackend.scale`."""
-        return gradient * factor
-
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """As `KerasBackend.allreduce`."""
-        factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return _apply(value, lambda tensor: ops.allreduce(tensor, name=name, compression=compression, op=op, **factors))
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`."""
-        return _apply(value, lambda tensor: ops.allgather(tensor, name))
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`."""
-        return _apply(value, lambda tensor: ops.broadcast(tensor, root_rank, name))
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`."""
-        return _apply(value, lambda tensor: ops.reducescatter(tensor, name, op=op))
-
-
-def _apply(value: Any, collective: Callable[[torch.Tensor], Any]) -> Any:
-    """Runs a collective on a value, in memory that the engine can reach. The result is on the value's device."""
-    tensor = keras.ops.convert_to_tensor(value)
-    return collective(reachable(tensor.detach())).to(tensor.device)
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """As `KerasBackend.collective`, in memory that the engine can reach."""
+        tensor = keras.ops.convert_to_tensor(value)
+        return getattr(ops, function)(reachable(tensor.detach()), name=name, **arguments).to(tensor.device)
 
 
 def _sent(gradient: Any, variable: Any) -> torch.Tensor:
@@ -184,6 +136,4 @@ def _sent(gradient: Any, variable: Any) -> torch.Tensor:
     return reachable(torch.zeros_like(variable.value) if gradient is None else gradient.detach())
 
 
-def make_backend() -> TorchKerasBackend:
-    """Makes the backend."""
-    return TorchKerasBackend()
+BACKEND = TorchKerasBackend()
