@@ -12,7 +12,7 @@ from hvdlite.agreement import compare, name_of
 from hvdlite.compression import describe_compression
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal
-from hvdlite.keras.library import keras
+from hvdlite.keras.library import KERAS_3, keras
 from hvdlite.keras.loss_weights import weight_of_last_loss
 from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
@@ -36,26 +36,33 @@ class Settings:
 
     Attributes:
         name: the user's name of the optimizer; the same on all ranks.
-        serial: number of optimizers that this process had wrapped for the process set before; the same on all ranks.
         reduction: how the gradients are reduced.
         groups: the gradients that are agreed on and sent together.
-        factor: a factor for all gradients, reduced or not.
+        passes: number of passes whose gradients are added up before they are reduced.
+        averages_passes: True: the sums are divided by the number of passes.
         scale_local: True: gradients that are not reduced are divided by the number of ranks.
         start_check: the reaction if the ranks train different models: a mode of `hvdlite.start_check`.
         shard: True: each variable is updated by one rank only.
         weighted: True: the weight of a rank's gradients is the divisor of its loss.
+        serial: number of optimizers that this process had wrapped for the process set before; the same on all ranks.
 
     """
 
     name: str
-    serial: int
     reduction: Reduction
     groups: Groups
-    factor: float
+    passes: int
+    averages_passes: bool
     scale_local: bool
     start_check: str
     shard: bool
     weighted: bool
+    serial: int = -1
+
+    @property
+    def factor(self) -> float:
+        """A factor for all gradients, reduced or not. Keras 3 divides the sums of gradients by the number of passes."""
+        return float(self.passes) if KERAS_3 and not self.averages_passes else 1.0
 
     @property
     def prefix(self) -> str:
@@ -90,6 +97,7 @@ class Reducer:
 
     Attributes:
         settings: how the gradients are treated.
+        known: the variables whose gradients have been reduced; they have been compared between the ranks.
         accumulated: the variables of the next accumulated gradients (Keras 3).
         computed: the gradients that were computed last, and are reduced already (Keras 2).
         aggregation: adds up the gradients of several steps (Keras 2); None: each step is reduced.
@@ -113,13 +121,13 @@ class Reducer:
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1
         self._names: dict[int, str] = {}  # by id of the variable
-        self._known: list[Any] = []  # keeps the variables alive, so that no other object gets their ids
+        self.known: list[Any] = []  # keeps the variables alive, so that no other object gets their ids
         self._local: list[Any] = []
         self._local_layers: list[Any] = []
         self.check: KerasCheck | None = None
         self.shards: Shards | None = None
         if self._active:
-            self.check = KerasCheck(settings, optimizer, self._known, self._differs, lambda: self._agree(()))
+            self.check = KerasCheck(self, optimizer)
             if settings.shard:
                 self.shards = Shards(getattr(optimizer, "inner_optimizer", optimizer), process_set, settings.prefix, backend)
 
@@ -261,7 +269,7 @@ class Reducer:
         weights = [weight for layer in self._local_layers for weight in layer.trainable_weights]
         return {id(variable) for variable in [*self._local, *weights]}
 
-    def _differs(self) -> bool:
+    def differs(self) -> bool:
         """Whether the optimizer's variables differ between ranks by design."""
         return self.settings.shard or bool(self.local_ids())
 
@@ -288,13 +296,11 @@ class Reducer:
         if self._backend.traces_steps:
             lacking = [" without a gradient" if gradients[place] is None else "" for place in unknown]
             facts = [(name, what + without) for (name, what), without in zip(facts, lacking, strict=True)]
-        for name, variable in zip(self._agree(facts), new, strict=True):
-            self._names[id(variable)] = f"{self.settings.prefix}.{len(self._known)}.{name}"
-            self._known.append(variable)
-        if self.check is not None:
-            self.check.begin()
+        for name, variable in zip(self.agree(facts), new, strict=True):
+            self._names[id(variable)] = f"{self.settings.prefix}.{len(self.known)}.{name}"
+            self.known.append(variable)
 
-    def _agree(self, facts: Sequence[tuple[str, str]]) -> list[str]:
+    def agree(self, facts: Sequence[tuple[str, str]] = ()) -> list[str]:
         """Compares the settings, and these facts, between the ranks. Returns the labels of the facts on the first rank.
 
         Raises:
