@@ -15,7 +15,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
-__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend", "partition"]
+__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend"]
 
 _BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -194,24 +194,6 @@ class KerasBackend(Protocol):
         Errors of hvdlite that reach the caller as they are need no search.
         """
         return None
-
-
-def partition(groups: Sequence[Sequence[int]] | None, present: Sequence[int]) -> list[list[int]]:
-    """Divides the indices of the gradients that are present into groups.
-
-    Args:
-        groups: lists of indices, as for `KerasBackend.reduce_gradients`; None: all gradients are in one group.
-        present: the indices of the gradients that are reduced, in order.
-
-    Returns:
-        The groups that are not empty. An index in no list is a group of its own.
-
-    """
-    if groups is None:
-        return [list(present)] if present else []
-    chosen = [[place for place in members if place in present] for members in groups]
-    grouped = {place for members in chosen for place in members}
-    return [members for members in chosen if members] + [[place] for place in present if place not in grouped]
 
 
 @cache

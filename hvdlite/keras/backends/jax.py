@@ -12,8 +12,9 @@ from hvdlite.auto_compression import settle
 from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
-from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal, partition
+from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal
 from hvdlite.keras.library import keras
+from hvdlite.partition import partition
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.xla import TensorGroup

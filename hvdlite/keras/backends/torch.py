@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from hvdlite import ops
-from hvdlite.keras.backends import KerasBackend, Reduction, partition
+from hvdlite.keras.backends import KerasBackend, Reduction
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
+from hvdlite.partition import partition
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max
 from hvdlite.submission import check_weight
