@@ -28,6 +28,7 @@ from hvdlite.backends.base import (
     NewGpuMemory,
     NewMemory,
     Plain,
+    TensorBackend,
     require_own_elements,
 )
 from hvdlite.backends.graphs import keep_out_of_graphs
@@ -37,7 +38,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 __all__ = ["TorchBackend", "make_backend", "without_memory"]
 
 
-class TorchBackend:
+class TorchBackend(TensorBackend):
     """The backend for torch tensors.
 
     Contiguous tensors are used without a copy, and others are copied. (A channels_last tensor is not copied if the operation
