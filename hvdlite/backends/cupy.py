@@ -8,9 +8,8 @@ import numpy as np
 
 from hvdlite.backends.base import ROW_MAJOR, Exported, NewGpuMemory, TensorBackend, require_own_elements
 from hvdlite.dtypes import code_of_name, elements_of, numpy_dtype
-from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["CupyBackend", "make_backend"]
+__all__ = ["BACKEND", "CupyBackend"]
 
 
 class _ExternalStream(int):
@@ -81,13 +80,4 @@ class CupyBackend(TensorBackend):
             return tensor.astype(numpy_dtype(code_of_name(dtype_name)))
 
 
-def make_backend() -> CupyBackend:
-    """The backend over the CuPy that the user has imported.
-
-    Raises:
-        InvalidArgumentError: CuPy is not imported.
-    """
-    cupy = sys.modules.get("cupy")
-    if cupy is None:
-        raise InvalidArgumentError("CuPy has not been imported: import cupy first")
-    return CupyBackend(cupy)
+BACKEND = CupyBackend(sys.modules["cupy"])

@@ -33,9 +33,9 @@ from hvdlite.backends.base import (
 )
 from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes, elements_of
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.errors import UnsupportedError
 
-__all__ = ["TorchBackend", "make_backend", "without_memory"]
+__all__ = ["BACKEND", "TorchBackend", "without_memory"]
 
 
 class TorchBackend(TensorBackend):
@@ -200,16 +200,5 @@ def without_memory() -> UnsupportedError:
     )
 
 
-def make_backend() -> TorchBackend:
-    """The backend over the torch that the user has imported.
-
-    Raises:
-        InvalidArgumentError: torch is not imported.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise InvalidArgumentError("torch has not been imported: import torch first")
-    return TorchBackend(torch)
-
-
+BACKEND = TorchBackend(sys.modules["torch"])
 keep_out_of_graphs()
