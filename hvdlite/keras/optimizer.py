@@ -193,24 +193,9 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         UnsupportedError, NotInitializedError: as for `DistributedOptimizer`.
 
     """
-    layers = arguments.checked_layers(local_layers)
-    wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        groups=groups,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        auto_scale_loss=auto_scale_loss,
-        start_check=start_check,
-    )
+    given = dict(locals())  # all arguments, by name
+    layers = arguments.checked_layers(given.pop("local_layers"))
+    wrapped = DistributedOptimizer(**given)
     wrapped._hvdlite.add_local(layers=layers)
     return wrapped
 

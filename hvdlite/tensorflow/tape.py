@@ -294,21 +294,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         UnsupportedError: as for `DistributedGradientTape`.
 
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-        start_check,
-        weight=weight,
-    )
+    given = dict(locals())  # all arguments, by name
+    del given["local_layers"]
+    tape = DistributedGradientTape(**given)
     for layer in tf.nest.flatten(local_layers) if local_layers is not None else ():
         if not getattr(layer, "built", False):
             raise InvalidArgumentError(
