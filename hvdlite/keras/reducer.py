@@ -11,7 +11,7 @@ from typing import Any
 from hvdlite.agreement import compare, name_of
 from hvdlite.compression import describe_compression
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal
+from hvdlite.keras.backends import GradientStep, KerasBackend, Reduction, WeightTotal
 from hvdlite.keras.library import KERAS_3, keras
 from hvdlite.keras.loss_weights import weight_of_last_loss
 from hvdlite.keras.sharding import Shards
@@ -248,7 +248,8 @@ class Reducer:
         with comparison:
             names = [self._names[id(variable)] for variable in shared]
             groups = self._places_of_groups(shared)
-            reduced = self._backend.reduce_gradients(mine, shared, names, groups, settings.reduction, weight) if shared else []
+            step = GradientStep(mine, shared, names, groups, settings.reduction, weight)
+            reduced = self._backend.reduce_gradients(step) if shared else []
         for place, gradient in zip(places, reduced, strict=True):
             scaled[place] = gradient
         self._scale(scaled, places, settings.factor)

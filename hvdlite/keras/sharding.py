@@ -21,7 +21,7 @@ from hvdlite import ops
 from hvdlite.agreement import compare
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from hvdlite.keras.backends import KerasBackend
+from hvdlite.keras.backends import KerasBackend, SharedVariables
 from hvdlite.keras.library import KERAS_3, Mixin, keras
 from hvdlite.keras.variables import dtype_of, read, variables_of
 from hvdlite.ownership import owners_of
@@ -210,7 +210,8 @@ class Shards:
         names += [f"{self._prefix}.stepped{number}" for number in range(len(self._common))]
         steps = self.optimizer.gradient_accumulation_steps
         complete = (self.optimizer._iterations + 1) % steps == 0 if steps else None
-        values = self._backend.broadcast_from(sent, roots, names, self._process_set, gradients, complete)
+        shared = SharedVariables(sent, roots, names, self._process_set, gradients, complete)
+        values = self._backend.broadcast_from(shared)
         for variable, value in zip(sent, values, strict=True):
             if value is not None:
                 variable.assign(value)

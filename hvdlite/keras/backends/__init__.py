@@ -15,7 +15,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
-__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend"]
+__all__ = ["GradientStep", "KerasBackend", "Reduction", "SharedVariables", "WeightTotal", "current_backend"]
 
 _BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -41,6 +41,54 @@ class Reduction:
     compression: Any
     sparse_as_dense: bool
     process_set: ProcessSet
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """The gradients of one step, and how they are reduced.
+
+    Attributes:
+        gradients: tensors of the backend, dense or sparse (``tf.IndexedSlices``), which are not modified. None: the loss does
+            not depend on the variable. If `KerasBackend.traces_steps`, the same gradients are None on all ranks.
+        variables: the variables of the gradients.
+        names: names of the allreduces in the engine, unique among all operations in flight.
+        groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together; a gradient in no list
+            is sent alone. None: the backend chooses the groups, the same on all ranks and in all runs.
+        reduction: how to reduce.
+        weight: the weight of this rank in weighted means, from `KerasBackend.as_weight`. Either all ranks give a weight, or
+            none.
+
+    """
+
+    gradients: Sequence[Any]
+    variables: Sequence[Any]
+    names: Sequence[str]
+    groups: Sequence[Sequence[int]] | None
+    reduction: Reduction
+    weight: Any
+
+
+@dataclass(frozen=True)
+class SharedVariables:
+    """Variables that one rank each has updated, for all ranks.
+
+    Attributes:
+        variables: variables of Keras or the framework, with the same shapes and dtypes on all ranks.
+        roots: for each variable, the rank in the job whose value all ranks get.
+        names: as in `GradientStep`.
+        process_set: the ranks that take part.
+        gradients: results of `KerasBackend.reduce_gradients`. The broadcasts come after that reduction.
+        complete: with gradient accumulation, a boolean or a traced tensor: whether the step is complete. On JAX the same
+            program runs for incomplete steps, and then sends nothing. None: there is no accumulation.
+
+    """
+
+    variables: Sequence[Any]
+    roots: Sequence[int]
+    names: Sequence[str]
+    process_set: ProcessSet
+    gradients: Sequence[Any]
+    complete: Any
 
 
 class WeightTotal(Protocol):
@@ -81,29 +129,11 @@ class KerasBackend(Protocol):
                 or hvdlite does not support this installation of it; the text says what to do.
         """
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """Reduces the gradients of one step over the ranks of the set. Collective over it.
 
         It is called eagerly, or while a step is traced (``tf.function``, ``jax.jit``, both also with XLA). All ranks of the set
         call it with the same names in the same order. Their shapes and dtypes have been compared before.
-
-        Args:
-            gradients: tensors of the backend, dense or sparse (``tf.IndexedSlices``), which are not modified. None: the loss
-                does not depend on the variable. If `traces_steps`, the same gradients are None on all ranks.
-            variables: the variables of the gradients.
-            names: names of the allreduces in the engine, unique among all operations in flight.
-            groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together; a gradient in no
-                list is sent alone. None: the backend chooses the groups, the same on all ranks and in all runs.
-            reduction: how to reduce.
-            weight: the weight of this rank in weighted means, from `as_weight`. Either all ranks give a weight, or none.
 
         Returns:
             The reduced gradients in order, with the shapes and dtypes of the gradients and the same bits on all ranks. A
@@ -128,25 +158,8 @@ class KerasBackend(Protocol):
             UnsupportedError: steps of this backend (JAX) can keep no other values than the optimizer's variables.
         """
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """Broadcasts each variable from its own root. It is called under the same conditions as `reduce_gradients`.
-
-        Args:
-            variables: variables of Keras or the framework, with the same shapes and dtypes on all ranks.
-            roots: for each variable, the rank in the job whose value all ranks get.
-            names: as for `reduce_gradients`.
-            process_set: the ranks that take part.
-            gradients: results of `reduce_gradients`. The broadcasts come after that reduction.
-            complete: with gradient accumulation, a boolean or a traced tensor: whether the step is complete. On JAX the same
-                program runs for incomplete steps, and then sends nothing. None: there is no accumulation.
 
         Returns:
             The values in order, which the caller assigns; None: the variable has the value already.

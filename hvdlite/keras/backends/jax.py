@@ -12,10 +12,9 @@ from hvdlite.auto_compression import settle
 from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
-from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal
+from hvdlite.keras.backends import GradientStep, KerasBackend, SharedVariables, WeightTotal
 from hvdlite.keras.library import keras
 from hvdlite.partition import partition
-from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.xla import TensorGroup
 
@@ -44,16 +43,9 @@ class JaxKerasBackend(KerasBackend):
                 "(keras.distribution.set_distribution(None)), and start one rank for each device"
             )
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
+        gradients, names, reduction = step.gradients, step.names, step.reduction
         set_id = reduction.process_set.require_member(Kind.ALLREDUCE)
         given = [_dense(gradient, name) for gradient, name in zip(gradients, names, strict=True) if gradient is not None]
         numbers = [(gradient.dtype.name, gradient.size) for gradient in given]
@@ -62,7 +54,7 @@ class JaxKerasBackend(KerasBackend):
         reduced = list(gradients)
         described: list[TensorGroup] = []
         sent: list[tuple[int, Any, Any]] = []  # index of the gradient, tensor to send, context for decompress
-        for places in partition(groups, [place for place, gradient in enumerate(gradients) if gradient is not None]):
+        for places in partition(step.groups, [place for place, gradient in enumerate(gradients) if gradient is not None]):
             members = [(place, *compressor.compress(_dense(gradients[place], names[place]))) for place in places]
             described.append(
                 TensorGroup(
@@ -74,12 +66,12 @@ class JaxKerasBackend(KerasBackend):
                     process_set=set_id,
                     prescale=reduction.prescale,
                     postscale=reduction.postscale,
-                    weighted=weight is not None,
+                    weighted=step.weight is not None,
                     codec=codec,
                 )
             )
             sent += members
-        outputs = call(described, [tensor for _, tensor, _ in sent], alone=True, weight=weight)
+        outputs = call(described, [tensor for _, tensor, _ in sent], alone=True, weight=step.weight)
         for (place, _, context), output in zip(sent, outputs, strict=True):
             reduced[place] = compressor.decompress(output, context)
         return reduced
@@ -95,22 +87,15 @@ class JaxKerasBackend(KerasBackend):
             "cannot be added up: train on Keras's torch or TensorFlow backend, or leave out the weights or the accumulation"
         )
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """As `KerasBackend.broadcast_from`, in one call.
 
         A reduced gradient is an operand of the call, too. So XLA runs the call after the reduction.
         """
-        set_id = process_set.require_member(Kind.BROADCAST)
+        roots, names, variables = shared.roots, shared.names, shared.variables
+        set_id = shared.process_set.require_member(Kind.BROADCAST)
         kinds = [(root, name, variable.value) for root, name, variable in zip(roots, names, variables, strict=True)]
-        kinds.append((roots[0], f"{names[0]}.behind", gradients[0].ravel()[:1]))
+        kinds.append((roots[0], f"{names[0]}.behind", shared.gradients[0].ravel()[:1]))
         groups = [
             TensorGroup(Kind.BROADCAST, name, [(value.dtype.name, value.shape)], root=root, process_set=set_id)
             for root, name, value in kinds
@@ -120,7 +105,7 @@ class JaxKerasBackend(KerasBackend):
             return call(groups, values, alone=True)
 
         values = [value for _, _, value in kinds]
-        received = share(values) if complete is None else jax.lax.cond(complete, share, list, values)
+        received = share(values) if shared.complete is None else jax.lax.cond(shared.complete, share, list, values)
         return received[:-1]
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:

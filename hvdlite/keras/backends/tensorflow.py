@@ -10,10 +10,9 @@ import hvdlite.tensorflow as hvd
 from hvdlite import ops
 from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.attributes import held_by
-from hvdlite.keras.backends import KerasBackend, Reduction
+from hvdlite.keras.backends import GradientStep, KerasBackend, Reduction, SharedVariables
 from hvdlite.keras.library import KERAS_3
 from hvdlite.keras.variables import broadcast_call
-from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.tensorflow import collective_ops, xla
 from hvdlite.tensorflow.elastic import loss_in
@@ -51,28 +50,21 @@ class TensorFlowKerasBackend(KerasBackend):
                 "does not support: leave the strategy out, and start one rank for each device"
             )
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
+        reduction = step.reduction
         return allreduce_gradients(
-            gradients,
-            names,
+            step.gradients,
+            step.names,
             op=reduction.op,
             prescale_factor=reduction.prescale,
             postscale_factor=reduction.postscale,
             compression=reduction.compression,
             sparse_as_dense=reduction.sparse_as_dense,
-            groups=groups,
+            groups=step.groups,
             process_set=reduction.process_set,
             scoped=False,  # names of the first rank; Keras numbers its scopes, and the numbers may differ between ranks
-            weight=weight,
+            weight=step.weight,
         )
 
     def as_weight(self, weight: Any, op: int) -> tf.Tensor:
@@ -84,18 +76,11 @@ class TensorFlowKerasBackend(KerasBackend):
         with tf.init_scope():
             return tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """As `KerasBackend.broadcast_from`."""
+        roots, names, process_set = shared.roots, shared.names, shared.process_set
         set_id = process_set.require_member(Kind.BROADCAST)
-        tensors = [tf.convert_to_tensor(variable) for variable in variables]
+        tensors = [tf.convert_to_tensor(variable) for variable in shared.variables]
         if tf.executing_eagerly():
             handles = [
                 ops.broadcast_async(tensor.numpy(), root, name, process_set)
@@ -106,7 +91,7 @@ class TensorFlowKerasBackend(KerasBackend):
             return xla.broadcast_from(tensors, roots, names, set_id)
         # TensorFlow removes ops whose results are not used, such as the reduction of a gradient whose variable another rank
         # updates. It does not remove an op with state and the inputs of this op.
-        heads = [tf.reshape(getattr(gradient, "values", gradient), [-1])[:1] for gradient in gradients]
+        heads = [tf.reshape(getattr(gradient, "values", gradient), [-1])[:1] for gradient in shared.gradients]
         head = tf.concat([tf.cast(each, tf.float32) for each in heads], 0)
         collective_ops.broadcast(
             tf.reduce_sum(head), root_rank=roots[0], name=f"{names[0]}.behind", set_id=set_id, stateful=True

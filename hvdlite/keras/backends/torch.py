@@ -1,17 +1,15 @@
 """Keras on torch. Gradients are tensors with values when the optimizer is called, and never traced."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hvdlite import ops
-from hvdlite.keras.backends import KerasBackend, Reduction
+from hvdlite.keras.backends import GradientStep, KerasBackend, SharedVariables
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
 from hvdlite.partition import partition
-from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max
 from hvdlite.submission import check_weight
 from hvdlite.torch.gpu import reachable
@@ -49,23 +47,15 @@ class TorchKerasBackend(KerasBackend):
     def check_supported(self) -> None:
         """Checks nothing: Keras does not use torch's ways to distribute a model."""
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """As `KerasBackend.reduce_gradients`. If a gradient is None on some ranks only, it counts as zeros there."""
+        names, reduction = step.names, step.reduction
         process_set = reduction.process_set
-        used = np.array([gradient is not None for gradient in gradients], dtype=np.uint8)
-        base = names[0]
-        handle = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
-        sent = [_sent(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+        used = np.array([gradient is not None for gradient in step.gradients], dtype=np.uint8)
+        handle = ops.allreduce_async(used, name=f"{names[0]}.used", op=Max, process_set=process_set)
+        sent = [_sent(gradient, variable) for gradient, variable in zip(step.gradients, step.variables, strict=True)]
         reduced: list[Any] = [None] * len(sent)
-        for members in partition(groups, range(len(sent))):
+        for members in partition(step.groups, range(len(sent))):
             outputs = ops.grouped_allreduce(
                 [sent[place] for place in members],
                 name=names[members[0]],
@@ -74,14 +64,14 @@ class TorchKerasBackend(KerasBackend):
                 prescale_factor=reduction.prescale,
                 postscale_factor=reduction.postscale,
                 process_set=process_set,
-                weight=weight,
+                weight=step.weight,
             )
             for place, output in zip(members, outputs, strict=True):
                 reduced[place] = output
         anyone = handle.synchronize()
         return [
             output.to(variable.value.device) if someone else None
-            for output, variable, someone in zip(reduced, variables, anyone, strict=True)
+            for output, variable, someone in zip(reduced, step.variables, anyone, strict=True)
         ]
 
     def as_weight(self, weight: Any, op: int) -> float:
@@ -92,20 +82,13 @@ class TorchKerasBackend(KerasBackend):
         """As `KerasBackend.new_weight_total`."""
         return TorchWeightTotal()
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """As `KerasBackend.broadcast_from`. It works in place if the engine can reach the variable's memory."""
-        held = [variable.value.detach() for variable in variables]
+        held = [variable.value.detach() for variable in shared.variables]
         sent = [reachable(tensor.contiguous()) for tensor in held]
         handles = [
-            ops.broadcast_async_(tensor, root, name, process_set) for tensor, root, name in zip(sent, roots, names, strict=True)
+            ops.broadcast_async_(tensor, root, name, shared.process_set)
+            for tensor, root, name in zip(sent, shared.roots, shared.names, strict=True)
         ]
         for handle in handles:
             handle.synchronize()
