@@ -43,16 +43,14 @@ __all__ = [
     "grouped_allreduce",
     "grouped_reducescatter",
     "join",
-    "local_rank",
-    "local_size",
-    "process_set_included",
+    "plain_op",
     "rank",
     "reducescatter",
     "size",
 ]
 
 
-def _own(what: str, **attributes: Any) -> Any:
+def plain_op(what: str, **attributes: Any) -> Any:
     """Makes an op that is no collective on tensors. Raises UnsupportedError in a function for XLA, which cannot compile it."""
     require_no_xla(what)
     return getattr(load(), f"hvdlite_{what}")(**attributes)
@@ -153,12 +151,12 @@ def _reduction(
 
 def barrier(set_id: int = 0) -> tf.Operation | None:
     """Waits until all ranks of the set have called it. In a graph it returns the operation, and eagerly None."""
-    return _own("barrier", process_set=set_id, blocking=tf.executing_eagerly())
+    return plain_op("barrier", process_set=set_id, blocking=tf.executing_eagerly())
 
 
 def join(set_id: int = 0) -> tf.Tensor:
     """Waits until all ranks of the set have joined. Returns the rank that joined last (int32)."""
-    return _own("join", process_set=set_id, blocking=tf.executing_eagerly())
+    return plain_op("join", process_set=set_id, blocking=tf.executing_eagerly())
 
 
 # --- topology, read when the op runs ----------------------------------------------------------------------------------------
@@ -166,27 +164,12 @@ def join(set_id: int = 0) -> tf.Tensor:
 
 def size(set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks of a process set (int32)."""
-    return _own("size", process_set=set_id, name=name)
+    return plain_op("size", process_set=set_id, name=name)
 
 
 def rank(name: str | None = None) -> tf.Tensor:
     """This process's rank (int32)."""
-    return _own("rank", name=name)
-
-
-def local_rank(name: str | None = None) -> tf.Tensor:
-    """This process's rank among the processes of its host (int32)."""
-    return _own("local_rank", name=name)
-
-
-def local_size(name: str | None = None) -> tf.Tensor:
-    """The number of processes on this host (int32)."""
-    return _own("local_size", name=name)
-
-
-def process_set_included(set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank is a member of the process set, and 0 otherwise (int32)."""
-    return _own("process_set_included", process_set=set_id, name=name)
+    return plain_op("rank", name=name)
 
 
 # --- gradients (with tf.equal, because == compares no values in graphs of TensorFlow 1) ---------------------------------------

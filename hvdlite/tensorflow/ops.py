@@ -420,19 +420,19 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks on this host when the operation runs, a scalar int32 tensor."""
-    return collective_ops.local_size(name)
+    return collective_ops.plain_op("local_size", name=name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process's rank on its host when the operation runs, a scalar int32 tensor."""
-    return collective_ops.local_rank(name)
+    return collective_ops.plain_op("local_rank", name=name)
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 if this process is a member of the process set when the operation runs, otherwise 0; a scalar int32 tensor."""
-    return collective_ops.process_set_included(process_set_id, name)
+    return collective_ops.plain_op("process_set_included", process_set=process_set_id, name=name)
 
 
 def member_of(process_set: ProcessSet, root_rank: int) -> int:

@@ -235,7 +235,7 @@ def test_without_initialisation_it_is_a_failed_precondition(ended):
 def test_numbers_are_those_of_the_process_that_runs(hvd, mode):
     @mode
     def run():
-        return ops.size(), ops.rank(), ops.local_size(), ops.local_rank(), ops.process_set_included()
+        return hvd.size_op(), hvd.rank_op(), hvd.local_size_op(), hvd.local_rank_op(), hvd.process_set_included_op()
 
     for _ in REPEATS:
         found = [int(number) for number in run()]
@@ -259,7 +259,7 @@ def test_process_sets(hvd, mode):
         total, rows, sent, count = run(tf.constant(RANK + 1.0))
         assert rows.numpy().tolist() == [rank + 1.0 for rank in ranks]
         assert (total.numpy(), sent.numpy(), int(count)) == (sum(ranks) + len(ranks), ranks[-1] + 1.0, len(ranks))
-        included = mode(lambda: [ops.process_set_included(each.process_set_id) for each in (others, alone)])()
+        included = mode(lambda: [hvd.process_set_included_op(each.process_set_id) for each in (others, alone)])()
         assert [int(number) for number in included] == [int(RANK != LAST), int(RANK == LAST)]
     if RANK != LAST:
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {RANK} is not a member"):
