@@ -19,7 +19,6 @@ and always run. So a broadcast has `stateful` if only some ranks use the result,
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,6 +47,9 @@ __all__ = [
     "reducescatter",
     "size",
 ]
+
+
+_NO_CODEC: Mapping[str, int] = {}
 
 
 def plain_op(what: str, **attributes: Any) -> Any:
@@ -132,7 +134,7 @@ def _reduction(
     prescale: float = 1.0,
     postscale: float = 1.0,
     set_id: int = 0,
-    codec: Mapping[str, int] = MappingProxyType({}),
+    codec: Mapping[str, int] = _NO_CODEC,
 ) -> dict[str, Any]:
     """The attributes of an op that reduces.
 

@@ -77,25 +77,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     """
     if _is_keras(optimizer):
+        given = dict(locals())  # all arguments, by name
+        del given["use_locking"]
         from hvdlite.tensorflow import keras  # not at the top, because importing Keras takes long
 
-        return keras.DistributedOptimizer(
-            optimizer,
-            name=name,
-            device_dense=device_dense,
-            device_sparse=device_sparse,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            gradient_predivide_factor=gradient_predivide_factor,
-            op=op,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups,
-            groups=groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-            start_check=start_check,
-        )
+        return keras.DistributedOptimizer(**given)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise InvalidArgumentError(
             "Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: "
