@@ -13,6 +13,7 @@ from typing import Any
 
 from hvdlite.backends import backend_of
 from hvdlite.backends.base import CPU
+from hvdlite.checks import check_type_of_set
 from hvdlite.compression import AutoCompression, Compression, refuse_codec
 from hvdlite.dtypes import DType
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
@@ -70,14 +71,15 @@ def settle(
         traced: may a compiled program keep the choice?
 
     Raises:
-        InvalidArgumentError: the compression is `Compression.auto`, and the knob deterministic is on, or this rank is not in
-            the process set.
+        InvalidArgumentError: the compression is `Compression.auto`, and the knob deterministic is on, `process_set` is none,
+            or this rank is not in it.
         UnsupportedError: the compression is `Compression.auto`, and the op is not Sum or Average; or a compiled program may
             keep the choice, and the job is elastic; or a rank had called `join` before the measurement.
         HorovodInternalError: an operation of the measurement failed.
     """
     if not isinstance(compression, AutoCompression):
         return compression
+    check_type_of_set(process_set)
     if op not in (Average, Sum):
         refuse_codec(compression, f"a reduction with op={OP_NAMES[op]}")
     if RUNTIME.config.deterministic:

@@ -6,7 +6,7 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average
 
-__all__ = ["check_given", "check_passes", "check_predivide", "check_process_set"]
+__all__ = ["check_given", "check_passes", "check_predivide", "check_process_set", "check_type_of_set", "member_id"]
 
 
 def check_passes(passes: int) -> None:
@@ -23,10 +23,25 @@ def check_predivide(predivide: float, op: int) -> None:
         raise InvalidArgumentError(f"gradient_predivide_factor={predivide!r} must be > 0")
 
 
+def check_type_of_set(process_set: ProcessSet) -> None:
+    """Raises InvalidArgumentError unless `process_set` is a ProcessSet, registered or not."""
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(f"process_set={process_set!r} is no ProcessSet; hvdlite.add_process_set returns one")
+
+
+def member_id(process_set: ProcessSet, kind: int) -> int:
+    """The id of the set, for an operation of this kind.
+
+    Raises:
+        InvalidArgumentError: `process_set` is not a process set, is not registered, or does not include this rank.
+    """
+    check_type_of_set(process_set)
+    return process_set.require_member(kind)
+
+
 def check_process_set(process_set: ProcessSet) -> None:
     """Raises InvalidArgumentError unless `process_set` is a registered process set."""
-    if not isinstance(process_set, ProcessSet):
-        raise InvalidArgumentError(f"process_set must be a ProcessSet, got {process_set!r}: pass it to hvdlite.add_process_set")
+    check_type_of_set(process_set)
     if process_set.process_set_id is None:
         raise InvalidArgumentError(f"{process_set} has not been registered: pass it to hvdlite.add_process_set first")
 

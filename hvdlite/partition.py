@@ -1,6 +1,11 @@
-"""Divides things among a number of parts as evenly as possible. The engine's function of this name is in csrc/collectives."""
+"""Divides things among a number of parts as evenly as possible, and gradients into groups.
 
-__all__ = ["part_of"]
+The engine's function `part_of` is in csrc/collectives.
+"""
+
+from collections.abc import Sequence
+
+__all__ = ["part_of", "partition"]
 
 
 def part_of(count: int, parts: int, number: int) -> range:
@@ -16,3 +21,21 @@ def part_of(count: int, parts: int, number: int) -> range:
     each, longer = divmod(count, parts)
     begin = number * each + min(number, longer)
     return range(begin, begin + each + (number < longer))
+
+
+def partition(groups: Sequence[Sequence[int]] | None, present: Sequence[int]) -> list[list[int]]:
+    """Divides the indices of gradients into the groups that are reduced together.
+
+    Args:
+        groups: lists of indices; None: all gradients are in one group.
+        present: the indices of the gradients that are reduced, in order.
+
+    Returns:
+        The groups that are not empty. An index in no list is a group of its own.
+
+    """
+    if groups is None:
+        return [list(present)] if present else []
+    chosen = [[place for place in members if place in present] for members in groups]
+    grouped = {place for members in chosen for place in members}
+    return [members for members in chosen if members] + [[place] for place in present if place not in grouped]

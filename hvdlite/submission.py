@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdlite.backends import Exported, TensorBackend, backend_of
 from hvdlite.backends.base import CPU, ROW_MAJOR, SOME_GPU
+from hvdlite.checks import member_id
 from hvdlite.compression import Codec, check_compression, codec_of, is_none
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.handles import Finish, Handle, OnGpu
@@ -75,10 +76,7 @@ def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
         NotInitializedError: hvdlite is not initialised in this process.
         InvalidArgumentError: `process_set` is not a process set, is not registered, or does not include this rank.
     """
-    engine = RUNTIME.require()
-    if not isinstance(process_set, ProcessSet):
-        raise InvalidArgumentError(f"process_set={process_set!r} is no ProcessSet; hvdlite.add_process_set returns one")
-    return engine, process_set.require_member(kind)
+    return RUNTIME.require(), member_id(process_set, kind)
 
 
 def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:

@@ -42,7 +42,7 @@ class TensorGroup:
 
     kind: int
     name: str
-    tensors: Sequence[tuple[str, Sequence[int]]]
+    tensors: Sequence[tuple[str, Sequence[int]]] = ()
     names: Sequence[str] | None = None
     op: int = Sum
     root: int = 0

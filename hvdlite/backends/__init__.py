@@ -40,13 +40,13 @@ def plain_of(value: Any) -> Plain | None:
 
 def _framework_of(value: Any) -> TensorBackend | None:
     if _is_of("torch", "Tensor", value):
-        from hvdlite.backends.torch import make_backend as make_torch
+        from hvdlite.backends.torch import BACKEND as TORCH
 
-        return _known("torch") or make_torch()
+        return TORCH
     if _is_of("cupy", "ndarray", value):
-        from hvdlite.backends.cupy import make_backend as make_cupy
+        from hvdlite.backends.cupy import BACKEND as CUPY
 
-        return _known("cupy") or make_cupy()
+        return CUPY
     return None
 
 
@@ -54,7 +54,3 @@ def _is_of(framework: str, name: str, value: Any) -> bool:
     # A framework that is still being imported has no such class yet, and no object of it can exist.
     kind = getattr(sys.modules.get(framework), name, None)
     return kind is not None and isinstance(value, kind)
-
-
-def _known(framework: str) -> TensorBackend | None:
-    return next((known for known in _by_type.values() if known.name == framework), None)

@@ -7,7 +7,9 @@ one framework: it knows no engine, no rank and no name.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hvdlite.errors import InvalidArgumentError
+import numpy as np
+
+from hvdlite.errors import InternalError, InvalidArgumentError
 
 __all__ = [
     "CHANNELS_LAST",
@@ -127,11 +129,15 @@ def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[in
 
 
 class TensorBackend(Protocol):
-    """The operations on the tensors of one framework that hvdlite needs. All tensors have that framework's type."""
+    """The operations on the tensors of one framework that hvdlite needs. All tensors have that framework's type.
 
-    @property
-    def name(self) -> str:
-        """The framework's name, for error texts."""
+    A method with a body is for backends without one of their own.
+
+    Attributes:
+        name: the framework's name, for error texts.
+    """
+
+    name: str
 
     def adopt(self, value: Any) -> Any:
         """Converts an argument of an operation that does not write to it to a tensor, without a copy if possible.
@@ -164,6 +170,7 @@ class TensorBackend(Protocol):
 
     def plain(self, kind: type) -> Plain | None:
         """The description of this type for native code; None if native code does not handle it."""
+        return None
 
     def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:
         """Makes a tensor with the shape, dtype and layout of `owner`. Returns it, and its pointer (`Exported.pointer`).
@@ -173,30 +180,43 @@ class TensorBackend(Protocol):
             new_memory: a `NewMemory`, for tensors of at least `RECYCLED_FROM` bytes. If the owner is on a GPU, a
                 `NewGpuMemory`, for backends without an allocator of their own.
         """
+        return self.empty_on_gpu(owner.shape, owner, new_memory)
 
     def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> Any:
         """A tensor of this shape over memory of the engine, without a copy. It has the dtype of the tensor `like`."""
+        raise InternalError(f"a result in host memory for a tensor of {self.name}")
 
     def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
         """Makes a dense tensor of this shape with the dtype and the GPU of the tensor `like`. Returns it and its pointer."""
+        raise InternalError(f"a result on a GPU for a tensor of {self.name}")
 
     def stream_now(self, exported: Exported) -> int:
         """The CUDA stream in whose order this thread uses the tensor now, in the form of `Exported.stream`."""
+        return exported.stream
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """Tells the framework's allocator that the current stream uses a tensor that was made in another stream."""
+        """Tells the framework's allocator that the current stream uses a tensor that was made in another stream.
+
+        It does nothing in host memory, with CUDA arrays (whose only stream is their own), and with CuPy, where a program must
+        order its streams itself if a stream uses an array of another stream.
+        """
+        return
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
         """Copies the elements of a private copy that `export` made to the user's tensor."""
+        raise InternalError(f"a private copy of a tensor of {self.name}")
 
     def mark_written(self, tensor: Any) -> None:
-        """Tells the framework that the engine has written to the tensor's memory."""
+        """Tells the framework that the engine has written to the tensor's memory. It does nothing if none records writes."""
+        return
 
     def integers(self, values: Sequence[int]) -> Any:
-        """A one-dimensional int32 tensor of these values."""
+        """A one-dimensional int32 tensor of these values in host memory, where programs read the numbers of rows."""
+        return np.array(values, dtype=np.int32)
 
     def dtype_name(self, tensor: Any) -> str:
         """The dtype's name, such as ``"float32"``."""
+        return str(tensor.dtype.name)
 
     def cast(self, tensor: Any, dtype_name: str) -> Any:
         """The tensor converted to another dtype.

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from hvdlite.backends.base import SOME_GPU, Exported, NewGpuMemory
+from hvdlite.backends.base import SOME_GPU, Exported, NewGpuMemory, TensorBackend
 from hvdlite.dtypes import elements_of
-from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["BACKEND", "CudaArrayBackend", "DeviceArray"]
 
@@ -65,7 +65,7 @@ class DeviceArray:
 _LEGACY_STREAM = 1  # the number of the legacy default stream in the interface; in the driver it is 0
 
 
-class CudaArrayBackend:
+class CudaArrayBackend(TensorBackend):
     """The backend for all objects with ``__cuda_array_interface__``. A tensor is a `DeviceArray` over the object's memory."""
 
     name = "CUDA array"
@@ -98,17 +98,10 @@ class CudaArrayBackend:
             )
         return adopted
 
-    def plain(self, kind: type) -> None:
-        """None: native code does not describe values on a GPU."""
-
     def export(self, tensor: DeviceArray, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array. The interface does not say which GPU has the array; the engine finds it by the address."""
         code, layout = elements_of(tensor.dtype.name, tensor.dtype.itemsize, any_dtype, "CUDA array")
         return Exported(tensor.pointer, tensor.shape, code, SOME_GPU, layout, tensor, tensor.stream)
-
-    def empty_like(self, owner: DeviceArray, new_memory: NewGpuMemory) -> tuple[DeviceArray, int]:
-        """An array in memory of the engine."""
-        return self.empty_on_gpu(owner.shape, owner, new_memory)
 
     def empty_on_gpu(self, shape: Sequence[int], like: DeviceArray, new_memory: NewGpuMemory) -> tuple[DeviceArray, int]:
         """An array in memory of the engine."""
@@ -117,38 +110,12 @@ class CudaArrayBackend:
         pointer = 0 if memory is None else memory.address
         return DeviceArray(memory, pointer, tuple(shape), like.dtype, like.stream), pointer
 
-    def stream_now(self, exported: Exported) -> int:
-        """The stream of the array itself, because the interface has no other stream."""
-        return exported.stream
-
-    def use_in_current_stream(self, tensor: DeviceArray) -> None:
-        """Does nothing: there is only one stream."""
-
-    def mark_written(self, tensor: DeviceArray) -> None:
-        """Does nothing: no library records writes."""
-
-    def integers(self, values: Sequence[int]) -> Any:
-        """An int32 array of NumPy, in host memory."""
-        return np.array(values, dtype=np.int32)
-
-    def dtype_name(self, tensor: DeviceArray) -> str:
-        """NumPy's name of the dtype."""
-        return str(tensor.dtype.name)
-
     def cast(self, tensor: DeviceArray, dtype_name: str) -> NoReturn:
         """Raises UnsupportedError, because hvdlite has no code that converts dtypes on a GPU."""
         raise UnsupportedError(
             f"hvdlite cannot convert an array in CUDA memory from {tensor.dtype.name} to {dtype_name}: convert it yourself, or "
             "pass an array of CuPy or a tensor of PyTorch"
         )
-
-    def wrap(self, data: memoryview, shape: Sequence[int], like: DeviceArray) -> NoReturn:
-        """Is never called: results are on the GPU."""
-        raise InternalError("a result in host memory for an array in CUDA memory")
-
-    def copy_back(self, dense: DeviceArray, tensor: DeviceArray) -> NoReturn:
-        """Is never called: `export` makes no copies."""
-        raise InternalError("a private copy of an array in CUDA memory")
 
 
 def _require_contiguous(kind: str, shape: tuple[int, ...], strides: Sequence[int] | None, itemsize: int) -> None:

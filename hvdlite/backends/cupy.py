@@ -2,15 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from hvdlite.backends.base import ROW_MAJOR, Exported, NewGpuMemory, require_own_elements
+from hvdlite.backends.base import ROW_MAJOR, Exported, NewGpuMemory, TensorBackend, require_own_elements
 from hvdlite.dtypes import code_of_name, elements_of, numpy_dtype
-from hvdlite.errors import InternalError, InvalidArgumentError
 
-__all__ = ["CupyBackend", "make_backend"]
+__all__ = ["BACKEND", "CupyBackend"]
 
 
 class _ExternalStream(int):
@@ -19,7 +18,7 @@ class _ExternalStream(int):
     owner: Any
 
 
-class CupyBackend:
+class CupyBackend(TensorBackend):
     """The backend for cupy.ndarray.
 
     C-contiguous arrays are used without a copy, and others are copied. Results are arrays in memory of CuPy's pool.
@@ -39,9 +38,6 @@ class CupyBackend:
         """The array itself. It refuses an array whose elements share memory (``broadcast_to``)."""
         require_own_elements("a broadcast array", value.shape, value.strides, "copy")
         return value
-
-    def plain(self, kind: type) -> None:
-        """None: native code does not describe values on a GPU."""
 
     def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
         """Describes the array. `any_layout` has no effect, because the only layout is row-major."""
@@ -63,10 +59,6 @@ class CupyBackend:
         handle.owner = stream
         return handle
 
-    def empty_like(self, owner: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
-        """A new C-contiguous array."""
-        return self.empty_on_gpu(owner.shape, owner, new_memory)
-
     def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
         """A new C-contiguous array."""
         with like.device:
@@ -77,42 +69,15 @@ class CupyBackend:
         """CuPy's current stream on the array's GPU."""
         return self._stream(exported.device)
 
-    def use_in_current_stream(self, tensor: Any) -> None:
-        """Does nothing: a program with CuPy must order its streams itself if a stream uses an array of another stream."""
-
-    def mark_written(self, tensor: Any) -> None:
-        """Does nothing: CuPy records no writes."""
-
     def copy_back(self, dense: Any, tensor: Any) -> None:
         """Assigns all elements."""
         with tensor.device:
             tensor[...] = dense
-
-    def integers(self, values: Sequence[int]) -> Any:
-        """An int32 array of NumPy, because programs read the numbers of rows on the host."""
-        return np.array(values, dtype=np.int32)
-
-    def dtype_name(self, tensor: Any) -> str:
-        """The dtype's name, which is NumPy's."""
-        return str(tensor.dtype.name)
 
     def cast(self, tensor: Any, dtype_name: str) -> Any:
         """A converted copy."""
         with tensor.device:
             return tensor.astype(numpy_dtype(code_of_name(dtype_name)))
 
-    def wrap(self, data: memoryview, shape: Sequence[int], like: Any) -> NoReturn:
-        """Is never called: results are on the GPU."""
-        raise InternalError("a result in host memory for a CuPy array")
 
-
-def make_backend() -> CupyBackend:
-    """The backend over the CuPy that the user has imported.
-
-    Raises:
-        InvalidArgumentError: CuPy is not imported.
-    """
-    cupy = sys.modules.get("cupy")
-    if cupy is None:
-        raise InvalidArgumentError("CuPy has not been imported: import cupy first")
-    return CupyBackend(cupy)
+BACKEND = CupyBackend(sys.modules["cupy"])

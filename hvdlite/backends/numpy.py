@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,13 @@ from hvdlite.backends.base import (
     RECYCLED_FROM,
     ROW_MAJOR,
     Exported,
-    NewGpuMemory,
     NewMemory,
     Plain,
+    TensorBackend,
     require_own_elements,
 )
 from hvdlite.dtypes import DType, code_of_name, elements_of, numpy_dtype
-from hvdlite.errors import InternalError, InvalidArgumentError, UnsupportedError
+from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["BACKEND", "NumpyBackend"]
 
@@ -34,7 +34,7 @@ _OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a dtype that is not NumPy's own,
 _REFUSED = ("string", "resource", "variant", "qint8", "quint8", "qint16", "quint16", "qint32")
 
 
-class NumpyBackend:
+class NumpyBackend(TensorBackend):
     """The backend for NumPy arrays. C-contiguous arrays are used without a copy, and others are copied."""
 
     name = "numpy"
@@ -121,28 +121,6 @@ class NumpyBackend:
     def copy_back(self, dense: Array, tensor: Array) -> None:
         """Assigns all elements."""
         tensor[...] = dense
-
-    def empty_on_gpu(self, shape: Sequence[int], like: Array, new_memory: NewGpuMemory) -> NoReturn:
-        """Is never called: results are in host memory."""
-        raise InternalError("a result on a GPU for a NumPy array")
-
-    def stream_now(self, exported: Exported) -> int:
-        """Returns 0: host memory has no stream."""
-        return 0
-
-    def use_in_current_stream(self, tensor: Array) -> None:
-        """Does nothing: host memory has no stream."""
-
-    def mark_written(self, tensor: Array) -> None:
-        """Does nothing: NumPy records no writes."""
-
-    def integers(self, values: Sequence[int]) -> Array:
-        """An int32 array."""
-        return np.array(values, dtype=np.int32)
-
-    def dtype_name(self, tensor: Array) -> str:
-        """NumPy's name of the dtype."""
-        return str(tensor.dtype.name)
 
     def cast(self, tensor: Array, dtype_name: str) -> Array:
         """A converted copy."""

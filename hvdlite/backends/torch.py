@@ -28,16 +28,17 @@ from hvdlite.backends.base import (
     NewGpuMemory,
     NewMemory,
     Plain,
+    TensorBackend,
     require_own_elements,
 )
 from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes, elements_of
-from hvdlite.errors import InvalidArgumentError, UnsupportedError
+from hvdlite.errors import UnsupportedError
 
-__all__ = ["TorchBackend", "make_backend", "without_memory"]
+__all__ = ["BACKEND", "TorchBackend", "without_memory"]
 
 
-class TorchBackend:
+class TorchBackend(TensorBackend):
     """The backend for torch tensors.
 
     Contiguous tensors are used without a copy, and others are copied. (A channels_last tensor is not copied if the operation
@@ -199,16 +200,5 @@ def without_memory() -> UnsupportedError:
     )
 
 
-def make_backend() -> TorchBackend:
-    """The backend over the torch that the user has imported.
-
-    Raises:
-        InvalidArgumentError: torch is not imported.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise InvalidArgumentError("torch has not been imported: import torch first")
-    return TorchBackend(torch)
-
-
+BACKEND = TorchBackend(sys.modules["torch"])
 keep_out_of_graphs()

@@ -5,28 +5,19 @@ framework.
 """
 
 import sys
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from hvdlite.backends import backend_of
+from hvdlite.backends import TensorBackend, backend_of
 
-__all__ = ["Converter", "converter_of"]
-
-
-class Converter(Protocol):
-    """The methods of `TensorBackend` that compression uses."""
-
-    def adopt(self, value: Any) -> Any:
-        """Converts a value to a tensor."""
-
-    def dtype_name(self, tensor: Any) -> str:
-        """The dtype's name, such as ``"float32"``."""
-
-    def cast(self, tensor: Any, dtype_name: str) -> Any:
-        """The tensor converted to another dtype."""
+__all__ = ["converter_of"]
 
 
 class _Traced:
-    """The methods that are the same for TensorFlow and JAX."""
+    """The methods of `TensorBackend` that compression uses; `cast` is that of the framework."""
+
+    def __init__(self, cast: Callable[[Any, str], Any]) -> None:
+        self.cast = cast
 
     def adopt(self, value: Any) -> Any:
         return value
@@ -35,20 +26,11 @@ class _Traced:
         return str(tensor.dtype.name)
 
 
-class _TensorFlowConverter(_Traced):
-    def cast(self, tensor: Any, dtype_name: str) -> Any:
-        return sys.modules["tensorflow"].cast(tensor, dtype_name)
+_TENSORFLOW = _Traced(lambda tensor, dtype_name: sys.modules["tensorflow"].cast(tensor, dtype_name))
+_JAX = _Traced(lambda tensor, dtype_name: tensor.astype(dtype_name))
 
 
-class _JaxConverter(_Traced):
-    def cast(self, tensor: Any, dtype_name: str) -> Any:
-        return tensor.astype(dtype_name)
-
-
-_TENSORFLOW, _JAX = _TensorFlowConverter(), _JaxConverter()
-
-
-def converter_of(value: Any) -> Converter:
+def converter_of(value: Any) -> TensorBackend | _Traced:
     """The converter for a value: that of TensorFlow or JAX for their tensors, and otherwise the value's backend."""
     if isinstance(value, getattr(sys.modules.get("tensorflow"), "Tensor", ())):
         return _TENSORFLOW

@@ -52,7 +52,8 @@ def grouped_allreduce(
     Raises:
         NotInitializedError: hvdlite is not initialised.
         InvalidArgumentError: an argument or a dtype is wrong, or this rank is not in the set.
-        UnsupportedError: JAX's default device is no CPU, or the operation cannot use `compression`.
+        UnsupportedError: JAX's default device is no CPU, the operation cannot use `compression`, or an array is on several
+            devices (in a compiled program XLA refuses such an array, and says that an HLO must have sharding).
         HorovodInternalError: the operation failed. A compiled program raises JAX's `JaxRuntimeError` with the same text
             instead; `hvdlite.xla.failure_in` converts it to hvdlite's error.
 

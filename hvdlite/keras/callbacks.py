@@ -6,7 +6,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +22,6 @@ from hvdlite.keras.sharding import Shards, shards_of
 from hvdlite.keras.variables import broadcast_variables, facts_of, identity_of, is_among, read
 from hvdlite.objects import allgather_object
 from hvdlite.usage import mark_step
-
-if TYPE_CHECKING:
-
-    class _ModelCheckpoint(Callback):
-        filepath: Any
-
-        save_weights_only: bool
-
-        def __init__(self, filepath: Any, **kwargs: Any) -> None: ...
-        def set_model(self, model: Any) -> None: ...
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
-else:
-    _ModelCheckpoint = keras.callbacks.ModelCheckpoint
 
 __all__ = [
     "BestModelCheckpoint",
@@ -315,7 +301,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
 
 
-class BestModelCheckpoint(_ModelCheckpoint):
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras's ModelCheckpoint with ``save_best_only=True``, on rank 0 only: the other ranks write nothing.
 
     Put `MetricAverageCallback` before it, so that the best epoch is chosen by the metrics of all ranks.

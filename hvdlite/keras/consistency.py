@@ -90,7 +90,7 @@ class ConsistencyCheckCallback(Callback):
         self.every = every
         self._buffers = buffers
         self._process_set = process_set
-        self._checker: ConsistencyChecker | None = None
+        self._checker: Any = None  # until training begins
         self._count = BatchCount()
         self._batches = 0  # number of batches since the optimizer's iterations were read last
         self._enough = 0  # the next comparison comes after at least this number of batches
@@ -105,7 +105,6 @@ class ConsistencyCheckCallback(Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Starts to count at the optimizer's number of steps, and the batches of the epoch at 0."""
         # Not in on_train_begin, because a callback that follows in the list may broadcast the number of steps there.
-        assert self._checker is not None
         self._checker.steps = self._steps()
         self._batches, self._enough = 0, self._remaining()
         self._count.begin_epoch()
@@ -115,13 +114,12 @@ class ConsistencyCheckCallback(Callback):
         self._batches += self._count.since_last(batch, self.params)
         if self._batches < self._enough:
             return
-        assert self._checker is not None
         self._checker.advance_to(self._steps())
         self._batches, self._enough = 0, self._remaining()
 
     def _remaining(self) -> int:
-        assert self._checker is not None
-        return self.every - self._checker.steps % self.every
+        steps: int = self._checker.steps
+        return self.every - steps % self.every
 
     def _steps(self) -> int:
         optimizer = self.model.optimizer  # on JAX, reading self.model stores the current values in the variables

@@ -9,14 +9,15 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from hvdlite.checks import check_passes, check_process_set
 from hvdlite.compression import Compression, check_compression
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.keras import arguments
 from hvdlite.keras.backends import Reduction, current_backend
-from hvdlite.keras.library import KERAS_3, keras
+from hvdlite.keras.library import KERAS_3, Mixin, keras
 from hvdlite.keras.loss_weights import follow_losses
 from hvdlite.keras.reducer import Reducer, Settings
 from hvdlite.keras.sharding import KerasShardedState, ShardedSteps, check_shard
@@ -25,24 +26,6 @@ from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.start_check import mode_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    class _Optimizer:
-        """The attributes of Keras's optimizers that the mixins below use."""
-
-        gradient_accumulation_steps: int | None
-        iterations: Any
-        _iterations: Any
-        _trainable_variables: Sequence[Any]
-        apply: Callable[..., Any]
-        apply_gradients: Callable[..., Any]
-        stateless_apply: Callable[..., Any]
-        _backend_apply_gradients: Callable[..., Any]
-        _clip_gradients: Callable[..., Any]
-else:
-    _Optimizer = object
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed"]
 
@@ -136,22 +119,33 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     """
     del device_dense, device_sparse
-    return _wrap(
-        arguments.scaled(optimizer) if auto_scale_loss else optimizer,
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=arguments.chosen_groups(num_groups, groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        start_check=start_check,
+    if auto_scale_loss:
+        optimizer = arguments.scaled(optimizer)
+    arguments.check_optimizer(optimizer)
+    check_compression(compression)
+    op = arguments.checked_op(op, gradient_predivide_factor)
+    check_passes(backward_passes_per_step)
+    arguments.check_weighted_by_loss(weighted, op)
+    settings = Settings(
+        name=name or "optimizer",
+        reduction=Reduction(
+            op=op,
+            prescale=1.0 / gradient_predivide_factor,
+            postscale=float(gradient_predivide_factor),
+            compression=compression,
+            sparse_as_dense=bool(sparse_as_dense),
+            process_set=process_set,
+        ),
+        groups=arguments.checked_groups(arguments.chosen_groups(num_groups, groups)),
+        passes=backward_passes_per_step,
+        averages_passes=bool(average_aggregated_gradients),
+        scale_local=bool(scale_local_gradients),
+        start_check=mode_of(start_check, "DistributedOptimizer"),
         shard=shard,
         weighted=weighted,
     )
+    _wrap(optimizer, settings)
+    return optimizer
 
 
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -199,32 +193,33 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         UnsupportedError, NotInitializedError: as for `DistributedOptimizer`.
 
     """
-    layers = arguments.checked_layers(local_layers)
-    wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        groups=groups,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        auto_scale_loss=auto_scale_loss,
-        start_check=start_check,
-    )
+    given = dict(locals())  # all arguments, by name
+    layers = arguments.checked_layers(given.pop("local_layers"))
+    wrapped = DistributedOptimizer(**given)
     wrapped._hvdlite.add_local(layers=layers)
     return wrapped
 
 
-def _wrap(optimizer: Any, **options: Any) -> Any:
-    """As `DistributedOptimizer` with ``auto_scale_loss=False``; `options` are its other arguments."""
-    reducer = _make_reducer(optimizer, **options)
-    reducer.wrap_alike = functools.partial(_wrap, **options)
+def _wrap(optimizer: Any, settings: Settings) -> None:
+    """Wraps an optimizer. What can be refused is refused before the optimizer changes."""
+    RUNTIME.require_topology()
+    process_set, passes = settings.reduction.process_set, settings.passes
+    check_process_set(process_set)
+    check_shard(settings.shard, optimizer)
+    backend = current_backend()
+    backend.check_supported()
+    if settings.weighted:
+        follow_losses()
+    if KERAS_3 and passes > 1:
+        arguments.accumulate(optimizer, passes)
+    reducer = Reducer(replace(settings, serial=next(_serials[tuple(process_set.ranks or ())])), backend, optimizer)
+    reducer.wrap_alike = lambda other: _wrap(other, settings)
+    follow_batches()
+    if not KERAS_3 and passes > 1:
+        from hvdlite.tensorflow.aggregation import LocalAggregation
+
+        sparse_as_dense = settings.reduction.sparse_as_dense
+        reducer.aggregation = LocalAggregation(passes, settings.averages_passes, sparse_as_dense, reducer.reduce)
     mixins: tuple[type[Any], ...] = (_Keras3 if KERAS_3 else _Keras2,)
     members: dict[str, Any] = {"_hvdlite": reducer}
     if reducer.shards is not None:
@@ -235,73 +230,6 @@ def _wrap(optimizer: Any, **options: Any) -> Any:
             _swap_class(inner, (ShardedSteps,), {"_hvdlite_shards": reducer.shards})
         mixins = (ShardedSteps if inner is optimizer else KerasShardedState, *mixins)
     _swap_class(optimizer, mixins, members)
-    return optimizer
-
-
-def _make_reducer(
-    optimizer: Any,
-    *,
-    name: str | None,
-    compression: Any,
-    sparse_as_dense: bool,
-    gradient_predivide_factor: float,
-    op: int,
-    backward_passes_per_step: int,
-    average_aggregated_gradients: bool,
-    groups: int | Sequence[Iterable[Any]] | None,
-    process_set: ProcessSet,
-    scale_local_gradients: bool,
-    start_check: str | None,
-    shard: bool,
-    weighted: bool,
-) -> Reducer:
-    """Checks the arguments, and makes the reducer of the optimizer."""
-    arguments.check_optimizer(optimizer)
-    RUNTIME.require_topology()
-    check_process_set(process_set)
-    check_compression(compression)
-    check_shard(shard, optimizer)
-    op = arguments.checked_op(op, gradient_predivide_factor)
-    backend = current_backend()
-    backend.check_supported()
-    check_passes(backward_passes_per_step)
-    arguments.check_weighted_by_loss(weighted, op)
-    checked, mode = arguments.checked_groups(groups), mode_of(start_check, "DistributedOptimizer")
-    # No other argument is refused from here on, because the optimizer changes.
-    if weighted:
-        follow_losses()
-    factor = 1.0
-    if KERAS_3 and backward_passes_per_step > 1:
-        arguments.accumulate(optimizer, backward_passes_per_step)
-        # Keras divides the accumulated gradients by the number of passes.
-        factor = 1.0 if average_aggregated_gradients else float(backward_passes_per_step)
-    settings = Settings(
-        name=name or "optimizer",
-        serial=next(_serials[tuple(process_set.ranks or ())]),
-        reduction=Reduction(
-            op=op,
-            prescale=1.0 / gradient_predivide_factor,
-            postscale=float(gradient_predivide_factor),
-            compression=compression,
-            sparse_as_dense=bool(sparse_as_dense),
-            process_set=process_set,
-        ),
-        groups=checked,
-        factor=factor,
-        scale_local=bool(scale_local_gradients),
-        start_check=mode,
-        shard=shard,
-        weighted=weighted,
-    )
-    reducer = Reducer(settings, backend, optimizer)
-    follow_batches()
-    if not KERAS_3 and backward_passes_per_step > 1:
-        from hvdlite.tensorflow.aggregation import LocalAggregation
-
-        reducer.aggregation = LocalAggregation(
-            backward_passes_per_step, average_aggregated_gradients, sparse_as_dense, reducer.reduce
-        )
-    return reducer
 
 
 def is_distributed(optimizer: Any) -> bool:
@@ -324,7 +252,7 @@ def _swap_class(optimizer: Any, mixins: Sequence[type[Any]], members: dict[str, 
     _class_of_object.__set__(optimizer, type(base.__name__, (*mixins, base), {**described, **members}))
 
 
-class _Distributed(_Optimizer):
+class _Distributed(Mixin):
     """The mixin for optimizers of any Keras. `_swap_class` sets its two attributes in the class that it makes."""
 
     _hvdlite: Reducer
@@ -392,7 +320,7 @@ class _Keras3(_Distributed):
                 "variables too unless the optimizer is built"
             )
         if self._accumulation_steps():
-            self._hvdlite.add_weight_of_pass()
+            self._hvdlite.begin_pass()
         else:
             grads = self._hvdlite.reduce(grads, known, self._hvdlite.weight_of_pass())
         return super().apply(grads, trainable_variables)
@@ -412,6 +340,14 @@ class _Keras3(_Distributed):
         self._hvdlite.accumulated = trainable_variables
         return super()._backend_apply_gradients(grads, trainable_variables)
 
+    def _backend_increment_gradient_accumulators(self, *grads: Any) -> None:
+        super()._backend_increment_gradient_accumulators(*grads)
+        self._hvdlite.add_weight()
+
+    def _backend_reset_gradient_accumulators(self) -> None:
+        super()._backend_reset_gradient_accumulators()
+        self._hvdlite.reset_weights()
+
     def _clip_gradients(self, grads: Any) -> Any:
         """Reduces accumulated gradients. Keras calls it when a step is complete, and on JAX in every pass."""
         reducer, steps = self._hvdlite, self._accumulation_steps()
@@ -419,7 +355,7 @@ class _Keras3(_Distributed):
             complete = (self._iterations + 1) % steps == 0
             grads = keras.ops.cond(complete, lambda: reducer.reduce(grads, reducer.accumulated), lambda: list(grads))
         elif steps:
-            grads = reducer.reduce(grads, reducer.accumulated, reducer.take_added_weight())
+            grads = reducer.reduce(grads, reducer.accumulated, reducer.added_weight())
         return super()._clip_gradients(grads)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from hvdlite.agreement import compare, name_of
 from hvdlite.compression import describe_compression
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from hvdlite.keras.backends import KerasBackend, Reduction, WeightTotal
-from hvdlite.keras.library import keras
+from hvdlite.keras.backends import GradientStep, KerasBackend, Reduction, WeightTotal
+from hvdlite.keras.library import KERAS_3, keras
 from hvdlite.keras.loss_weights import weight_of_last_loss
 from hvdlite.keras.sharding import Shards
 from hvdlite.keras.start_check import KerasCheck
@@ -36,26 +36,33 @@ class Settings:
 
     Attributes:
         name: the user's name of the optimizer; the same on all ranks.
-        serial: number of optimizers that this process had wrapped for the process set before; the same on all ranks.
         reduction: how the gradients are reduced.
         groups: the gradients that are agreed on and sent together.
-        factor: a factor for all gradients, reduced or not.
+        passes: number of passes whose gradients are added up before they are reduced.
+        averages_passes: True: the sums are divided by the number of passes.
         scale_local: True: gradients that are not reduced are divided by the number of ranks.
         start_check: the reaction if the ranks train different models: a mode of `hvdlite.start_check`.
         shard: True: each variable is updated by one rank only.
         weighted: True: the weight of a rank's gradients is the divisor of its loss.
+        serial: number of optimizers that this process had wrapped for the process set before; the same on all ranks.
 
     """
 
     name: str
-    serial: int
     reduction: Reduction
     groups: Groups
-    factor: float
+    passes: int
+    averages_passes: bool
     scale_local: bool
     start_check: str
     shard: bool
     weighted: bool
+    serial: int = -1
+
+    @property
+    def factor(self) -> float:
+        """A factor for all gradients, reduced or not. Keras 3 divides the sums of gradients by the number of passes."""
+        return float(self.passes) if KERAS_3 and not self.averages_passes else 1.0
 
     @property
     def prefix(self) -> str:
@@ -90,6 +97,7 @@ class Reducer:
 
     Attributes:
         settings: how the gradients are treated.
+        known: the variables whose gradients have been reduced; they have been compared between the ranks.
         accumulated: the variables of the next accumulated gradients (Keras 3).
         computed: the gradients that were computed last, and are reduced already (Keras 2).
         aggregation: adds up the gradients of several steps (Keras 2); None: each step is reduced.
@@ -108,17 +116,18 @@ class Reducer:
         self.wrap_alike: Callable[[Any], Any]
         self.weight: Any = None
         self._weight_total: WeightTotal | None = None
+        self._weight_of_pass: Any = None  # of the pass that `begin_pass` has begun
         self._backend = backend
         process_set = settings.reduction.process_set
         self._active = bool(process_set.included()) and (process_set.size() or 1) > 1
         self._names: dict[int, str] = {}  # by id of the variable
-        self._known: list[Any] = []  # keeps the variables alive, so that no other object gets their ids
+        self.known: list[Any] = []  # keeps the variables alive, so that no other object gets their ids
         self._local: list[Any] = []
         self._local_layers: list[Any] = []
         self.check: KerasCheck | None = None
         self.shards: Shards | None = None
         if self._active:
-            self.check = KerasCheck(settings, optimizer, self._known, self._differs, lambda: self._agree(()))
+            self.check = KerasCheck(self, optimizer)
             if settings.shard:
                 self.shards = Shards(getattr(optimizer, "inner_optimizer", optimizer), process_set, settings.prefix, backend)
 
@@ -164,15 +173,15 @@ class Reducer:
         divisor = weight_of_last_loss(f"DistributedOptimizer ({self.settings.prefix})")
         return self._backend.as_weight(divisor, self.settings.reduction.op)
 
-    def add_weight_of_pass(self) -> None:
-        """Adds the weight of a pass whose gradients are added up before they are reduced.
+    def begin_pass(self) -> None:
+        """Begins a pass whose gradients are added up before they are reduced: takes its weight.
 
         Raises:
             InvalidArgumentError: as for `weight_of_pass`; or an earlier pass had a weight, and this one has none.
             UnsupportedError: the backend cannot add up weights.
 
         """
-        weight = self.weight_of_pass()
+        weight = self._weight_of_pass = self.weight_of_pass()
         if weight is None and self._weight_total is None:
             return
         if weight is None:
@@ -182,11 +191,23 @@ class Reducer:
             )
         if self._weight_total is None:
             self._weight_total = self._backend.new_weight_total()
-        self._weight_total.add(weight)
 
-    def take_added_weight(self) -> Any:
-        """The sum of the weights since the last call, from `add_weight_of_pass`; None: no pass has had a weight."""
-        return None if self._weight_total is None else self._weight_total.take()
+    # Keras adds a pass's gradients to its sums, or reduces the sums with them, and then resets the sums. The sum of the weights
+    # follows its sums step by step, so both stay as they are if a reduction fails.
+
+    def add_weight(self) -> None:
+        """Adds the weight of this pass to the sum, as Keras adds its gradients to theirs."""
+        if self._weight_total is not None:
+            self._weight_total.assign_add(self._weight_of_pass)
+
+    def added_weight(self) -> Any:
+        """The sum of the weights of the earlier passes and of this one; None: no pass has had a weight."""
+        return None if self._weight_total is None else self._weight_total.read_value() + self._weight_of_pass
+
+    def reset_weights(self) -> None:
+        """Resets the sum, as Keras resets the sums of gradients after a step."""
+        if self._weight_total is not None:
+            self._weight_total.assign(0.0)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], weight: Any = None) -> list[Any]:
         """Reduces the gradients of one step, and scales them. Collective over the process set.
@@ -227,7 +248,8 @@ class Reducer:
         with comparison:
             names = [self._names[id(variable)] for variable in shared]
             groups = self._places_of_groups(shared)
-            reduced = self._backend.reduce_gradients(mine, shared, names, groups, settings.reduction, weight) if shared else []
+            step = GradientStep(mine, shared, names, groups, settings.reduction, weight)
+            reduced = self._backend.reduce_gradients(step) if shared else []
         for place, gradient in zip(places, reduced, strict=True):
             scaled[place] = gradient
         self._scale(scaled, places, settings.factor)
@@ -248,7 +270,7 @@ class Reducer:
         weights = [weight for layer in self._local_layers for weight in layer.trainable_weights]
         return {id(variable) for variable in [*self._local, *weights]}
 
-    def _differs(self) -> bool:
+    def differs(self) -> bool:
         """Whether the optimizer's variables differ between ranks by design."""
         return self.settings.shard or bool(self.local_ids())
 
@@ -275,13 +297,11 @@ class Reducer:
         if self._backend.traces_steps:
             lacking = [" without a gradient" if gradients[place] is None else "" for place in unknown]
             facts = [(name, what + without) for (name, what), without in zip(facts, lacking, strict=True)]
-        for name, variable in zip(self._agree(facts), new, strict=True):
-            self._names[id(variable)] = f"{self.settings.prefix}.{len(self._known)}.{name}"
-            self._known.append(variable)
-        if self.check is not None:
-            self.check.begin()
+        for name, variable in zip(self.agree(facts), new, strict=True):
+            self._names[id(variable)] = f"{self.settings.prefix}.{len(self.known)}.{name}"
+            self.known.append(variable)
 
-    def _agree(self, facts: Sequence[tuple[str, str]]) -> list[str]:
+    def agree(self, facts: Sequence[tuple[str, str]] = ()) -> list[str]:
         """Compares the settings, and these facts, between the ranks. Returns the labels of the facts on the first rank.
 
         Raises:

@@ -11,9 +11,9 @@ The classes below are mixed into an optimizer's own class, like those of `hvdlit
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,34 +21,13 @@ from hvdlite import ops
 from hvdlite.agreement import compare
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from hvdlite.keras.backends import KerasBackend
-from hvdlite.keras.library import KERAS_3, keras
+from hvdlite.keras.backends import KerasBackend, SharedVariables
+from hvdlite.keras.library import KERAS_3, Mixin, keras
 from hvdlite.keras.variables import dtype_of, read, variables_of
 from hvdlite.ownership import owners_of
 from hvdlite.process_sets import ProcessSet
 
-if TYPE_CHECKING:
-
-    class _KerasOptimizer:
-        """The attributes of Keras's optimizers that hvdlite uses."""
-
-        variables: Sequence[Any]
-        learning_rate: Any
-        build: Callable[..., Any]
-        save_own_variables: Callable[..., Any]
-        load_own_variables: Callable[..., Any]
-        set_weights: Callable[..., Any]
-        _apply_weight_decay: Callable[..., Any]
-        _backend_update_step: Callable[..., Any]
-
-    class _Variable:
-        """The constructor of Keras's variables."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-else:
-    _KerasOptimizer = object
-    _Variable = getattr(keras, "Variable", object)  # Keras 2 has no such class
+_Variable: Any = getattr(keras, "Variable", object)  # Keras 2 has no such class
 
 __all__ = ["KerasShardedState", "ShardedSteps", "Shards", "check_shard", "common_variables", "shards_of"]
 
@@ -231,7 +210,8 @@ class Shards:
         names += [f"{self._prefix}.stepped{number}" for number in range(len(self._common))]
         steps = self.optimizer.gradient_accumulation_steps
         complete = (self.optimizer._iterations + 1) % steps == 0 if steps else None
-        values = self._backend.broadcast_from(sent, roots, names, self._process_set, gradients, complete)
+        shared = SharedVariables(sent, roots, names, self._process_set, gradients, complete)
+        values = self._backend.broadcast_from(shared)
         for variable, value in zip(sent, values, strict=True):
             if value is not None:
                 variable.assign(value)
@@ -293,7 +273,7 @@ class Shards:
         return problem
 
 
-class KerasShardedState(_KerasOptimizer):
+class KerasShardedState(Mixin):
     """Saves and loads an optimizer with sharded state, or the loss scaler around it, as a plain optimizer."""
 
     _hvdlite_shards: Shards
@@ -352,7 +332,7 @@ class KerasShardedState(_KerasOptimizer):
                 "tf.train.Checkpoint cannot save an optimizer with shard=True, because this rank has only a part of its state: "
                 "save the model as a .keras file, on all ranks"
             )
-        return super()._trackable_children(save_type, **options)  # type: ignore[misc]
+        return super()._trackable_children(save_type, **options)
 
 
 class ShardedSteps(KerasShardedState):

@@ -10,7 +10,7 @@ With ``shard=True`` the first step gives all ranks a mix of their variables. So 
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from hvdlite.process_sets import counter_of_ranks
 from hvdlite.start_check import StartCheck
 
 if TYPE_CHECKING:
-    from hvdlite.keras.reducer import Settings
+    from hvdlite.keras.reducer import Reducer
 
 __all__ = ["KerasCheck", "follow_batches"]
 
@@ -36,13 +36,12 @@ class _TrainedByKeras:
     evidence = "results"
     shares_state = False
 
-    def __init__(
-        self, settings: "Settings", optimizer: Any, variables: Sequence[Any], has_local: Callable[[], bool], moment: str
-    ) -> None:
+    def __init__(self, reducer: "Reducer", optimizer: Any, moment: str) -> None:
         self.moment = moment
-        self.variables = variables
+        self.variables: Sequence[Any] = reducer.known
         self._optimizer = weakref.ref(optimizer)
-        self._has_local = has_local
+        self._reducer = reducer
+        settings = reducer.settings
         self._process_set = process_set = settings.reduction.process_set
         ranks = counter_of_ranks(process_set)
         size, rank = f"{ranks}.size()", f"{ranks}.rank()"
@@ -69,7 +68,7 @@ class _TrainedByKeras:
 
     def _own_variables(self) -> Sequence[Any]:
         optimizer = self._optimizer()
-        if optimizer is None or self._has_local():
+        if optimizer is None or self._reducer.differs():
             return ()
         return common_variables(optimizer)
 
@@ -82,27 +81,11 @@ class KerasCheck:
         results: the results of the last ``train_on_batch``, by index; None: it has not been called.
     """
 
-    def __init__(
-        self,
-        settings: "Settings",
-        optimizer: Any,
-        variables: Sequence[Any],
-        has_local: Callable[[], bool],
-        agree: Callable[[], Any],
-    ) -> None:
-        """Prepares the check.
-
-        Args:
-            settings: those of the optimizer.
-            optimizer: the optimizer.
-            variables: a list that grows while the optimizer sees new variables.
-            has_local: says whether this rank trains some variables alone.
-            agree: compares the settings of the ranks' optimizers. Collective over the process set.
-
-        """
+    def __init__(self, reducer: "Reducer", optimizer: Any) -> None:
+        settings = reducer.settings
 
         def check(moment: str, name: str) -> tuple[_TrainedByKeras, StartCheck]:
-            trained = _TrainedByKeras(settings, optimizer, variables, has_local, f"{moment} the first update")
+            trained = _TrainedByKeras(reducer, optimizer, f"{moment} the first update")
             label = f"DistributedOptimizer ({settings.prefix})"
             return trained, StartCheck(settings.start_check, label, name, settings.reduction.process_set, trained)
 
@@ -110,23 +93,17 @@ class KerasCheck:
         self._check.updated = True  # rounds begin after the first update
         self._before = check("before", f"{settings.prefix}.before") if settings.shard else None
         self._optimizer = weakref.ref(optimizer)
-        self._variables = variables
-        self._agree = agree
+        self._reducer = reducer
         self._batches = False  # has `before_batch` been called?
         self.after_batches = False
         self.results: dict[Any, Any] | None = None
         self._updates = 0
-        self._begun = False
         if self._check.pending:
             _pending.add(self)
 
-    def begin(self) -> None:
-        """Starts the check: the optimizer has variables whose gradients it reduces."""
-        self._begun = True
-
     def after_batch(self, logs: dict[Any, Any] | None) -> None:
         """Makes a round after a batch of Keras. The results of the batch (loss, metrics) are compared instead of gradients."""
-        if not self._begun:
+        if not self._reducer.known:
             return
         if self._check.watching and logs:
             results = np.array([float(read(value)) for value in logs.values() if np.ndim(value) == 0], np.float64)
@@ -136,7 +113,7 @@ class KerasCheck:
     def before_update(self, gradients: Iterable[Any]) -> None:
         """Makes a round before an update that the program makes eagerly in its own loop, except before the first."""
         self._updates += 1
-        self._compare_before(self._variables)
+        self._compare_before(self._reducer.known)
         if self.after_batches or self._updates == 1 or not self._check.pending:
             return
         if self._check.watching:
@@ -150,7 +127,7 @@ class KerasCheck:
         if self._before is None or self._batches or not self._before[1].pending:
             return
         self._batches = True
-        self._agree()  # now, because ranks whose optimizer has other settings do not compare variables
+        self._reducer.agree()  # now, because ranks whose optimizer has other settings do not compare variables
         optimizer: Any = self._optimizer()
         built = getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables
         self._compare_before(built or (model.trainable_variables if optimizer is model.optimizer else ()))

@@ -42,9 +42,8 @@ def allreduce(
             operation fails when it runs, TensorFlow raises a subclass of ``tf.errors.OpError`` instead, and a compiled program
             of JAX ``JaxRuntimeError``.
     """
-    check_given("allreduce", value, name)
-    op = resolve_op(op, average)
-    return current_backend().allreduce(value, name, op, prescale_factor, postscale_factor, compression)
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return _run("allreduce", value, name, op=resolve_op(op, average), compression=compression, **factors)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
@@ -60,8 +59,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `allreduce`.
     """
-    check_given("allgather", value, name)
-    return current_backend().allgather(value, name)
+    return _run("allgather", value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
@@ -78,8 +76,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `allreduce`.
     """
-    check_given("broadcast", value, name)
-    return current_backend().broadcast(value, root_rank, name)
+    return _run("broadcast", value, name, root_rank=root_rank)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
@@ -97,5 +94,9 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `allreduce`.
     """
-    check_given("reducescatter", value, name)
-    return current_backend().reducescatter(value, name, op)
+    return _run("reducescatter", value, name, op=op)
+
+
+def _run(function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+    check_given(function, value, name)
+    return current_backend().collective(function, value, name, **arguments)

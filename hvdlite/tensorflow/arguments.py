@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdlite.checks import check_predivide
+from hvdlite.checks import check_predivide, check_type_of_set
 from hvdlite.compression import Compression, check_compression
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.partition import part_of
@@ -50,8 +50,7 @@ class Reduction:
         check_predivide(self.gradient_predivide_factor, self.op)
         check_compression(self.compression)
         _check_groups(self.groups)
-        if not isinstance(self.process_set, ProcessSet):
-            raise InvalidArgumentError(f"process_set must be a ProcessSet, got {self.process_set!r}")
+        check_type_of_set(self.process_set)
 
     def apply(
         self, gradients: Sequence[Gradient], variables: Sequence[Any], names: Sequence[str], weight: tf.Tensor | None = None

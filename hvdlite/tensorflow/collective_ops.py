@@ -10,13 +10,11 @@ only. The iterations of a loop may overlap, so each iteration after the first ad
 
 *State.* In a graph an op has no state, unless `stateful` is True. TensorFlow does not order ops without state, so that all
 gradients are in flight together, and it removes an op whose result is not used. Ops with state run in the order of the program,
-and always run. So `stateful` is needed if only some ranks use the result, and if the op is called for its effect.
+and always run. So a broadcast has `stateful` if only some ranks use the result, or if it is called for its effect.
 (`hvdlite.tensorflow.making` lists cases in which an op always has state.)
 
 *Gradients* follow Horovod's convention (see `hvdlite.torch.ops`). The backward of an op with a name has the name
 ``<name>.grad``. It has state if the op has state. Ranks that have joined count as if their incoming gradients were zero.
-
-This file has over 400 lines, because an op and its gradient belong together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,9 +42,7 @@ __all__ = [
     "grouped_allreduce",
     "grouped_reducescatter",
     "join",
-    "local_rank",
-    "local_size",
-    "process_set_included",
+    "plain_op",
     "rank",
     "reducescatter",
     "size",
@@ -56,92 +52,55 @@ __all__ = [
 _NO_CODEC: Mapping[str, int] = {}
 
 
-def _library(what: str) -> Any:
-    """The wrappers of the ops. Raises UnsupportedError in a function for XLA, which cannot compile the op `what`."""
+def plain_op(what: str, **attributes: Any) -> Any:
+    """Makes an op that is no collective on tensors. Raises UnsupportedError in a function for XLA, which cannot compile it."""
     require_no_xla(what)
-    return load()
+    return getattr(load(), f"hvdlite_{what}")(**attributes)
 
 
 # --- the collectives -------------------------------------------------------------------------------------------------------
 
 
-def allreduce(
-    tensor: Any,
-    *,
-    name: str = "",
-    op: int = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    set_id: int = 0,
-    weight: tf.Tensor | None = None,
-    stateful: bool = False,
-    codec: Mapping[str, int] = _NO_CODEC,
-) -> tf.Tensor:
+def allreduce(tensor: Any, *, weight: tf.Tensor | None = None, **reduction: Any) -> tf.Tensor:
     """Reduces a tensor of any shape and any dtype of `hvdlite.dtypes`.
 
     Args:
         tensor: the tensor, with the same shape and dtype on all ranks.
-        name: see the module.
-        op: the reduce operator.
-        prescale: a factor for each rank's tensor.
-        postscale: a factor for the result.
-        set_id: see the module.
         weight: the weight of this rank in a weighted mean, a float64 scalar. It has no gradient.
-        stateful: see the module.
-        codec: `hvdlite.compression.Codec.fields`, or an empty mapping.
+        reduction: the arguments of `_reduction`.
 
     Returns:
         A tensor of the same shape and dtype, with the same values on all ranks.
 
     """
-    attributes = {**_reduction(name, op, prescale, postscale, set_id), **codec}
     if weight is None:
-        return make("Allreduce", tensor, stateful=stateful, **attributes)
-    return make("WeightedAllreduce", tensor, weight, stateful=stateful, **attributes)
+        return make("Allreduce", tensor, **_reduction(**reduction))
+    return make("WeightedAllreduce", tensor, weight, **_reduction(**reduction))
 
 
-def grouped_allreduce(
-    tensors: Sequence[Any],
-    *,
-    name: str = "",
-    op: int = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    set_id: int = 0,
-    weight: tf.Tensor | None = None,
-    stateful: bool = False,
-    codec: Mapping[str, int] = _NO_CODEC,
-) -> list[tf.Tensor]:
+def grouped_allreduce(tensors: Sequence[Any], *, weight: tf.Tensor | None = None, **reduction: Any) -> list[tf.Tensor]:
     """`allreduce` of tensors that are agreed on and sent together. Dtypes may differ. `name` is the name of the group."""
-    if not tensors:
-        return []
-    attributes = {**_reduction(name, op, prescale, postscale, set_id), **codec}
     if weight is None:
-        return list(make("GroupedAllreduce", list(tensors), stateful=stateful, **attributes))
-    return list(make("GroupedWeightedAllreduce", list(tensors), weight, stateful=stateful, **attributes))
+        return list(make("GroupedAllreduce", list(tensors), **_reduction(**reduction)))
+    return list(make("GroupedWeightedAllreduce", list(tensors), weight, **_reduction(**reduction)))
 
 
-def allgather(tensor: Any, *, name: str = "", set_id: int = 0, stateful: bool = False) -> tf.Tensor:
+def allgather(tensor: Any, *, name: str = "", set_id: int = 0) -> tf.Tensor:
     """Concatenates the ranks' tensors of shape [n, ...] in the order of ranks. n may differ between ranks."""
-    return make("Allgather", tensor, stateful=stateful, tensor_name=name, process_set=set_id)
+    return make("Allgather", tensor, tensor_name=name, process_set=set_id)
 
 
-def grouped_allgather(tensors: Sequence[Any], *, name: str = "", set_id: int = 0, stateful: bool = False) -> list[tf.Tensor]:
+def grouped_allgather(tensors: Sequence[Any], *, name: str = "", set_id: int = 0) -> list[tf.Tensor]:
     """`allgather` of tensors that are agreed on and sent together. `name` is the name of the group."""
-    if not tensors:
-        return []
-    return list(make("GroupedAllgather", list(tensors), stateful=stateful, tensor_name=name, process_set=set_id))
+    return list(make("GroupedAllgather", list(tensors), tensor_name=name, process_set=set_id))
 
 
 def broadcast(tensor: Any, *, root_rank: int, name: str = "", set_id: int = 0, stateful: bool = False) -> tf.Tensor:
     """The tensor of rank `root_rank` of the job. Shape and dtype must be the same on all ranks."""
-    attributes = {"root_rank": root_rank, "tensor_name": name, "process_set": set_id}
-    return make("Broadcast", tensor, stateful=stateful, **attributes)
+    return make("Broadcast", tensor, stateful=stateful, root_rank=root_rank, tensor_name=name, process_set=set_id)
 
 
-def alltoall(
-    tensor: Any, splits: Any = None, *, name: str = "", set_id: int = 0, stateful: bool = False
-) -> tuple[tf.Tensor, tf.Tensor]:
+def alltoall(tensor: Any, splits: Any = None, *, name: str = "", set_id: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends ``splits[i]`` rows to the i-th rank of the set.
 
     Args:
@@ -149,64 +108,57 @@ def alltoall(
         splits: number of rows for each rank of the set, an int32 or int64 vector; None: all ranks get the same number.
         name: see the module.
         set_id: see the module.
-        stateful: see the module.
 
     Returns:
         The received rows in the order of ranks, and the number of rows from each rank (an int32 vector).
 
     """
-    has_splits = splits is not None
     sent = tf.zeros([0], tf.int32) if splits is None else tf.convert_to_tensor(splits)
-    attributes = {"has_splits": has_splits, "tensor_name": name, "process_set": set_id}
-    output, received = make("Alltoall", tensor, sent, stateful=stateful, **attributes)
+    output, received = make("Alltoall", tensor, sent, has_splits=splits is not None, tensor_name=name, process_set=set_id)
     return output, received
 
 
-def reducescatter(
-    tensor: Any,
-    *,
-    name: str = "",
-    op: int = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    set_id: int = 0,
-    stateful: bool = False,
-) -> tf.Tensor:
-    """Reduces a tensor of shape [n, ...], and gives each rank a part of the rows. `op` is Average or Sum."""
-    return make("Reducescatter", tensor, stateful=stateful, **_reduction(name, op, prescale, postscale, set_id))
+def reducescatter(tensor: Any, **reduction: Any) -> tf.Tensor:
+    """Reduces a tensor of shape [n, ...], and gives each rank a part of the rows. `op` is Average or Sum; no `codec`."""
+    return make("Reducescatter", tensor, **_reduction(**reduction))
 
 
-def grouped_reducescatter(
-    tensors: Sequence[Any],
-    *,
-    name: str = "",
-    op: int = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    set_id: int = 0,
-    stateful: bool = False,
-) -> list[tf.Tensor]:
+def grouped_reducescatter(tensors: Sequence[Any], **reduction: Any) -> list[tf.Tensor]:
     """`reducescatter` of tensors that are agreed on and sent together. `name` is the name of the group."""
-    if not tensors:
-        return []
-    attributes = _reduction(name, op, prescale, postscale, set_id)
-    return list(make("GroupedReducescatter", list(tensors), stateful=stateful, **attributes))
+    return list(make("GroupedReducescatter", list(tensors), **_reduction(**reduction)))
 
 
-def _reduction(name: str, op: int, prescale: float, postscale: float, set_id: int) -> dict[str, Any]:
-    """The attributes of the op in the library, for ops that reduce."""
+def _reduction(
+    name: str = "",
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    set_id: int = 0,
+    codec: Mapping[str, int] = _NO_CODEC,
+) -> dict[str, Any]:
+    """The attributes of an op that reduces.
+
+    Args:
+        name: see the module.
+        op: the reduce operator.
+        prescale: a factor for each rank's tensor.
+        postscale: a factor for the result.
+        set_id: see the module.
+        codec: `hvdlite.compression.Codec.fields`, or an empty mapping.
+
+    """
     factors = {"prescale_bits": bits_of(prescale), "postscale_bits": bits_of(postscale)}
-    return {"tensor_name": name, "reduce_op": op, "process_set": set_id, **factors}
+    return {"tensor_name": name, "reduce_op": op, "process_set": set_id, **factors, **codec}
 
 
 def barrier(set_id: int = 0) -> tf.Operation | None:
     """Waits until all ranks of the set have called it. In a graph it returns the operation, and eagerly None."""
-    return _library("barrier").hvdlite_barrier(process_set=set_id, blocking=tf.executing_eagerly())
+    return plain_op("barrier", process_set=set_id, blocking=tf.executing_eagerly())
 
 
 def join(set_id: int = 0) -> tf.Tensor:
     """Waits until all ranks of the set have joined. Returns the rank that joined last (int32)."""
-    return _library("join").hvdlite_join(process_set=set_id, blocking=tf.executing_eagerly())
+    return plain_op("join", process_set=set_id, blocking=tf.executing_eagerly())
 
 
 # --- topology, read when the op runs ----------------------------------------------------------------------------------------
@@ -214,27 +166,12 @@ def join(set_id: int = 0) -> tf.Tensor:
 
 def size(set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """The number of ranks of a process set (int32)."""
-    return _library("size").hvdlite_size(process_set=set_id, name=name)
+    return plain_op("size", process_set=set_id, name=name)
 
 
 def rank(name: str | None = None) -> tf.Tensor:
     """This process's rank (int32)."""
-    return _library("rank").hvdlite_rank(name=name)
-
-
-def local_rank(name: str | None = None) -> tf.Tensor:
-    """This process's rank among the processes of its host (int32)."""
-    return _library("local_rank").hvdlite_local_rank(name=name)
-
-
-def local_size(name: str | None = None) -> tf.Tensor:
-    """The number of processes on this host (int32)."""
-    return _library("local_size").hvdlite_local_size(name=name)
-
-
-def process_set_included(set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank is a member of the process set, and 0 otherwise (int32)."""
-    return _library("process_set_included").hvdlite_process_set_included(process_set=set_id, name=name)
+    return plain_op("rank", name=name)
 
 
 # --- gradients (with tf.equal, because == compares no values in graphs of TensorFlow 1) ---------------------------------------
@@ -274,17 +211,17 @@ class _Backward:
 
     def reduce(self, grads: Sequence[Any], op: int, purpose: str = "grad", **factors: int) -> list[tf.Tensor]:
         """Allreduces the tensors, in one group if there are several."""
-        attributes = {"tensor_name": self.name(purpose), "reduce_op": op, **factors, **self._common}
-        if len(grads) == 1:
-            return [make("Allreduce", grads[0], **attributes)]
-        return list(make("GroupedAllreduce", list(grads), **attributes))
+        return self._make("Allreduce", grads, purpose, reduce_op=op, **factors)
 
     def gather(self, grads: Sequence[Any], purpose: str = "grad") -> list[tf.Tensor]:
         """Allgathers the tensors, in one group if there are several."""
-        attributes = {"tensor_name": self.name(purpose), **self._common}
+        return self._make("Allgather", grads, purpose)
+
+    def _make(self, kind: str, grads: Sequence[Any], purpose: str, **attributes: Any) -> list[tf.Tensor]:
+        attributes = {"tensor_name": self.name(purpose), **attributes, **self._common}
         if len(grads) == 1:
-            return [make("Allgather", grads[0], **attributes)]
-        return list(make("GroupedAllgather", list(grads), **attributes))
+            return [make(kind, grads[0], **attributes)]
+        return list(make(f"Grouped{kind}", list(grads), **attributes))
 
     def send_back(self, grad: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends rows of a gradient to the ranks of the set, by an alltoall with these splits. Returns what `alltoall` does."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from hvdlite.compression import Compression, split
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.partition import partition
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import Average, Kind
 from hvdlite.tensorflow import collective_ops
@@ -98,18 +99,22 @@ def allreduce_gradients(
             weight=weight,
         )
     compressor, codec = split(compression)
-    for places in _batches(dense, groups):
+    together = in_xla_context() or (groups is None and tf.executing_eagerly())
+    for places in partition(None if together else groups or (), list(dense)):
         sent, contexts = zip(*(compressor.compress(dense[place]) for place in places), strict=True)
-        outputs = _reduce_together(
-            list(sent),
-            name=collective_name(names[places[0]], scoped=scoped),
-            op=op,
-            prescale=prescale_factor,
-            postscale=postscale_factor,
-            set_id=set_id,
-            weight=weight,
-            codec=codec,
-        )
+        call: dict[str, Any] = {
+            "name": collective_name(names[places[0]], scoped=scoped),
+            "op": op,
+            "prescale": prescale_factor,
+            "postscale": postscale_factor,
+            "set_id": set_id,
+            "weight": weight,
+            "codec": codec,
+        }
+        if len(sent) == 1:
+            outputs = [collective_ops.allreduce(sent[0], **call)]
+        else:
+            outputs = collective_ops.grouped_allreduce(sent, **call)
         for place, output, context in zip(places, outputs, contexts, strict=True):
             reduced[place] = compressor.decompress(output, context)
     return reduced
@@ -121,18 +126,3 @@ def _dense(gradient: Gradient, name: str) -> tf.Tensor:
     raise InvalidArgumentError(
         f"the gradient of {name!r} is a {type(gradient).__name__}: only tf.Tensor, tf.IndexedSlices and None can be reduced"
     )
-
-
-def _batches(dense: dict[int, tf.Tensor], groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
-    """The groups of gradients that are reduced in one operation, as lists of indices."""
-    if in_xla_context() or (groups is None and tf.executing_eagerly()):
-        return [list(dense)] if dense else []
-    chosen = [[place for place in places if place in dense] for places in groups or ()]
-    grouped = {place for places in chosen for place in places}
-    return [places for places in chosen if places] + [[place] for place in dense if place not in grouped]
-
-
-def _reduce_together(tensors: list[tf.Tensor], **call: Any) -> list[tf.Tensor]:
-    if len(tensors) == 1 and not in_xla_context():
-        return [collective_ops.allreduce(tensors[0], **call)]
-    return collective_ops.grouped_allreduce(tensors, **call)

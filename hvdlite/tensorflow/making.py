@@ -30,8 +30,10 @@ import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
 from hvdlite.errors import InvalidArgumentError
+from hvdlite.requests import Kind
 from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import is_asynchronous, load
+from hvdlite.xla import TensorGroup
 
 __all__ = ["bits_of", "factor_of", "make"]
 
@@ -41,7 +43,7 @@ _ANCHORS = "hvdlite_anchors"
 _CAPTURED_ELEMENTS = 256
 
 
-def make(kind: str, *inputs: Any, stateful: bool, **attributes: Any) -> Any:
+def make(kind: str, *inputs: Any, stateful: bool = False, **attributes: Any) -> Any:
     """Makes an op.
 
     Args:
@@ -74,16 +76,17 @@ def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
     if not kind.endswith("Allreduce"):
         xla.require_no_xla(_words(kind))
     grouped, weighted = kind.startswith("Grouped"), kind.endswith("WeightedAllreduce")
-    results = xla.grouped_allreduce(
-        inputs[0] if grouped else inputs[:1],
-        name=attributes["tensor_name"],
+    group = TensorGroup(
+        Kind.ALLREDUCE,
+        attributes["tensor_name"],
         op=attributes["reduce_op"],
+        process_set=attributes["process_set"],
         prescale=factor_of(attributes["prescale_bits"]),
         postscale=factor_of(attributes["postscale_bits"]),
-        set_id=attributes["process_set"],
-        weight=inputs[1] if weighted else None,
+        weighted=weighted,
         codec={key: value for key, value in attributes.items() if key.startswith("codec")},
     )
+    results = xla.grouped_allreduce(inputs[0] if grouped else inputs[:1], group, inputs[1] if weighted else None)
     return results if grouped else results[0]
 
 

@@ -29,12 +29,4 @@ def _allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """`allreduce` with Sum as the default op. It is not public, but programs call it."""
-    return ops.allreduce(
-        tensor,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-        ignore_name_scope=ignore_name_scope,
-    )
+    return ops.allreduce(**locals())  # all arguments, by name

@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdlite.checks import member_id
 from hvdlite.compression import Compression, refuse_codec, split
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
@@ -94,7 +95,7 @@ def allreduce(
     """
     op = resolve_op(op, average)
     own_weight = None if weight is None else as_weight(weight, op)
-    set_id = process_set.require_member(Kind.ALLREDUCE)
+    set_id = member_id(process_set, Kind.ALLREDUCE)
     if isinstance(tensor, tf.IndexedSlices):
         with _on(device_sparse):
             return allreduce_slices(
@@ -147,7 +148,7 @@ def grouped_allreduce(
     """
     op = resolve_op(op, average)
     own_weight = None if weight is None else as_weight(weight, op)
-    set_id = process_set.require_member(Kind.ALLREDUCE)
+    set_id = member_id(process_set, Kind.ALLREDUCE)
     outputs = list(tensors)
     for place, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
@@ -205,7 +206,7 @@ def allgather(
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
-    set_id = process_set.require_member(Kind.ALLGATHER)
+    set_id = member_id(process_set, Kind.ALLGATHER)
     tensor = as_tensor("allgather", tensor, name)
     name = collective_name(name, _default("allgather", tensor), ignore_name_scope)
     return collective_ops.allgather(tensor, name=name, set_id=set_id)
@@ -222,7 +223,7 @@ def grouped_allgather(
 
     It returns a list of new tensors. The other arguments and the errors are those of `allgather`.
     """
-    set_id = process_set.require_member(Kind.ALLGATHER)
+    set_id = member_id(process_set, Kind.ALLGATHER)
     members = [as_tensor("grouped_allgather", tensor, name) for tensor in tensors]
     if not members:
         return []
@@ -291,7 +292,7 @@ def alltoall(
         tf.errors.OpError: (when it runs) the collective failed, or the splits are not possible.
 
     """
-    set_id = process_set.require_member(Kind.ALLTOALL)
+    set_id = member_id(process_set, Kind.ALLTOALL)
     tensor = as_tensor("alltoall", tensor, name)
     name = collective_name(name, _default("alltoall", tensor), ignore_name_scope)
     output, received = collective_ops.alltoall(tensor, splits, name=name, set_id=set_id)
@@ -337,7 +338,7 @@ def reducescatter(
 
     """
     op = resolve_op(op, None)
-    set_id = process_set.require_member(Kind.REDUCESCATTER)
+    set_id = member_id(process_set, Kind.REDUCESCATTER)
     with _on(device_dense):
         tensor = _dense_only("reducescatter", tensor, name)
         refuse_codec(compression, "reducescatter")
@@ -369,7 +370,7 @@ def grouped_reducescatter(
     It returns a list of new tensors. The other arguments and the errors are those of `reducescatter`.
     """
     op = resolve_op(op, None)
-    set_id = process_set.require_member(Kind.REDUCESCATTER)
+    set_id = member_id(process_set, Kind.REDUCESCATTER)
     with _on(device_dense):
         members = [_dense_only("grouped_reducescatter", tensor) for tensor in tensors]
         if not members:
@@ -419,19 +420,19 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 @as_written
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks on this host when the operation runs, a scalar int32 tensor."""
-    return collective_ops.local_size(name)
+    return collective_ops.plain_op("local_size", name=name)
 
 
 @as_written
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This process's rank on its host when the operation runs, a scalar int32 tensor."""
-    return collective_ops.local_rank(name)
+    return collective_ops.plain_op("local_rank", name=name)
 
 
 @as_written
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """1 if this process is a member of the process set when the operation runs, otherwise 0; a scalar int32 tensor."""
-    return collective_ops.process_set_included(process_set_id, name)
+    return collective_ops.plain_op("process_set_included", process_set=process_set_id, name=name)
 
 
 def member_of(process_set: ProcessSet, root_rank: int) -> int:
@@ -441,7 +442,7 @@ def member_of(process_set: ProcessSet, root_rank: int) -> int:
         InvalidArgumentError: this rank or the root is not a member of the set.
 
     """
-    set_id = process_set.require_member(Kind.BROADCAST)
+    set_id = member_id(process_set, Kind.BROADCAST)
     # A graph may be made before hvdlite is initialized, and then the ranks are not known. The engine checks again.
     if process_set.ranks is not None and root_rank not in process_set.ranks:
         raise InvalidArgumentError(

@@ -1,7 +1,6 @@
 """`DistributedOptimizer` for optimizers of ``tf.compat.v1.train``. It passes optimizers of Keras to `hvdlite.keras`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +14,8 @@ from hvdlite.tensorflow.aggregation import LocalAggregation
 from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
-from hvdlite.tensorflow.start_check import OPTIMIZER, ReducerWording, after_comparison
-from hvdlite.tensorflow.tape import LocalSources, gradient_names
+from hvdlite.tensorflow.start_check import OPTIMIZER
+from hvdlite.tensorflow.tape import LocalSources, Wrapping, gradient_names
 from hvdlite.tensorflow.tensors import as_weight
 
 __all__ = ["DistributedOptimizer"]
@@ -78,25 +77,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     """
     if _is_keras(optimizer):
+        given = dict(locals())  # all arguments, by name
+        del given["use_locking"]
         from hvdlite.tensorflow import keras  # not at the top, because importing Keras takes long
 
-        return keras.DistributedOptimizer(
-            optimizer,
-            name=name,
-            device_dense=device_dense,
-            device_sparse=device_sparse,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            gradient_predivide_factor=gradient_predivide_factor,
-            op=op,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups,
-            groups=groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-            start_check=start_check,
-        )
+        return keras.DistributedOptimizer(**given)
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise InvalidArgumentError(
             "Provided optimizer doesn't inherit from either legacy TensorFlow or Keras optimizer: "
@@ -116,9 +101,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense,
         lambda gradients, variables, weight: optimizer._hvdlite_reduce(gradients, variables, weight),
     )
-    wrapping = _Wrapping(reduction, local, aggregation, mode_of(start_check, "DistributedOptimizer"))
+    wrapping = Wrapping(reduction, local, mode_of(start_check, "DistributedOptimizer"))
     optimizer.__class__ = type(base.__name__, (mixin, base), {"__doc__": base.__doc__, "__module__": base.__module__})
-    optimizer._hvdlite = wrapping
+    optimizer._hvdlite, optimizer._hvdlite_aggregation = wrapping, aggregation
     return optimizer
 
 
@@ -127,24 +112,11 @@ def _is_keras(optimizer: Any) -> bool:
     return any(base.__module__.partition(".")[0] in ("keras", "tf_keras") for base in type(optimizer).__mro__)
 
 
-@dataclass
-class _Wrapping:
-    reduction: Reduction
-    local: LocalSources
-    aggregation: LocalAggregation
-    start_check: str
-    weight: tf.Tensor | None = None
-
-    def compared(self, gradients: Sequence[Gradient], variables: Sequence[Any], reducer: ReducerWording) -> Any:
-        """A context. Operations that are made in it run after the ranks have compared their variables."""
-        shared = [variable for variable in variables if variable not in self.local]
-        return after_comparison(shared, gradients, self.reduction.process_set, self.start_check, reducer)
-
-
 class _DistributedOptimizer:
     """The mixin for v1 optimizers: reduces gradients when they are computed."""
 
-    _hvdlite: _Wrapping
+    _hvdlite: Wrapping
+    _hvdlite_aggregation: LocalAggregation
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if not issubclass(cls, tf.compat.v1.train.Optimizer):
@@ -177,7 +149,7 @@ class _DistributedOptimizer:
     def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any], weight: tf.Tensor | None) -> list[Gradient]:
         wrapping = self._hvdlite
         with wrapping.compared(gradients, variables, OPTIMIZER):
-            return wrapping.local.reduce(wrapping.reduction, gradients, variables, gradient_names(variables), weight)
+            return wrapping.reduce(gradients, variables, gradient_names(variables), weight)
 
     def register_local_var(self, var: Any) -> None:
         """Excludes the gradient of this variable from the reduction."""
@@ -191,7 +163,7 @@ class _DistributedOptimizer:
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         gradients, variables = zip(*pairs, strict=True)
-        found = self._hvdlite.aggregation.add(gradients, variables, self._hvdlite.weight)
+        found = self._hvdlite_aggregation.add(gradients, variables, self._hvdlite.weight)
         return list(zip(found, variables, strict=True))
 
     @as_written
@@ -199,7 +171,7 @@ class _DistributedOptimizer:
         """As the optimizer's own method. Before the last pass it does nothing, and does not count `global_step`."""
         pairs = list(grads_and_vars)
         gradients = [gradient for gradient, _ in pairs]
-        return self._hvdlite.aggregation.apply(gradients, lambda: self._hvdlite_update(pairs, global_step, name))
+        return self._hvdlite_aggregation.apply(gradients, lambda: self._hvdlite_update(pairs, global_step, name))
 
     def _hvdlite_update(self, pairs: list[tuple[Gradient, Any]], global_step: Any, name: str | None) -> Any:
         return super().apply_gradients(pairs, global_step, name)  # type: ignore[misc]

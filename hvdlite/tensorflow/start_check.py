@@ -233,17 +233,13 @@ class _Check:
             self._open = self._rounds < _MOST_ROUNDS
 
 
-def _outside_of_version_1() -> bool:
-    return bool(tf.compat.v1.executing_eagerly_outside_functions())
-
-
 def _check_of(sources: Sequence[Any], process_set: ProcessSet, mode: str, reducer: ReducerWording) -> _Check | None:
     if mode == "off" or not process_set.included() or (process_set.size() or 1) == 1 or in_xla_context():
         return None
     variables = [of_tensorflow(source) for source in sources]
     if not variables or not all(isinstance(variable, tf.Variable) for variable in variables):
         return None
-    if mode == "broadcast" and not _outside_of_version_1():
+    if mode == "broadcast" and not tf.compat.v1.executing_eagerly_outside_functions():
         raise UnsupportedError(
             f"{reducer.function}: start_check='broadcast' cannot assign to variables of TensorFlow 1's graphs. "
             f"{reducer.remedy(process_set)}"

@@ -1,6 +1,8 @@
 """Tapes that reduce their gradients over the ranks."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -15,11 +17,11 @@ from hvdlite.tensorflow.arguments import Reduction
 from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.names import collective_name, normalise
-from hvdlite.tensorflow.start_check import TAPE, after_comparison
+from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_comparison
 from hvdlite.tensorflow.tensors import as_weight, shares_of
 from hvdlite.tensorflow.variables import identity_of
 
-__all__ = ["DistributedGradientTape", "LocalSources", "PartialDistributedGradientTape", "gradient_names"]
+__all__ = ["DistributedGradientTape", "LocalSources", "PartialDistributedGradientTape", "Wrapping", "gradient_names"]
 
 _Pairs = list[tuple[Any, Gradient]]
 
@@ -86,34 +88,49 @@ class LocalSources:
             for gradient in gradients
         ]
 
+
+@dataclass
+class Wrapping:
+    """How a tape or an optimizer reduces its gradients.
+
+    Attributes:
+        reduction: the user's arguments.
+        local: the variables whose gradients are not reduced.
+        start_check: the reaction if the ranks' variables differ, from `hvdlite.start_check.mode_of`.
+        weight: the weight of this rank's gradients; None: all ranks have the same weight.
+
+    """
+
+    reduction: Reduction
+    local: LocalSources
+    start_check: str
+    weight: tf.Tensor | None = None
+
+    def compared(self, evidence: Any, sources: Sequence[Any], reducer: ReducerWording) -> AbstractContextManager[Any]:
+        """A context. Operations that are made in it run after the ranks have compared their variables."""
+        shared = [source for source in sources if source not in self.local]
+        return after_comparison(shared, evidence, self.reduction.process_set, self.start_check, reducer)
+
     def reduce(
-        self,
-        reduction: Reduction,
-        gradients: Sequence[Gradient],
-        sources: Sequence[Any],
-        names: Sequence[str],
-        weight: tf.Tensor | None = None,
+        self, gradients: Sequence[Gradient], sources: Sequence[Any], names: Sequence[str], weight: tf.Tensor | None
     ) -> list[Gradient]:
         """All gradients in order: reduced, or for local sources the results of `finish`. Collective over the process set."""
-        shared = [place for place, source in enumerate(sources) if source not in self]
-        local = [place for place, source in enumerate(sources) if source in self]
+        shared = [place for place, source in enumerate(sources) if source not in self.local]
+        local = [place for place, source in enumerate(sources) if source in self.local]
         mine, variables, own_names = ([values[place] for place in shared] for values in (gradients, sources, names))
-        found = dict(zip(shared, reduction.apply(mine, variables, own_names, weight), strict=True))
-        found.update(zip(local, self.finish([gradients[place] for place in local], weight), strict=True))
+        found = dict(zip(shared, self.reduction.apply(mine, variables, own_names, weight), strict=True))
+        found.update(zip(local, self.local.finish([gradients[place] for place in local], weight), strict=True))
         return [found[place] for place in range(len(gradients))]
 
 
 class _DistributedGradientTape:
     """The mixin for a tape that makes its `gradient` a collective."""
 
-    _hvdlite_reduction: Reduction
-    _hvdlite_local: LocalSources
-    _hvdlite_start_check: str
-    _hvdlite_weight: Any
+    _hvdlite: Wrapping
 
     def register_local_source(self, source: Any) -> None:
         """Excludes the gradient of this variable (or tensor) from the reduction."""
-        self._hvdlite_local.add(source)
+        self._hvdlite.local.add(source)
 
     @as_written
     def gradient(
@@ -149,12 +166,11 @@ class _DistributedGradientTape:
         """
         flat = tf.nest.flatten(sources)
         # Checked first, because a tape that is not persistent gives its gradients once.
-        weight = self._hvdlite_weight if weight is None else as_weight(weight, self._hvdlite_reduction.op)
+        weight = self._hvdlite.weight if weight is None else as_weight(weight, self._hvdlite.reduction.op)
         own = self._hvdlite_plain().gradient(target, flat, output_gradients, unconnected_gradients)
         names = gradient_names(flat, use_generic_names)
-        shared = [source for source in flat if source not in self._hvdlite_local]
-        with after_comparison(shared, target, self._hvdlite_reduction.process_set, self._hvdlite_start_check, TAPE):
-            reduced = self._hvdlite_local.reduce(self._hvdlite_reduction, own, flat, names, weight)
+        with self._hvdlite.compared(target, flat, TAPE):
+            reduced = self._hvdlite.reduce(own, flat, names, weight)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     @as_written
@@ -171,8 +187,8 @@ class _DistributedGradientTape:
         flat = tf.nest.flatten(sources)
         gradients = self.gradient(target, flat, output_gradients, use_generic_names, weight=weight)
         pairs = list(zip(flat, gradients, strict=True))
-        local = [pair for pair in pairs if pair[0] in self._hvdlite_local]
-        return local, [pair for pair in pairs if pair[0] not in self._hvdlite_local]
+        local = [pair for pair in pairs if pair[0] in self._hvdlite.local]
+        return local, [pair for pair in pairs if pair[0] not in self._hvdlite.local]
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
         """As ``tf.GradientTape.jacobian``. It is not reduced."""
@@ -244,12 +260,9 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     kind: Any = type(base.__name__, (_DistributedGradientTape, base), {"__doc__": _DistributedGradientTape.__doc__})
     tape = kind.__new__(kind)
     tape.__dict__.update(gradtape.__dict__)
-    tape._hvdlite_reduction = Reduction(
-        op, gradient_predivide_factor, compression, sparse_as_dense, groups or num_groups, process_set
-    )
-    tape._hvdlite_local = LocalSources(scale_local_gradients, process_set)
-    tape._hvdlite_start_check = mode_of(start_check, "DistributedGradientTape")
-    tape._hvdlite_weight = None if weight is None else as_weight(weight, tape._hvdlite_reduction.op)
+    reduction = Reduction(op, gradient_predivide_factor, compression, sparse_as_dense, groups or num_groups, process_set)
+    local, mode = LocalSources(scale_local_gradients, process_set), mode_of(start_check, "DistributedGradientTape")
+    tape._hvdlite = Wrapping(reduction, local, mode, None if weight is None else as_weight(weight, reduction.op))
     return tape
 
 
@@ -294,21 +307,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         UnsupportedError: as for `DistributedGradientTape`.
 
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-        start_check,
-        weight=weight,
-    )
+    given = dict(locals())  # all arguments, by name
+    del given["local_layers"]
+    tape = DistributedGradientTape(**given)
     for layer in tf.nest.flatten(local_layers) if local_layers is not None else ():
         if not getattr(layer, "built", False):
             raise InvalidArgumentError(

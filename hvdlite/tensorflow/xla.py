@@ -5,7 +5,8 @@ TensorFlow that is not public. So it tests them once, and if they do not work, a
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -29,7 +30,6 @@ _SELF_TEST_TEXT = "hvdlite's self-test"
 # their order. (It is in no table by graph, which would keep the graphs alive through their tensors, and in no collection of the
 # graph, which the graph shares with those of its branches.)
 _LAST = "_hvdlite_last_call"
-_NO_CODEC: Mapping[str, int] = {}
 
 
 def in_xla_context() -> bool:
@@ -49,17 +49,7 @@ def require_no_xla(what: str) -> None:
 
 
 @as_written
-def grouped_allreduce(
-    tensors: Sequence[Any],
-    *,
-    name: str,
-    op: int = Sum,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    set_id: int = 0,
-    weight: tf.Tensor | None = None,
-    codec: Mapping[str, int] = _NO_CODEC,
-) -> list[tf.Tensor]:
+def grouped_allreduce(tensors: Sequence[Any], group: TensorGroup, weight: tf.Tensor | None = None) -> list[tf.Tensor]:
     """Reduces tensors in one custom call, in a graph for XLA. The call blocks the program, so pass all tensors in one call.
 
     If the call fails, the program raises ``tf.errors.InternalError``, and `hvdlite.xla.failure_in` returns the error of hvdlite
@@ -68,13 +58,8 @@ def grouped_allreduce(
 
     Args:
         tensors: tensors of any dtype of `hvdlite.dtypes`, with static shapes.
-        name: name of the group, the same on all ranks.
-        op: the reduce operator.
-        prescale: a factor for each rank's tensors.
-        postscale: a factor for the results.
-        set_id: number of the process set.
-        weight: the weight of this rank in a weighted mean, a float64 scalar.
-        codec: `hvdlite.compression.Codec.fields`, or an empty mapping.
+        group: says how they are reduced; without the dtypes and shapes, which are those of the tensors.
+        weight: if the group is weighted, the weight of this rank, a float64 scalar.
 
     Returns:
         The results in order, with the shapes and dtypes of the tensors.
@@ -91,25 +76,27 @@ def grouped_allreduce(
     for tensor in made:
         if not tensor.shape.is_fully_defined():
             raise InvalidArgumentError(
-                f"allreduce of {name!r} in a program for XLA: the shape of {tensor.name} must be known when the program is "
-                f"traced, but is {tensor.shape}; give it a static shape (tf.ensure_shape), or {_REMEDY}"
+                f"allreduce of {group.name!r} in a program for XLA: the shape of {tensor.name} must be known when the program "
+                f"is traced, but is {tensor.shape}; give it a static shape (tf.ensure_shape), or {_REMEDY}"
             )
     kinds = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in made]
-    how: dict[str, Any] = {"prescale": prescale, "postscale": postscale, "codec": codec}
-    group = TensorGroup(Kind.ALLREDUCE, name, kinds, op=op, process_set=set_id, weighted=weight is not None, **how)
-    description = describe([group])
+    description = describe([replace(group, tensors=kinds)])
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def reduce(*operands: Any) -> Any:
         def backward(*gradients: Any) -> list[Any]:
-            if op in (Min, Max, Product):
-                raise UnsupportedError(f"allreduce with op={OP_NAMES[op]} has no gradient in a program for XLA: {_REMEDY}")
+            if group.op in (Min, Max, Product):
+                raise UnsupportedError(
+                    f"allreduce with op={OP_NAMES[group.op]} has no gradient in a program for XLA: {_REMEDY}"
+                )
             places = [place for place, tensor in enumerate(made) if is_inexact(tensor)]
             mine = [gradients[place] for place in places]
-            unique = tf.compat.v1.get_default_graph().unique_name(f"{name}.grad")
-            reduced = grouped_allreduce(mine, name=unique, op=op if weight is None else Sum, set_id=set_id, **how)
+            unique = tf.compat.v1.get_default_graph().unique_name(f"{group.name}.grad")
+            op = group.op if weight is None else Sum
+            reduced = grouped_allreduce(mine, replace(group, name=unique, op=op, weighted=False))
             if weight is not None:
-                (weights,) = grouped_allreduce([weight], name=f"{unique}.weights", op=Sum, set_id=set_id)
+                total = TensorGroup(Kind.ALLREDUCE, f"{unique}.weights", process_set=group.process_set)
+                (weights,) = grouped_allreduce([weight], total)
                 reduced = shares_of(reduced, weight, weights)
             found = dict(zip(places, reduced, strict=True))
             return [found.get(place) for place in range(len(made))]

@@ -122,7 +122,7 @@ def test_arguments(hvd):
     assert f"every is 4 on {OTHERS}, but every is 5 on" in refused(lambda: hvd.check_consistency(1, every=4 + ODD))
     with pytest.raises((MismatchError, InvalidArgumentError), match="an object of type object has no bytes"):
         hvd.check_consistency(object() if ODD else 1, every=4)
-    with pytest.raises(InvalidArgumentError, match="process_set must be a ProcessSet"):
+    with pytest.raises(InvalidArgumentError, match="is no ProcessSet"):
         hvd.check_consistency(1, process_set=[0])
 
 

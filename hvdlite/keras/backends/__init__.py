@@ -5,7 +5,7 @@ runs on that backend, so hvdlite imports no framework that the user has not chos
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -15,7 +15,7 @@ from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet
 
-__all__ = ["KerasBackend", "Reduction", "WeightTotal", "current_backend", "partition"]
+__all__ = ["GradientStep", "KerasBackend", "Reduction", "SharedVariables", "WeightTotal", "current_backend"]
 
 _BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -43,35 +43,83 @@ class Reduction:
     process_set: ProcessSet
 
 
-class WeightTotal(Protocol):
-    """The sum of the weights of passes whose gradients are added up before they are reduced."""
+@dataclass(frozen=True)
+class GradientStep:
+    """The gradients of one step, and how they are reduced.
 
-    def add(self, weight: Any) -> None:
+    Attributes:
+        gradients: tensors of the backend, dense or sparse (``tf.IndexedSlices``), which are not modified. None: the loss does
+            not depend on the variable. If `KerasBackend.traces_steps`, the same gradients are None on all ranks.
+        variables: the variables of the gradients.
+        names: names of the allreduces in the engine, unique among all operations in flight.
+        groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together; a gradient in no list
+            is sent alone. None: the backend chooses the groups, the same on all ranks and in all runs.
+        reduction: how to reduce.
+        weight: the weight of this rank in weighted means, from `KerasBackend.as_weight`. Either all ranks give a weight, or
+            none.
+
+    """
+
+    gradients: Sequence[Any]
+    variables: Sequence[Any]
+    names: Sequence[str]
+    groups: Sequence[Sequence[int]] | None
+    reduction: Reduction
+    weight: Any
+
+
+@dataclass(frozen=True)
+class SharedVariables:
+    """Variables that one rank each has updated, for all ranks.
+
+    Attributes:
+        variables: variables of Keras or the framework, with the same shapes and dtypes on all ranks.
+        roots: for each variable, the rank in the job whose value all ranks get.
+        names: as in `GradientStep`.
+        process_set: the ranks that take part.
+        gradients: results of `KerasBackend.reduce_gradients`. The broadcasts come after that reduction.
+        complete: with gradient accumulation, a boolean or a traced tensor: whether the step is complete. On JAX the same
+            program runs for incomplete steps, and then sends nothing. None: there is no accumulation.
+
+    """
+
+    variables: Sequence[Any]
+    roots: Sequence[int]
+    names: Sequence[str]
+    process_set: ProcessSet
+    gradients: Sequence[Any]
+    complete: Any
+
+
+class WeightTotal(Protocol):
+    """The sum of the weights of passes whose gradients are added up before they are reduced: methods of a ``tf.Variable``."""
+
+    def assign_add(self, weight: Any) -> Any:
         """Adds the weight of a pass, from `KerasBackend.as_weight`."""
 
-    def take(self) -> Any:
-        """The sum of the weights since the last call."""
+    def assign(self, value: float) -> Any:
+        """Sets the sum."""
+
+    def read_value(self) -> Any:
+        """The sum."""
 
 
 class KerasBackend(Protocol):
     """One Keras backend. All tensors are those of the backend's framework.
 
-    Methods raise the errors of `hvdlite.ops`, or those that the framework raises instead when an operation fails.
+    Methods raise the errors of `hvdlite.ops`, or those that the framework raises instead when an operation fails. A method with
+    a body is for backends without one of their own.
+
+    Attributes:
+        traces_steps: True: steps are traced, so that the same gradients are None on all ranks. False: a gradient may be None on
+            some ranks only.
     """
 
-    @property
-    def name(self) -> str:
-        """Keras's name of the backend: ``"tensorflow"``, ``"torch"`` or ``"jax"``."""
-
-    @property
-    def traces_steps(self) -> bool:
-        """Whether steps are traced, so that the same gradients are None on all ranks.
-
-        If steps are not traced, a gradient may be None on some ranks only.
-        """
+    traces_steps: bool
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
         """Whether these tensors have values. A tensor in a program that is being traced has none."""
+        return True
 
     def check_supported(self) -> None:
         """Checks that hvdlite can train with the framework as it is. Called when an optimizer is wrapped.
@@ -81,29 +129,11 @@ class KerasBackend(Protocol):
                 or hvdlite does not support this installation of it; the text says what to do.
         """
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """Reduces the gradients of one step over the ranks of the set. Collective over it.
 
         It is called eagerly, or while a step is traced (``tf.function``, ``jax.jit``, both also with XLA). All ranks of the set
         call it with the same names in the same order. Their shapes and dtypes have been compared before.
-
-        Args:
-            gradients: tensors of the backend, dense or sparse (``tf.IndexedSlices``), which are not modified. None: the loss
-                does not depend on the variable. If `traces_steps`, the same gradients are None on all ranks.
-            variables: the variables of the gradients.
-            names: names of the allreduces in the engine, unique among all operations in flight.
-            groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together; a gradient in no
-                list is sent alone. None: the backend chooses the groups, the same on all ranks and in all runs.
-            reduction: how to reduce.
-            weight: the weight of this rank in weighted means, from `as_weight`. Either all ranks give a weight, or none.
 
         Returns:
             The reduced gradients in order, with the shapes and dtypes of the gradients and the same bits on all ranks. A
@@ -122,31 +152,14 @@ class KerasBackend(Protocol):
         """
 
     def new_weight_total(self) -> WeightTotal:
-        """Makes an object that adds up the weights of passes that are reduced together.
+        """Makes a sum, 0 at first, for the weights of passes that are reduced together. It is not saved with the optimizer.
 
         Raises:
             UnsupportedError: steps of this backend (JAX) can keep no other values than the optimizer's variables.
         """
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """Broadcasts each variable from its own root. It is called under the same conditions as `reduce_gradients`.
-
-        Args:
-            variables: variables of Keras or the framework, with the same shapes and dtypes on all ranks.
-            roots: for each variable, the rank in the job whose value all ranks get.
-            names: as for `reduce_gradients`.
-            process_set: the ranks that take part.
-            gradients: results of `reduce_gradients`. The broadcasts come after that reduction.
-            complete: with gradient accumulation, a boolean or a traced tensor: whether the step is complete. On JAX the same
-                program runs for incomplete steps, and then sends nothing. None: there is no accumulation.
 
         Returns:
             The values in order, which the caller assigns; None: the variable has the value already.
@@ -160,41 +173,24 @@ class KerasBackend(Protocol):
         Whenever the program runs, it compares the ranks' variables before the operations that are traced in this context
         (`hvdlite.start_check`), with `shard` already in its first run. A program that cannot call Python compares nothing.
         """
+        return nullcontext()
 
     def scale(self, gradient: Any, factor: float) -> Any:
         """The gradient, dense or sparse, multiplied by a number. The dtype does not change."""
+        return gradient * factor
 
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """Reduces a value over all ranks.
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """Runs a collective on a value, over all ranks.
 
         Args:
+            function: the name of the collective in `hvdlite`, such as ``"allreduce"``.
             value: a tensor or variable of the backend, or a value that it can convert (number, array, list).
-            name: as for `hvdlite.allreduce`.
-            op: as for `hvdlite.allreduce`.
-            prescale_factor: as for `hvdlite.allreduce`.
-            postscale_factor: as for `hvdlite.allreduce`.
-            compression: as for `hvdlite.allreduce`.
+            name: as for the collective.
+            arguments: other arguments of the collective.
 
         Returns:
             A tensor of the backend, on the value's device.
         """
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """Concatenates all ranks' values along the first dimension. Arguments and result are as for `allreduce`."""
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """Gives all ranks the root's value. Arguments and result are as for `allreduce`."""
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """Reduces a value and gives each rank a part of its rows. Arguments and result are as for `allreduce`."""
 
     def other_variables(self, model: Any) -> list[Any]:
         """Variables of the framework in a model that Keras does not count among its weights. Random seeds are left out.
@@ -203,27 +199,14 @@ class KerasBackend(Protocol):
             Objects that `hvdlite.keras.variables` can read and broadcast (``tf.Variable`` or `Held`), in the same order on all
             ranks.
         """
+        return []
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
-        """The HorovodInternalError that caused this error of the framework; None: a lost rank did not cause it."""
+        """The HorovodInternalError that caused this error of the framework; None: a lost rank did not cause it.
 
-
-def partition(groups: Sequence[Sequence[int]] | None, present: Sequence[int]) -> list[list[int]]:
-    """Divides the indices of the gradients that are present into groups.
-
-    Args:
-        groups: lists of indices, as for `KerasBackend.reduce_gradients`; None: all gradients are in one group.
-        present: the indices of the gradients that are reduced, in order.
-
-    Returns:
-        The groups that are not empty. An index in no list is a group of its own.
-
-    """
-    if groups is None:
-        return [list(present)] if present else []
-    chosen = [[place for place in members if place in present] for members in groups]
-    grouped = {place for members in chosen for place in members}
-    return [members for members in chosen if members] + [[place] for place in present if place not in grouped]
+        Errors of hvdlite that reach the caller as they are need no search.
+        """
+        return None
 
 
 @cache
@@ -239,5 +222,5 @@ def current_backend() -> KerasBackend:
             f"Keras runs on its backend {name!r}, on which hvdlite cannot train: set KERAS_BACKEND to one of "
             f"{', '.join(_BACKENDS)}"
         )
-    backend: KerasBackend = import_module(f"hvdlite.keras.backends.{name}").make_backend()
+    backend: KerasBackend = import_module(f"hvdlite.keras.backends.{name}").BACKEND
     return backend

@@ -1,8 +1,6 @@
 """Keras on JAX, on CPUs only. Steps are compiled programs, unless ``run_eagerly`` is set."""
 
-import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,22 +12,22 @@ from hvdlite.auto_compression import settle
 from hvdlite.compression import split
 from hvdlite.errors import HorovodInternalError, InvalidArgumentError, UnsupportedError
 from hvdlite.jax import as_weight, call, grouped_allreduce, grouped_broadcast, require_cpu
-from hvdlite.keras.backends import Reduction, WeightTotal, partition
+from hvdlite.keras.backends import GradientStep, KerasBackend, SharedVariables, WeightTotal
 from hvdlite.keras.library import keras
-from hvdlite.process_sets import ProcessSet
+from hvdlite.partition import partition
 from hvdlite.requests import Kind
 from hvdlite.xla import TensorGroup
 
-__all__ = ["JaxKerasBackend", "make_backend"]
+__all__ = ["BACKEND"]
 
 
-class JaxKerasBackend:
+class JaxKerasBackend(KerasBackend):
     """Reduces all gradients of a step in one call, because XLA runs the calls of a program one after another.
 
-    Outside of compiled programs single values are converted to NumPy arrays.
+    Outside of compiled programs single values are converted to NumPy arrays. Programs compare nothing, because variables are
+    arguments and results of a traced step; and no variables are beside those of Keras, because arrays of JAX do not change.
     """
 
-    name = "jax"
     traces_steps = True
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
@@ -45,16 +43,9 @@ class JaxKerasBackend:
                 "(keras.distribution.set_distribution(None)), and start one rank for each device"
             )
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
+        gradients, names, reduction = step.gradients, step.names, step.reduction
         set_id = reduction.process_set.require_member(Kind.ALLREDUCE)
         given = [_dense(gradient, name) for gradient, name in zip(gradients, names, strict=True) if gradient is not None]
         numbers = [(gradient.dtype.name, gradient.size) for gradient in given]
@@ -63,7 +54,7 @@ class JaxKerasBackend:
         reduced = list(gradients)
         described: list[TensorGroup] = []
         sent: list[tuple[int, Any, Any]] = []  # index of the gradient, tensor to send, context for decompress
-        for places in partition(groups, [place for place, gradient in enumerate(gradients) if gradient is not None]):
+        for places in partition(step.groups, [place for place, gradient in enumerate(gradients) if gradient is not None]):
             members = [(place, *compressor.compress(_dense(gradients[place], names[place]))) for place in places]
             described.append(
                 TensorGroup(
@@ -75,12 +66,12 @@ class JaxKerasBackend:
                     process_set=set_id,
                     prescale=reduction.prescale,
                     postscale=reduction.postscale,
-                    weighted=weight is not None,
+                    weighted=step.weight is not None,
                     codec=codec,
                 )
             )
             sent += members
-        outputs = call(described, [tensor for _, tensor, _ in sent], alone=True, weight=weight)
+        outputs = call(described, [tensor for _, tensor, _ in sent], alone=True, weight=step.weight)
         for (place, _, context), output in zip(sent, outputs, strict=True):
             reduced[place] = compressor.decompress(output, context)
         return reduced
@@ -96,22 +87,15 @@ class JaxKerasBackend:
             "cannot be added up: train on Keras's torch or TensorFlow backend, or leave out the weights or the accumulation"
         )
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """As `KerasBackend.broadcast_from`, in one call.
 
         A reduced gradient is an operand of the call, too. So XLA runs the call after the reduction.
         """
-        set_id = process_set.require_member(Kind.BROADCAST)
+        roots, names, variables = shared.roots, shared.names, shared.variables
+        set_id = shared.process_set.require_member(Kind.BROADCAST)
         kinds = [(root, name, variable.value) for root, name, variable in zip(roots, names, variables, strict=True)]
-        kinds.append((roots[0], f"{names[0]}.behind", gradients[0].ravel()[:1]))
+        kinds.append((roots[0], f"{names[0]}.behind", shared.gradients[0].ravel()[:1]))
         groups = [
             TensorGroup(Kind.BROADCAST, name, [(value.dtype.name, value.shape)], root=root, process_set=set_id)
             for root, name, value in kinds
@@ -121,63 +105,29 @@ class JaxKerasBackend:
             return call(groups, values, alone=True)
 
         values = [value for _, _, value in kinds]
-        received = share(values) if complete is None else jax.lax.cond(complete, share, list, values)
+        received = share(values) if shared.complete is None else jax.lax.cond(shared.complete, share, list, values)
         return received[:-1]
-
-    def other_variables(self, model: Any) -> list[Any]:
-        """As `KerasBackend.other_variables`: there are none, because arrays of JAX do not change."""
-        return []
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
         """As `KerasBackend.loss_in`."""
         return xla.loss_in(error)
 
-    def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
-    ) -> AbstractContextManager[Any]:
-        """As `KerasBackend.compare_when_run`. It compares nothing: in a traced step variables are arguments and results."""
-        return contextlib.nullcontext()
-
-    def scale(self, gradient: Any, factor: float) -> Any:
-        """As `KerasBackend.scale`."""
-        return gradient * factor
-
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """As `KerasBackend.allreduce`. In a compiled program it needs a name."""
-        factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-
-        def compiled(tensor: Any, name: str) -> Any:
-            return grouped_allreduce([tensor], name=name, op=op, compression=compression, **factors)[0]
-
-        def eager(array: Any) -> Any:
-            return ops.allreduce(array, name=name, op=op, compression=compression, **factors)
-
-        return _apply(value, name, eager, compiled)
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`. In a compiled program it raises UnsupportedError."""
-        return _apply(value, name, lambda array: ops.allgather(array, name))
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`. In a compiled program it needs a name."""
-        return _apply(
-            value,
-            name,
-            lambda array: ops.broadcast(array, root_rank, name),
-            lambda tensor, name: grouped_broadcast([tensor], root_rank, name=name)[0],
-        )
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`. In a compiled program it raises UnsupportedError."""
-        return _apply(value, name, lambda array: ops.reducescatter(array, name, op=op))
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """As `KerasBackend.collective`, in host memory. In a compiled program only two work, and they need a name."""
+        tensor = keras.ops.convert_to_tensor(value)
+        if not isinstance(tensor, jax.core.Tracer):
+            return jnp.asarray(getattr(ops, function)(np.asarray(tensor), name=name, **arguments))
+        compiled: Any = {"allreduce": grouped_allreduce, "broadcast": grouped_broadcast}.get(function)
+        if compiled is None:
+            raise UnsupportedError(
+                "in a compiled program XLA must know the shape of a result, so only allreduce and broadcast work there: call "
+                "it outside of the training step, or compile the model with run_eagerly=True"
+            )
+        if not name:
+            raise InvalidArgumentError(
+                "a collective in a compiled program needs a name, since it cannot be numbered: pass name="
+            )
+        return compiled([tensor], name=name, **arguments)[0]
 
 
 def _dense(gradient: Any, name: str) -> Any:
@@ -188,21 +138,4 @@ def _dense(gradient: Any, name: str) -> Any:
     return gradient
 
 
-def _apply(value: Any, name: str | None, eager: Callable[[Any], Any], compiled: Callable[[Any, str], Any] | None = None) -> Any:
-    """Runs a collective on a value in host memory, or adds it to the program that is being compiled."""
-    tensor = keras.ops.convert_to_tensor(value)
-    if not isinstance(tensor, jax.core.Tracer):
-        return jnp.asarray(eager(np.asarray(tensor)))
-    if compiled is None:
-        raise UnsupportedError(
-            "in a compiled program XLA must know the shape of a result, so only allreduce and broadcast work there: call it "
-            "outside of the training step, or compile the model with run_eagerly=True"
-        )
-    if not name:
-        raise InvalidArgumentError("a collective in a compiled program needs a name, since it cannot be numbered: pass name=")
-    return compiled(tensor, name)
-
-
-def make_backend() -> JaxKerasBackend:
-    """Makes the backend."""
-    return JaxKerasBackend()
+BACKEND = JaxKerasBackend()

@@ -10,10 +10,9 @@ import hvdlite.tensorflow as hvd
 from hvdlite import ops
 from hvdlite.errors import HorovodInternalError, UnsupportedError
 from hvdlite.keras.attributes import held_by
-from hvdlite.keras.backends import Reduction
+from hvdlite.keras.backends import GradientStep, KerasBackend, Reduction, SharedVariables
 from hvdlite.keras.library import KERAS_3
 from hvdlite.keras.variables import broadcast_call
-from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Kind
 from hvdlite.tensorflow import collective_ops, xla
 from hvdlite.tensorflow.elastic import loss_in
@@ -21,7 +20,7 @@ from hvdlite.tensorflow.gradients import allreduce_gradients
 from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_comparison
 from hvdlite.tensorflow.tensors import as_tensor, as_weight
 
-__all__ = ["TensorFlowKerasBackend", "make_backend"]
+__all__ = ["BACKEND"]
 
 
 _LOOP = ReducerWording("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
@@ -34,29 +33,9 @@ _SHARDED_LOOP = ReducerWording(
 )
 
 
-class TensorFlowWeightTotal:
-    """A `WeightTotal` that also works in graphs. It is a variable outside of the optimizer, so that it is not saved."""
-
-    def __init__(self) -> None:
-        with tf.init_scope():
-            self._total = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-    def add(self, weight: tf.Tensor) -> None:
-        """As `WeightTotal.add`."""
-        self._total.assign_add(weight)
-
-    def take(self) -> tf.Tensor:
-        """As `WeightTotal.take`."""
-        total = tf.identity(self._total.read_value())
-        with tf.control_dependencies([total]):
-            self._total.assign(0.0)
-        return total
-
-
-class TensorFlowKerasBackend:
+class TensorFlowKerasBackend(KerasBackend):
     """Calls the functions of `hvdlite.tensorflow`."""
 
-    name = "tensorflow"
     traces_steps = True
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
@@ -71,50 +50,37 @@ class TensorFlowKerasBackend:
                 "does not support: leave the strategy out, and start one rank for each device"
             )
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """As `KerasBackend.reduce_gradients`."""
+        reduction = step.reduction
         return allreduce_gradients(
-            gradients,
-            names,
+            step.gradients,
+            step.names,
             op=reduction.op,
             prescale_factor=reduction.prescale,
             postscale_factor=reduction.postscale,
             compression=reduction.compression,
             sparse_as_dense=reduction.sparse_as_dense,
-            groups=groups,
+            groups=step.groups,
             process_set=reduction.process_set,
             scoped=False,  # names of the first rank; Keras numbers its scopes, and the numbers may differ between ranks
-            weight=weight,
+            weight=step.weight,
         )
 
     def as_weight(self, weight: Any, op: int) -> tf.Tensor:
         """As `KerasBackend.as_weight`."""
         return as_weight(weight, op)
 
-    def new_weight_total(self) -> "TensorFlowWeightTotal":
+    def new_weight_total(self) -> Any:
         """As `KerasBackend.new_weight_total`."""
-        return TensorFlowWeightTotal()
+        with tf.init_scope():
+            return tf.Variable(0.0, trainable=False, dtype=tf.float64)
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """As `KerasBackend.broadcast_from`."""
+        roots, names, process_set = shared.roots, shared.names, shared.process_set
         set_id = process_set.require_member(Kind.BROADCAST)
-        tensors = [tf.convert_to_tensor(variable) for variable in variables]
+        tensors = [tf.convert_to_tensor(variable) for variable in shared.variables]
         if tf.executing_eagerly():
             handles = [
                 ops.broadcast_async(tensor.numpy(), root, name, process_set)
@@ -125,7 +91,7 @@ class TensorFlowKerasBackend:
             return xla.broadcast_from(tensors, roots, names, set_id)
         # TensorFlow removes ops whose results are not used, such as the reduction of a gradient whose variable another rank
         # updates. It does not remove an op with state and the inputs of this op.
-        heads = [tf.reshape(getattr(gradient, "values", gradient), [-1])[:1] for gradient in gradients]
+        heads = [tf.reshape(getattr(gradient, "values", gradient), [-1])[:1] for gradient in shared.gradients]
         head = tf.concat([tf.cast(each, tf.float32) for each in heads], 0)
         collective_ops.broadcast(
             tf.reduce_sum(head), root_rank=roots[0], name=f"{names[0]}.behind", set_id=set_id, stateful=True
@@ -161,38 +127,9 @@ class TensorFlowKerasBackend:
             return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
         return gradient * factor
 
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """As `KerasBackend.allreduce`. It also works in a graph."""
-        return hvd.allreduce(
-            as_tensor("allreduce", value, name),
-            name=name,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            compression=compression,
-        )
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`. It also works in a graph."""
-        return hvd.allgather(as_tensor("allgather", value, name), name=name)
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`. It also works in a graph."""
-        return hvd.broadcast(as_tensor("broadcast", value, name), root_rank, name=name)
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`. It also works in a graph."""
-        return hvd.reducescatter(as_tensor("reducescatter", value, name), name=name, op=op)
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """As `KerasBackend.collective`. It also works in a graph."""
+        return getattr(hvd, function)(as_tensor(function, value, name), name=name, **arguments)
 
 
-def make_backend() -> TensorFlowKerasBackend:
-    """Makes the backend."""
-    return TensorFlowKerasBackend()
+BACKEND = TensorFlowKerasBackend()

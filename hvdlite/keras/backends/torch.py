@@ -1,24 +1,20 @@
 """Keras on torch. Gradients are tensors with values when the optimizer is called, and never traced."""
 
-import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
 from hvdlite import ops
-from hvdlite.errors import HorovodInternalError
-from hvdlite.keras.backends import Reduction, partition
+from hvdlite.keras.backends import GradientStep, KerasBackend, SharedVariables
 from hvdlite.keras.library import keras
 from hvdlite.keras.variables import Held
-from hvdlite.process_sets import ProcessSet
+from hvdlite.partition import partition
 from hvdlite.requests import Max
 from hvdlite.submission import check_weight
 from hvdlite.torch.gpu import reachable
 
-__all__ = ["TorchKerasBackend", "make_backend"]
+__all__ = ["BACKEND"]
 
 
 class TorchWeightTotal:
@@ -27,49 +23,39 @@ class TorchWeightTotal:
     def __init__(self) -> None:
         self._total = 0.0
 
-    def add(self, weight: float) -> None:
-        """As `WeightTotal.add`."""
+    def assign_add(self, weight: float) -> None:
+        """As `WeightTotal.assign_add`."""
         self._total += weight
 
-    def take(self) -> float:
-        """As `WeightTotal.take`."""
-        total, self._total = self._total, 0.0
-        return total
+    def assign(self, value: float) -> None:
+        """As `WeightTotal.assign`."""
+        self._total = value
+
+    def read_value(self) -> float:
+        """As `WeightTotal.read_value`."""
+        return self._total
 
 
-class TorchKerasBackend:
+class TorchKerasBackend(KerasBackend):
     """Reduces all gradients of a step in one group (or in the user's groups), so each step fuses them in the same way.
 
     A compiled step (``jit_compile=True``) leaves its graph for the calls of this class.
     """
 
-    name = "torch"
     traces_steps = False
-
-    def is_eager(self, tensors: Sequence[Any]) -> bool:
-        """As `KerasBackend.is_eager`."""
-        return True
 
     def check_supported(self) -> None:
         """Checks nothing: Keras does not use torch's ways to distribute a model."""
 
-    def reduce_gradients(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        names: Sequence[str],
-        groups: Sequence[Sequence[int]] | None,
-        reduction: Reduction,
-        weight: Any = None,
-    ) -> list[Any]:
+    def reduce_gradients(self, step: GradientStep) -> list[Any]:
         """As `KerasBackend.reduce_gradients`. If a gradient is None on some ranks only, it counts as zeros there."""
+        names, reduction = step.names, step.reduction
         process_set = reduction.process_set
-        used = np.array([gradient is not None for gradient in gradients], dtype=np.uint8)
-        base = names[0]
-        handle = ops.allreduce_async(used, name=f"{base}.used", op=Max, process_set=process_set)
-        sent = [_sent(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+        used = np.array([gradient is not None for gradient in step.gradients], dtype=np.uint8)
+        handle = ops.allreduce_async(used, name=f"{names[0]}.used", op=Max, process_set=process_set)
+        sent = [_sent(gradient, variable) for gradient, variable in zip(step.gradients, step.variables, strict=True)]
         reduced: list[Any] = [None] * len(sent)
-        for members in partition(groups, range(len(sent))):
+        for members in partition(step.groups, range(len(sent))):
             outputs = ops.grouped_allreduce(
                 [sent[place] for place in members],
                 name=names[members[0]],
@@ -78,14 +64,14 @@ class TorchKerasBackend:
                 prescale_factor=reduction.prescale,
                 postscale_factor=reduction.postscale,
                 process_set=process_set,
-                weight=weight,
+                weight=step.weight,
             )
             for place, output in zip(members, outputs, strict=True):
                 reduced[place] = output
         anyone = handle.synchronize()
         return [
             output.to(variable.value.device) if someone else None
-            for output, variable, someone in zip(reduced, variables, anyone, strict=True)
+            for output, variable, someone in zip(reduced, step.variables, anyone, strict=True)
         ]
 
     def as_weight(self, weight: Any, op: int) -> float:
@@ -96,20 +82,13 @@ class TorchKerasBackend:
         """As `KerasBackend.new_weight_total`."""
         return TorchWeightTotal()
 
-    def broadcast_from(
-        self,
-        variables: Sequence[Any],
-        roots: Sequence[int],
-        names: Sequence[str],
-        process_set: ProcessSet,
-        gradients: Sequence[Any],
-        complete: Any,
-    ) -> list[Any]:
+    def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """As `KerasBackend.broadcast_from`. It works in place if the engine can reach the variable's memory."""
-        held = [variable.value.detach() for variable in variables]
+        held = [variable.value.detach() for variable in shared.variables]
         sent = [reachable(tensor.contiguous()) for tensor in held]
         handles = [
-            ops.broadcast_async_(tensor, root, name, process_set) for tensor, root, name in zip(sent, roots, names, strict=True)
+            ops.broadcast_async_(tensor, root, name, shared.process_set)
+            for tensor, root, name in zip(sent, shared.roots, shared.names, strict=True)
         ]
         for handle in handles:
             handle.synchronize()
@@ -130,50 +109,10 @@ class TorchKerasBackend:
                     found.append(Held(name if layer is model else f"layer {place}: {name}", tensor))
         return found
 
-    def loss_in(self, error: Exception) -> HorovodInternalError | None:
-        """As `KerasBackend.loss_in`."""
-        return None  # errors of hvdlite reach the caller as they are
-
-    def compare_when_run(
-        self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
-    ) -> AbstractContextManager[Any]:
-        """As `KerasBackend.compare_when_run`. It compares nothing, because gradients are never traced."""
-        return contextlib.nullcontext()
-
-    def scale(self, gradient: Any, factor: float) -> Any:
-        """As `KerasBackend.scale`."""
-        return gradient * factor
-
-    def allreduce(
-        self,
-        value: Any,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        compression: Any,
-    ) -> Any:
-        """As `KerasBackend.allreduce`."""
-        factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return _apply(value, lambda tensor: ops.allreduce(tensor, name=name, compression=compression, op=op, **factors))
-
-    def allgather(self, value: Any, name: str | None) -> Any:
-        """As `KerasBackend.allgather`."""
-        return _apply(value, lambda tensor: ops.allgather(tensor, name))
-
-    def broadcast(self, value: Any, root_rank: int, name: str | None) -> Any:
-        """As `KerasBackend.broadcast`."""
-        return _apply(value, lambda tensor: ops.broadcast(tensor, root_rank, name))
-
-    def reducescatter(self, value: Any, name: str | None, op: int) -> Any:
-        """As `KerasBackend.reducescatter`."""
-        return _apply(value, lambda tensor: ops.reducescatter(tensor, name, op=op))
-
-
-def _apply(value: Any, collective: Callable[[torch.Tensor], Any]) -> Any:
-    """Runs a collective on a value, in memory that the engine can reach. The result is on the value's device."""
-    tensor = keras.ops.convert_to_tensor(value)
-    return collective(reachable(tensor.detach())).to(tensor.device)
+    def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
+        """As `KerasBackend.collective`, in memory that the engine can reach."""
+        tensor = keras.ops.convert_to_tensor(value)
+        return getattr(ops, function)(reachable(tensor.detach()), name=name, **arguments).to(tensor.device)
 
 
 def _sent(gradient: Any, variable: Any) -> torch.Tensor:
@@ -181,6 +120,4 @@ def _sent(gradient: Any, variable: Any) -> torch.Tensor:
     return reachable(torch.zeros_like(variable.value) if gradient is None else gradient.detach())
 
 
-def make_backend() -> TorchKerasBackend:
-    """Makes the backend."""
-    return TorchKerasBackend()
+BACKEND = TorchKerasBackend()

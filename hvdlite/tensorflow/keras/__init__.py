@@ -46,23 +46,4 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     weighted: bool = False,
 ) -> Any:
     """`hvdlite.keras.DistributedOptimizer`, with the arguments in the order of ``horovod.tensorflow.keras``."""
-    return _keras.DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        num_groups,
-        groups,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-        auto_scale_loss=auto_scale_loss,
-        start_check=start_check,
-        shard=shard,
-        weighted=weighted,
-    )
+    return _keras.DistributedOptimizer(**locals())  # all arguments, by name

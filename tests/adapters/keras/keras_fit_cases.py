@@ -158,7 +158,7 @@ def test_accumulated_gradients_are_reduced_once(hvd, monkeypatch):
     optimizer = hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=STEPS), start_check="off")
     own = type(optimizer)._hvdlite._backend
     monkeypatch.setattr(
-        type(own), "reduce_gradients", lambda self, gradients, *rest: reduced.append(len(gradients)) or list(gradients)
+        type(own), "reduce_gradients", lambda self, step: reduced.append(len(step.gradients)) or list(step.gradients)
     )
     train_together(hvd, optimizer, run_eagerly=BACKEND != "jax", epochs=2)
     if BACKEND == "jax":  # traced once, in a branch that is run when the step is complete

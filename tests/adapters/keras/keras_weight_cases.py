@@ -6,7 +6,8 @@ import pytest
 from keras_training import BACKEND, assert_close, assert_same_everywhere, make_model, needs_keras_3, sgd, state_of
 from support.world import WORLD
 
-from hvdlite import InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite import HorovodInternalError, InvalidArgumentError, MismatchError, UnsupportedError
+from hvdlite.keras.backends import current_backend
 
 ROWS_OF_RANKS = [2, 6, 3][: WORLD.size]  # of each step's batch
 STEPS_OF_EPOCH = 3
@@ -134,6 +135,25 @@ def test_the_weights_of_accumulated_passes_add_up(hvd):
         np.testing.assert_allclose(found, [wanted] * 2, rtol=1e-6)
     with pytest.raises(InvalidArgumentError, match="every pass has a weight, or none"):
         apply(optimizer, variable, 1.0, None)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="refused there")
+@needs_keras_3
+def test_weights_stay_beside_their_gradients_if_a_reduction_fails(hvd, monkeypatch):
+    optimizer, variable = wrapped(hvd, backward_passes_per_step=2)
+
+    def fail(*_args):
+        raise HorovodInternalError("for the test")
+
+    apply(optimizer, variable, WORLD.rank + 1.0, WORLD.rank + 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(current_backend()), "reduce_gradients", fail)
+        with pytest.raises(HorovodInternalError):
+            apply(optimizer, variable, 100.0, 100.0)
+    found = apply(optimizer, variable, WORLD.rank + 2.0, 2.0)
+    weights = [rank + 3.0 for rank in range(WORLD.size)]
+    wanted = -np.dot(weights, [2 * rank + 3.0 for rank in range(WORLD.size)]) / sum(weights)
+    np.testing.assert_allclose(found, [wanted] * 2, rtol=1e-6)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="done there")

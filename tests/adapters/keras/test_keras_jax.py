@@ -16,6 +16,7 @@ from support.world import WORLD
 jax = pytest.importorskip("jax")
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError  # noqa: E402
+from hvdlite.keras.backends import GradientStep  # noqa: E402
 
 RANKS = (2,)
 ENVIRONMENT = {"KERAS_BACKEND": "jax"}
@@ -81,5 +82,6 @@ def test_values_outside_of_a_step(hvd):
 
 def test_only_dense_gradients(hvd):
     reducer = type(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))._hvdlite
+    step = GradientStep([[1.0]], [None], ["kernel"], None, reducer.settings.reduction, None)
     with pytest.raises(UnsupportedError, match="the gradient of 'kernel' is a list"):
-        reducer._backend.reduce_gradients([[1.0]], [None], ["kernel"], None, reducer.settings.reduction)
+        reducer._backend.reduce_gradients(step)

@@ -50,6 +50,12 @@ def test_a_rank_outside_of_the_set_gets_an_error_of_tensorflow(hvd, call):
         hvd.remove_process_set(other)
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_a_number_is_no_process_set(hvd, call):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"process_set=0 is no ProcessSet; hvdlite\.add_process_set"):
+        CALLS[call](hvd, process_set=0)
+
+
 @modes
 def test_both_classes_also_while_a_function_is_traced(hvd, mode):
     other = hvd.add_process_set([SIZE - 1])

@@ -43,12 +43,11 @@ def flowing_back(mode, call, tensor, seed):
     return output.numpy(), gradient.numpy()
 
 
-@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
 @modes
-def test_average_and_sum(mode, stateful):
+def test_average_and_sum(mode):
     everyone, incoming = [value(rank) for rank in range(SIZE)], seeds([4] * SIZE)
     for op, combine in ((Op.AVERAGE, np.mean), (Op.SUM, np.sum)):
-        arguments = {"op": int(op), "prescale": 0.5, "postscale": 3.0, "name": f"a{op}", "stateful": stateful}
+        arguments = {"op": int(op), "prescale": 0.5, "postscale": 3.0, "name": f"a{op}"}
         for _ in REPEATS:
             output, gradient = flowing_back(
                 mode, lambda x, arguments=arguments: ops.allreduce(x, **arguments), everyone[RANK], incoming[RANK]
@@ -94,10 +93,13 @@ def test_allgather(mode):
         np.testing.assert_allclose(gradient, np.mean(incoming, axis=0)[mine])
 
 
+@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
 @modes
-def test_broadcast(mode):
+def test_broadcast(mode, stateful):
     incoming = seeds([4] * SIZE)
-    output, gradient = flowing_back(mode, lambda x: ops.broadcast(x, root_rank=LAST, name="b"), value(RANK), incoming[RANK])
+    output, gradient = flowing_back(
+        mode, lambda x: ops.broadcast(x, root_rank=LAST, name="b", stateful=stateful), value(RANK), incoming[RANK]
+    )
     np.testing.assert_array_equal(output, value(LAST))
     np.testing.assert_allclose(gradient, np.mean(incoming, axis=0) if RANK == LAST else np.zeros((4, 3)))
 

@@ -103,9 +103,9 @@ ROWS = (
     Mutant(
         "keras-weights-together",
         "the weights of passes that are reduced together do not begin anew with the next step",
-        "hvdlite/keras/backends/torch.py",
-        "total, self._total = self._total, 0.0",
-        "total = self._total",
+        "hvdlite/keras/reducer.py",
+        "self._weight_total.assign(0.0)",
+        "pass",
         guards.KERAS_ON_TORCH,
     ),
     Mutant(
