@@ -272,8 +272,8 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message,
   return !host_only && receive_by_mpi(source, message);
 }
 
-// Takes frames until one completes a message. The frame's memory becomes `spare_`, and the next turn posts the receive with it,
-// so there are always the same kPostedFrames frames.
+// Takes frames until one completes a message. A frame that was taken is spare again, and the next turn posts its receive. So there
+// are always kPostedFrames frames.
 bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
