@@ -164,8 +164,9 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
   std::vector<std::pair<int, Verdict>> verdicts;
   verdicts.reserve(doomed.size());
   for (auto& [whose, names] : doomed) {
-    verdicts.emplace_back(
-        whose.first, Verdict{whose.second, {names.begin(), names.end()}, text, whose.first >= 0});
+    const auto& [rank, set] = whose;
+    verdicts.emplace_back(rank >= 0 ? rank : roster.members_of(set).front(),
+                          Verdict{set, {names.begin(), names.end()}, text, rank >= 0});
   }
   return verdicts;
 }
