@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/model/hashing.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {
@@ -169,23 +168,6 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
                           Verdict{set, {names.begin(), names.end()}, text, rank >= 0});
   }
   return verdicts;
-}
-
-void DeadlockDetector::add_to(base::Hasher& hasher) const {
-  hasher.add(reports_.size());
-  for (const auto& [rank, report] : reports_) {
-    hasher.add_signed(rank);
-    add_message(hasher, report);
-  }
-  hasher.add(suspects_.size());
-  for (const auto& [rank, version] : suspects_) {
-    hasher.add_signed(rank);
-    hasher.add(version);
-  }
-  add_time(hasher, since_);
-  hasher.add(probe_);
-  hasher.add(probing_ ? 1 : 0);
-  add_ranks(hasher, unanswered_);
 }
 
 }  // namespace hvdlite::engine

@@ -45,8 +45,6 @@ class DeadlockDetector {
   // Does tick() have anything to do?
   bool watching() const { return !(reports_.empty() && suspects_.empty()); }
 
-  void add_to(base::Hasher& hasher) const;
-
  private:
   std::set<int> find_stuck(const Roster& roster) const;
   // The members that have to ask for the operation and, by the reports, have not. Members without a report are among them.

@@ -162,8 +162,6 @@ void FailureDetector::add_to(base::Hasher& hasher) const {
   roster_.add_to(hasher);
   hasher.add(failed_ ? 1 : 0);
   add_ranks(hasher, failure_unseen_);
-  if (heartbeat_) heartbeat_->add_to(hasher);
-  for (const std::uint64_t count : received_) hasher.add(count);
 }
 
 }  // namespace hvdlite::engine

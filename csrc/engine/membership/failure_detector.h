@@ -89,6 +89,7 @@ class FailureDetector : public MembershipActions {
   // "" if there was no such host, or if this rank watches no hosts.
   std::string silent_for(double seconds) const;
 
+  // Adds to a digest (Membership::digest) which ranks have left or failed, and who knows of this rank's failure.
   void add_to(base::Hasher& hasher) const;
 
  private:

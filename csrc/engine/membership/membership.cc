@@ -89,18 +89,6 @@ std::uint64_t Membership::digest() const {
   failures_.add_to(hasher);
   hasher.add(said_goodbye_ ? 1 : 0);
   add_ranks(hasher, goodbye_unseen_);
-  add_time(hasher, looked_at_);
-  if (detector_) detector_->add_to(hasher);
-  hasher.add_pair(blocked_.blocked ? 1 : 0, blocked_.reported ? 1 : 0);
-  hasher.add(blocked_.version);
-  add_time(hasher, blocked_.since);
-  if (inspector_) inspector_->add_to(hasher);
-  hasher.add(unanswered_.size());
-  for (const Unanswered& each : unanswered_) {
-    hasher.add_signed(each.rank);
-    add_time(hasher, each.until);
-    add_message(hasher, each.answer);
-  }
   return hasher.value();
 }
 

@@ -3,7 +3,7 @@
 // Throws: Error(Internal) on messages that no correct rank sends, std::bad_alloc, and what the facts throw.
 //
 // A pure machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine calls
-// no transport and knows no thread. It can be copied, and its digest tells states apart.
+// no transport and knows no thread. It can be copied, and its digest tells apart how ranks end.
 //
 //   what another rank says --> hear() ----------------+
 //   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log
@@ -117,6 +117,7 @@ class Membership : public MembershipActions {
   // soon.
   bool watching() const;
 
+  // Differs for states in which ranks may end differently. Leaves out what only look() changes: heartbeats, stalls, deadlocks.
   std::uint64_t digest() const;
 
  private:
