@@ -123,7 +123,7 @@ std::uint64_t Negotiation::digest() const {
     hasher.add(epoch);
     for (const auto& [source, message] : messages) {
       hasher.add_signed(source);
-      add_message(hasher, message);
+      std::visit([&](const auto& content) { add_message(hasher, content); }, message);
     }
   }
   return hasher.value();

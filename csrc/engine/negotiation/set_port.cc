@@ -27,7 +27,7 @@ bool SetNegotiation::agree() {
   if (attentive_) moved = keep_port() || moved;
   if (joins_) {
     moved = announce_join() || moved;
-  } else if (local_units_.has_waiting()) {
+  } else if (local_units_.waiting() > 0) {
     moved = announce_waiting() || moved;
   }
   if (!port_->acknowledge()) return moved;
@@ -49,7 +49,7 @@ bool SetNegotiation::begin() {
     begin_port();
     return true;
   }
-  try_again_ = local_units_.has_waiting();  // the coordinator is about to begin
+  try_again_ = local_units_.waiting() > 0;  // the coordinator is about to begin
   return false;
 }
 
@@ -123,7 +123,7 @@ bool SetNegotiation::announce_waiting() {
     });
   });
   if (!announced) return false;
-  try_again_ = local_units_.has_waiting();
+  try_again_ = local_units_.waiting() > 0;
   await_decisions(std::move(by_message));
   read();
   return true;
