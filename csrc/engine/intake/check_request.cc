@@ -272,24 +272,22 @@ std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirec
     view.arena = 0;
     return nullptr;
   }
+  const auto no = [&](const std::string& why) { refuse(view.copy(set.id), why); };
   auto arena = arenas.find(view.arena);
   if (!arena || arena->set() != set.id) {
-    refuse(view.copy(set.id), "this process set has no open arena " + std::to_string(view.arena));
+    no("this process set has no open arena " + std::to_string(view.arena));
   }
-  if (view.device >= 0) {
-    refuse(view.copy(set.id), "an arena is host memory, but the tensor is on a GPU");
-  }
+  if (view.device >= 0) no("an arena is host memory, but the tensor is on a GPU");
   const bool sums = view.op == ReduceOp::kSum || view.op == ReduceOp::kAverage;
   if (view.kind != OpKind::kAllreduce || !sums || !std::isfinite(view.prescale) ||
       view.prescale <= 0) {
-    refuse(view.copy(set.id),
-           "in an arena only allreduces with Sum or Average and a positive prescale factor work");
+    no("in an arena only allreduces with Sum or Average and a positive prescale factor work");
   }
   if (!view.absent && input != output) {
-    refuse(view.copy(set.id), "a tensor in an arena is reduced in place: output must be input");
+    no("a tensor in an arena is reduced in place: output must be input");
   }
   if (!arena->holds(output, bytes)) {
-    refuse(view.copy(set.id), "the tensor does not lie in arena " + std::to_string(view.arena));
+    no("the tensor does not lie in arena " + std::to_string(view.arena));
   }
   view.arena_offset = arena->offset_of(output);
   return arena;
@@ -301,7 +299,7 @@ SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int
     refuse(view.copy({view.set, 0}),
            "Process set provided does not exist, or has not been registered");
   }
-  if (set->index < 0) {
+  if (!set->is_member()) {
     refuse(view.copy(set->id), "rank " + std::to_string(rank) +
                                    " is not a member of the provided process set (its " +
                                    format_ranks(*set->members) + ")");
