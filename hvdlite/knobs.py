@@ -42,6 +42,7 @@ class Knob:
         doc: its meaning, for docs/knobs.md and the help of ``hvdlite run``.
         unit: the unit of a number; empty for counts.
         low: smallest value allowed, or None.
+        zero: is 0 allowed as well, though it is below ``low``?
         choices: the values of a ``choice``.
         horovod: Horovod's variable for the same knob, or None.
         from_horovod: translates a value of Horovod's variable, if its form differs.
@@ -55,6 +56,7 @@ class Knob:
     doc: str
     unit: str = ""
     low: float | None = None
+    zero: bool = False
     choices: tuple[str, ...] = ()
     horovod: str | None = None
     from_horovod: Callable[[str], Value] | None = None
@@ -79,7 +81,8 @@ class Knob:
             return "text"
         if self.kind == "bytes":
             return f"a whole number of bytes{bound}, also with the suffix KiB, MiB or GiB"
-        return f"a {'whole ' if self.kind == 'int' else ''}number{unit and ' of' + unit}{bound}"
+        number = f"a {'whole ' if self.kind == 'int' else ''}number{unit and ' of' + unit}{bound}"
+        return f"0, or {number}" if self.zero else number
 
     def parse(self, text: str) -> Value:
         """The value of a text.
@@ -90,7 +93,8 @@ class Knob:
         value = _PARSERS[self.kind](text.strip())
         if self.kind == "choice" and value not in self.choices:
             raise ValueError(text)
-        if self.low is not None and not self.low <= cast(float, value) < math.inf:
+        is_zero = self.zero and value == 0
+        if self.low is not None and not is_zero and not self.low <= cast(float, value) < math.inf:
             raise ValueError(text)
         if isinstance(value, int) and value > _MOST:
             raise ValueError(text)
@@ -292,7 +296,8 @@ KNOBS: tuple[Knob, ...] = (
         10.0,
         "How long a host of the job may be silent before it counts as lost, and the job as failed; 0 never checks.",
         unit="seconds",
-        low=0,
+        low=0.2,  # an engine without work looks at the silence every 0.05 s; two looks must fit into half of the time
+        zero=True,
     ),
     Knob(
         "elastic_min_ranks",
