@@ -40,12 +40,6 @@ void fill_in_splits(Request& request, const SetDirectory::Info& set) {
   request.splits.assign(static_cast<std::size_t>(ranks), request.shape[0] / ranks);
 }
 
-void check_removed_set(const Request& request, const SetDirectory& sets) {
-  if (request.kind == OpKind::kRemoveProcessSet && !sets.find(request.root)) {
-    refuse(request, "process set " + std::to_string(request.root) + " does not exist");
-  }
-}
-
 void check_peer(const Request& request, const SetDirectory::Info& set) {
   const bool sends = request.kind == OpKind::kSend;
   const bool any = !sends && request.root == kAny;
@@ -149,7 +143,9 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
   fill_in_splits(request, set);
   if (request.kind == OpKind::kAddProcessSet) std::ranges::sort(request.splits);
   check_content(request, *set.members, world);
-  check_removed_set(request, sets);
+  if (request.kind == OpKind::kRemoveProcessSet && !sets.find(request.root)) {
+    refuse(request, "process set " + std::to_string(request.root) + " does not exist");
+  }
   request.seal();
   return std::make_shared<const Request>(std::move(request));
 }

@@ -16,10 +16,6 @@ using base::ReduceOp;
 
 namespace {
 
-bool needs_rows(OpKind kind) {
-  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kReducescatter;
-}
-
 void check_shape(const Request& request) {
   for (const std::int64_t extent : request.shape) {
     if (extent < 0) {
@@ -29,7 +25,8 @@ void check_shape(const Request& request) {
   if (!has_possible_size(request.shape, request.dtype)) {
     refuse(request, "no memory holds a tensor of shape " + format_shape(request.shape));
   }
-  if (needs_rows(request.kind) && request.shape.empty()) {
+  const bool has_rows = rows_may_differ(request.kind) || request.kind == OpKind::kReducescatter;
+  if (has_rows && request.shape.empty()) {
     refuse(request, "a scalar has no first dimension; reshape it to one element");
   }
 }

@@ -152,17 +152,13 @@ void Ledger::unlock() {
 bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
-  return tail_ + entries - slowest_reader() <= capacity_.entries;
-}
-
-// How many entries all members have read. A member that has called stop_reading() does not count.
-std::uint64_t Ledger::slowest_reader() const {
   const int members = std::popcount(everyone_);
+  // How many entries all members have read. A member that has called stop_reading() does not count.
   std::uint64_t slowest = tail_;
   for (int member = 0; member < members; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
   }
-  return slowest;
+  return tail_ + entries - slowest <= capacity_.entries;
 }
 
 // --- announcements --------------------------------------------------------------------------------------------------

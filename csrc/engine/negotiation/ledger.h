@@ -128,7 +128,6 @@ class Ledger final : public Agreement {
   Step hold(Change change, bool need_up_to_date, int tries = kTries);
   Step lock_and_close(bool need_up_to_date, int tries);
   std::uint64_t news() const;
-  std::uint64_t slowest_reader() const;
   Cell* find(std::uint64_t key) const;  // its cell, or the empty cell where it belongs
   void erase(Cell* cell);
   void append(LogEntry entry);

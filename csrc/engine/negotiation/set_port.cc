@@ -42,17 +42,6 @@ void SetNegotiation::hear(int source, LedgerSteps message) {
   attend();
 }
 
-// The agreement begins when all earlier users of its memory have left. Until then everything goes through messages.
-bool SetNegotiation::begin() {
-  if (!port_->may_begin()) return await_decisions(local_units_.take_all());
-  if (coordinator_) {
-    begin_port();
-    return true;
-  }
-  try_again_ = local_units_.waiting() > 0;  // the coordinator is about to begin
-  return false;
-}
-
 // The coordinator must count this rank's earlier requests before it counts the rank's join. So this rank closes the port, as a
 // rank that leaves does. Then all entries that this rank has announced go by message.
 bool SetNegotiation::announce_join() {
