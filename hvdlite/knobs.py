@@ -40,6 +40,7 @@ class Knob:
         doc: its meaning, for docs/knobs.md and the help of ``hvdlite run``.
         unit: the unit of a number; empty for counts.
         low: the smallest value allowed of a number.
+        zero: is 0 allowed as well, though it is below ``low``?
         choices: the values allowed of a text; empty: any.
         horovod: Horovod's variable for the same knob, or None.
         from_horovod: translates a value of Horovod's variable, if its form differs.
@@ -51,6 +52,7 @@ class Knob:
     doc: str
     unit: str = ""
     low: float = 0
+    zero: bool = False
     choices: tuple[str, ...] = ()
     horovod: str | None = None
     from_horovod: Callable[[str], Value] | None = None
@@ -81,7 +83,8 @@ class Knob:
             return "text"
         if self.kind == "bytes":
             return f"a whole number of bytes{bound}, also with the suffix KiB, MiB or GiB"
-        return f"a {'whole ' if self.kind == 'int' else ''}number{unit and ' of' + unit}{bound}"
+        number = f"a {'whole ' if self.kind == 'int' else ''}number{unit and ' of' + unit}{bound}"
+        return f"0, or {number}" if self.zero else number
 
     def parse(self, text: str) -> Value:
         """The value of a text.
@@ -92,7 +95,8 @@ class Knob:
         value = _PARSERS[self.kind](text.strip())
         if self.choices and value not in self.choices:
             raise ValueError(text)
-        if not isinstance(value, str) and not self.low <= value < math.inf:
+        is_zero = self.zero and value == 0
+        if not isinstance(value, str) and not is_zero and not self.low <= value < math.inf:
             raise ValueError(text)
         if isinstance(value, int) and value > _MOST:
             raise ValueError(text)
@@ -260,6 +264,8 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
         10.0,
         "How long a host of the job may be silent before it counts as lost, and the job as failed; 0 never checks.",
         unit="seconds",
+        low=0.2,  # an engine without work looks at the silence every 0.05 s; two looks must fit into half of the time
+        zero=True,
     ),
     Knob(
         "flight_recorder_size",

@@ -11,7 +11,7 @@ void Carrier::send(int rank, const Message& message) {
 
 std::unique_ptr<Agreement> Carrier::add_set(const ProcessSet& set, const Regions::Grant& regions) {
   std::unique_ptr<Agreement> port = execution_.add_set(set, regions);
-  shared_.sets.add({set.id, set.members, set.index, execution_.share_memory(set.id)});
+  shared_.sets.add({set, execution_.share_memory(set.id)});
   membership_.add_set(set.id, set.members);
   point_to_point_.add_set(set);
   return port;

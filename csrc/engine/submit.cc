@@ -158,7 +158,7 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   };
   if (size == 1) {
     refuse_label(first.request);
-    const Numbering::Name name = shared_.numbering.name(set, kind, 0);
+    const std::string name = shared_.numbering.name(set, kind, 0);
     used[static_cast<std::size_t>(kind)] = 1;
     if (messages) use_up();
     Ask named = first;
@@ -168,7 +168,7 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
     return use_up();
   }
   const bool grouped = first.request.group_size == static_cast<std::int32_t>(size);
-  const std::string label(grouped ? shared_.numbering.name(set, kind, 0) : Numbering::Name());
+  const std::string label = grouped ? shared_.numbering.name(set, kind, 0) : std::string();
   std::vector<Ask> named(asks.begin(), asks.end());
   std::vector<std::string> names(size);
   if (grouped) used[static_cast<std::size_t>(kind)] = 1;
@@ -184,7 +184,7 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
     }
     std::uint64_t& number = used[static_cast<std::size_t>(view.kind)];
     names[i] = grouped ? label + '_' + std::to_string(i + 1) + "of" + std::to_string(size)
-                       : std::string(shared_.numbering.name(set, view.kind, number++));
+                       : shared_.numbering.name(set, view.kind, number++);
     view.name = names[i];
     view.group = label;
     view.unnamed = true;

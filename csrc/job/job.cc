@@ -170,11 +170,10 @@ void Job::guard(Step step) {
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const base::Error*>(&error);
     const ErrorCode code = known != nullptr ? known->code() : ErrorCode::kInternal;
-    Actions actions;
     // MPI reports that a rank is lost, but not which one.
-    failures_.find_lost(*this, actions);
+    Actions actions = failures_.find_lost(*this);
     // The detector may have found a failure in this step, which the error has kept from being carried out.
-    if (actions.empty() && !lost()) failures_.fail(code, error.what(), actions);
+    if (actions.empty() && !lost()) actions = failures_.fail(code, error.what());
     apply(actions);
   }
 }
@@ -182,10 +181,8 @@ void Job::guard(Step step) {
 void Job::look() {
   guard([&] { receive(); });
   guard([&] {
-    Actions actions;
-    failures_.find_lost(*this, actions);
-    if (!failures_.failed()) failures_.keep_in_touch(time_.now(), *this, actions);
-    apply(actions);
+    apply(failures_.find_lost(*this));
+    if (!failures_.failed()) apply(failures_.keep_in_touch(time_.now(), *this));
   });
 }
 
@@ -202,13 +199,11 @@ void Job::hear(int source, const std::vector<std::byte>& bytes) {
     return;
   }
   const engine::Message message = engine::decode(std::span(bytes).subspan(sizeof(MessageKind)));
-  Actions actions;
   if (const auto* failure = std::get_if<engine::Failure>(&message); failure && !lost()) {
-    failures_.hear(source, *failure, actions);
+    apply(failures_.hear(source, *failure));
   } else if (std::holds_alternative<engine::Alive>(message)) {
     failures_.hear_heartbeat(source, time_.now());
   }
-  apply(actions);
 }
 
 // Finds a lost rank: one that MPI reports, or one of this host whose process has ended.
@@ -268,9 +263,7 @@ void Job::tell_failure(const std::string& cause, const std::vector<int>& ranks) 
 }
 
 std::string Job::tell(const std::string& cause) {
-  Actions actions;
-  failures_.raise(cause, actions);
-  apply(actions);
+  apply(failures_.raise(cause));
   return failures_.me(cause);
 }
 
@@ -289,12 +282,9 @@ void Job::mind_patience(Time now) {
   if (limits_.patience <= 0 || base::seconds_between(began_, now) <= limits_.patience) return;
   const std::string text = awaited();
   if (text.empty()) return;
-  Actions actions;
-  failures_.give_up(ErrorCode::kTimeout,
-                    "gave up after HVDLITE_STALL_SHUTDOWN_TIME_SECONDS (" +
-                        base::to_text(limits_.patience) + " s), waiting for " + text,
-                    actions);
-  apply(actions);
+  apply(failures_.give_up(ErrorCode::kTimeout,
+                          "gave up after HVDLITE_STALL_SHUTDOWN_TIME_SECONDS (" +
+                              base::to_text(limits_.patience) + " s), waiting for " + text));
 }
 
 // Describes the ranks that this process gives up on; empty while it still waits.

@@ -103,8 +103,9 @@ std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   if (!share_ledger(*known.host)) return nullptr;
-  return std::make_unique<SharedAgreement>(transport_.window()->ledger(regions.first->number),
-                                           known.host->shared.channel, set.id.epoch);
+  return std::make_unique<Ledger>(transport_.window()->ledger(regions.first->number),
+                                  Ledger::Capacity{}, set.size(), set.index, set.id.epoch,
+                                  known.host->shared.channel);
 }
 
 void Execution::share_staging(SetId set, const Regions::Grant& regions) {

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <string_view>
+#include <string>
 
 #include "base/types.h"
 
@@ -21,19 +21,8 @@ namespace hvdlite::engine {
 class Numbering {
  public:
   [[nodiscard]] std::unique_lock<std::mutex> begin() { return std::unique_lock(mutex_); }
-  // A text that lies in the object itself, so that it needs no allocation.
-  class Name {
-   public:
-    operator std::string_view() const { return {text_.data(), size_}; }
-    void append(std::string_view text);
-    void append(std::uint64_t number);
-
-   private:
-    std::array<char, 96> text_;  // longer than the longest kind, kUnnamed and two numbers together
-    std::size_t size_ = 0;
-  };
   // With the lock held: the name with the next free number plus `ahead`.
-  Name name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
+  std::string name(base::SetId set, base::OpKind kind, std::uint64_t ahead);
   // With the lock held: uses up the next `count` numbers.
   void use(base::SetId set, base::OpKind kind, std::uint64_t count);
   // Call it when all ranks of the set have joined. The ranks may have submitted unequal numbers of operations before they

@@ -106,10 +106,7 @@ class WaitRegistry {
 // The process sets as callers see them, for the checks of requests before anything is sent.
 class SetDirectory {
  public:
-  struct Info {
-    SetId id;
-    std::shared_ptr<const std::vector<int>> members;
-    int index = -1;  // of this rank among the members; -1: not a member
+  struct Info : ProcessSet {
     // All members have a channel through the host's window, or the set has only one member.
     bool shares_memory = false;
   };

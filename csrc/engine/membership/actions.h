@@ -2,6 +2,8 @@
 // Thread: plain values. Owns: their content. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <variant>
 #include <vector>
@@ -53,6 +55,8 @@ struct MembershipActions {
   };
   using Action = std::variant<Send, Announce, Warn, Fail, Left, Undecided, Log>;
   using Actions = std::vector<Action>;
+
+  static void append(Actions& to, Actions more) { std::ranges::move(more, std::back_inserter(to)); }
 };
 
 }  // namespace hvdlite::engine

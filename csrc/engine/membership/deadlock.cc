@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/model/hashing.h"
 #include "engine/model/text.h"
 
 namespace hvdlite::engine {
@@ -164,27 +163,11 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
   std::vector<std::pair<int, Verdict>> verdicts;
   verdicts.reserve(doomed.size());
   for (auto& [whose, names] : doomed) {
-    verdicts.emplace_back(
-        whose.first, Verdict{whose.second, {names.begin(), names.end()}, text, whose.first >= 0});
+    const auto& [rank, set] = whose;
+    verdicts.emplace_back(rank >= 0 ? rank : roster.members_of(set).front(),
+                          Verdict{set, {names.begin(), names.end()}, text, rank >= 0});
   }
   return verdicts;
-}
-
-void DeadlockDetector::add_to(base::Hasher& hasher) const {
-  hasher.add(reports_.size());
-  for (const auto& [rank, report] : reports_) {
-    hasher.add_signed(rank);
-    add_message(hasher, report);
-  }
-  hasher.add(suspects_.size());
-  for (const auto& [rank, version] : suspects_) {
-    hasher.add_signed(rank);
-    hasher.add(version);
-  }
-  add_time(hasher, since_);
-  hasher.add(probe_);
-  hasher.add(probing_ ? 1 : 0);
-  add_ranks(hasher, unanswered_);
 }
 
 }  // namespace hvdlite::engine

@@ -36,16 +36,14 @@ class DeadlockDetector {
   struct Actions {
     std::vector<int> probe;    // ranks to ask whether they are still blocked
     std::uint64_t number = 0;  // the number of that probe, which the answers must have
-    // The operations that can never complete. The detector has forgotten the reports of the stuck ranks. The collectives of a
-    // process set have one verdict, in a pair with -1. The sends and receives that one rank asked for on a set have a verdict
-    // of their own, in a pair with that rank.
+    // The operations that can never complete, each verdict with the rank to which it goes. The detector has forgotten the
+    // reports of the stuck ranks. The collectives of a process set have one verdict, for the set's coordinator. The sends and
+    // receives that one rank asked for on a set have a verdict of their own, for that rank.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);
   // Does tick() have anything to do?
   bool watching() const { return !(reports_.empty() && suspects_.empty()); }
-
-  void add_to(base::Hasher& hasher) const;
 
  private:
   std::set<int> find_stuck(const Roster& roster) const;

@@ -37,28 +37,22 @@ std::string FailureDetector::me(const std::string& what) const {
 
 // --- how this rank fails ----------------------------------------------------------------------------------------------
 
-void FailureDetector::raise(const std::string& cause, Actions& actions) {
+FailureDetector::Actions FailureDetector::raise(const std::string& cause) {
   for (const int peer : roster_.others()) failure_unseen_.insert(peer);
   failed_ = true;
-  actions.emplace_back(Announce{cause, roster_.others()});
-  actions.emplace_back(Fail{{ErrorCode::kAborted, me(cause)}, /*told=*/true});
+  return {Announce{cause, roster_.others()}, Fail{{ErrorCode::kAborted, me(cause)}, /*told=*/true}};
 }
 
-void FailureDetector::fail(ErrorCode code, const std::string& text, Actions& actions) {
-  give_up(code, "failed: " + text, actions);
-}
-
-void FailureDetector::give_up(ErrorCode code, const std::string& cause, Actions& actions) {
+FailureDetector::Actions FailureDetector::give_up(ErrorCode code, const std::string& cause) {
   failed_ = true;
-  actions.emplace_back(Announce{cause, roster_.others()});
-  actions.emplace_back(Fail{{code, me(cause)}});  // the same text that the other ranks compose
+  // me(cause) is the same text that the other ranks compose.
+  return {Announce{cause, roster_.others()}, Fail{{code, me(cause)}}};
 }
 
 // --- how other ranks end ----------------------------------------------------------------------------------------------
 
-void FailureDetector::hear(int source, const Failure& message, Actions& actions) {
-  lose(source, message.cause, actions);
-  actions.emplace_back(Send{source, FailureSeen{}});
+FailureDetector::Actions FailureDetector::hear(int source, const Failure& message) {
+  return {lose(source, message.cause), Send{source, FailureSeen{}}};
 }
 
 void FailureDetector::hear_heartbeat(int source, Time now) {
@@ -67,7 +61,8 @@ void FailureDetector::hear_heartbeat(int source, Time now) {
 
 // This rank has failed already, so it answers another rank's Failure without recording it. A rank that leaves gets its answer
 // at once, because this rank decides nothing more.
-void FailureDetector::hear_late(int source, const Message& message, Actions& actions) {
+FailureDetector::Actions FailureDetector::hear_late(int source, const Message& message) {
+  Actions actions;
   const bool fails = std::holds_alternative<Failure>(message);
   if (fails) actions.emplace_back(Send{source, FailureSeen{}});
   const auto* goodbye = std::get_if<Goodbye>(&message);
@@ -75,6 +70,7 @@ void FailureDetector::hear_late(int source, const Message& message, Actions& act
   if (fails || goodbye != nullptr || std::holds_alternative<FailureSeen>(message)) {
     failure_unseen_.erase(source);
   }
+  return actions;
 }
 
 void FailureDetector::leave(int rank) {
@@ -82,39 +78,37 @@ void FailureDetector::leave(int rank) {
   if (heartbeat_) heartbeat_->forget(rank);
 }
 
-void FailureDetector::lose(int rank, const std::string& how, Actions& actions) {
+FailureDetector::Fail FailureDetector::lose(int rank, const std::string& how) {
   roster_.leave(rank);
   failed_ = true;
-  actions.emplace_back(
-      Fail{{ErrorCode::kPeerLost, roster_.describe(rank) + " " + how + ". " + kShutDown}});
+  return {{ErrorCode::kPeerLost, roster_.describe(rank) + " " + how + ". " + kShutDown}};
 }
 
-void FailureDetector::find_lost(Facts& facts, Actions& actions) {
+FailureDetector::Actions FailureDetector::find_lost(Facts& facts) {
+  Actions actions;
+  const int here = roster_.host_of(roster_.rank());
   int rank = 0;
   std::string how;
   while (!failed_ && facts.find_lost(&rank, &how)) {
     if (roster_.has_left(rank)) continue;
-    lose(rank, how, actions);
-    warn_other_hosts(rank, how, actions);
+    actions.emplace_back(lose(rank, how));
+    if (roster_.host_of(rank) != here) continue;
+    // The ranks of other hosts may not see that a rank of this host is lost. So each rank of this host tells them.
+    Warn warn{"has lost its neighbour: " + roster_.describe(rank) + " " + how, {}};
+    for (const int peer : roster_.others()) {
+      if (roster_.host_of(peer) != here) warn.ranks.push_back(peer);
+    }
+    actions.emplace_back(std::move(warn));
   }
-}
-
-// The ranks of other hosts may not see that a rank of this host is lost. So each rank of this host tells them.
-void FailureDetector::warn_other_hosts(int lost, const std::string& how, Actions& actions) {
-  const int here = roster_.host_of(roster_.rank());
-  if (roster_.host_of(lost) != here) return;
-  Warn warn{"has lost its neighbour: " + roster_.describe(lost) + " " + how, {}};
-  for (const int peer : roster_.others()) {
-    if (roster_.host_of(peer) != here) warn.ranks.push_back(peer);
-  }
-  actions.emplace_back(std::move(warn));
+  return actions;
 }
 
 // --- hosts ------------------------------------------------------------------------------------------------------------
 
 // Each leader watches the other hosts, on behalf of all ranks of its host.
-void FailureDetector::keep_in_touch(Time now, Facts& facts, Actions& actions) {
-  if (!heartbeat_) return;
+FailureDetector::Actions FailureDetector::keep_in_touch(Time now, Facts& facts) {
+  Actions actions;
+  if (!heartbeat_) return actions;
   for (int peer = 0; peer < roster_.size(); ++peer) {
     std::uint64_t& before = received_[static_cast<std::size_t>(peer)];
     const std::uint64_t received = facts.received_from(peer);
@@ -131,7 +125,8 @@ void FailureDetector::keep_in_touch(Time now, Facts& facts, Actions& actions) {
             " s. If it stays silent for " + base::to_text(limits_.silence) +
             " s in all (HVDLITE_PEER_TIMEOUT), it counts as lost; otherwise the job continues"});
   }
-  if (!due.silent.empty()) lose_host(due.silent.front(), actions);
+  if (!due.silent.empty()) append(actions, lose_host(due.silent.front()));
+  return actions;
 }
 
 std::string FailureDetector::ranks_of(int host) const {
@@ -152,7 +147,7 @@ std::string FailureDetector::silent_for(double seconds) const {
   return ranks;
 }
 
-void FailureDetector::lose_host(int host, Actions& actions) {
+FailureDetector::Actions FailureDetector::lose_host(int host) {
   const std::string cause = "has heard nothing for " + base::to_text(limits_.silence) +
                             " s (HVDLITE_PEER_TIMEOUT) from the host of " + ranks_of(host) + ": " +
                             kSilentHost;
@@ -160,15 +155,13 @@ void FailureDetector::lose_host(int host, Actions& actions) {
     // These ranks get no Failure, because a message to them may never leave this rank.
     if (roster_.host_of(peer) == host) roster_.leave(peer);
   }
-  give_up(ErrorCode::kPeerLost, cause, actions);
+  return give_up(ErrorCode::kPeerLost, cause);
 }
 
 void FailureDetector::add_to(base::Hasher& hasher) const {
   roster_.add_to(hasher);
   hasher.add(failed_ ? 1 : 0);
   add_ranks(hasher, failure_unseen_);
-  if (heartbeat_) heartbeat_->add_to(hasher);
-  for (const std::uint64_t count : received_) hasher.add(count);
 }
 
 }  // namespace hvdlite::engine

@@ -60,39 +60,41 @@ class FailureDetector : public MembershipActions {
   // --- how this rank fails ---
   // This rank fails by an exception that its user knows. Every rank gets the text me(cause). The driver may then wait for
   // failure_seen_by_all().
-  void raise(const std::string& cause, Actions& actions);
+  Actions raise(const std::string& cause);
   // After raise(): have all other ranks confirmed the failure, failed themselves, or left? A rank that was killed does none of
   // these, so the wait needs a time limit. Without raise(): true.
   bool failure_seen_by_all() const { return failure_unseen_.empty(); }
   // This rank cannot continue because of an error in the engine or the transport. Every rank gets me("failed: " + text).
-  void fail(base::ErrorCode code, const std::string& text, Actions& actions);
+  Actions fail(base::ErrorCode code, const std::string& text) {
+    return give_up(code, "failed: " + text);
+  }
   // This rank fails because of other ranks, for example after a stall that does not end. Every rank gets me(cause).
-  void give_up(base::ErrorCode code, const std::string& cause, Actions& actions);
+  Actions give_up(base::ErrorCode code, const std::string& cause);
 
   // --- how other ranks end ---
-  void hear(int source, const Failure& message, Actions& actions);
+  Actions hear(int source, const Failure& message);
   void hear_heartbeat(int source, Time now);
   // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
-  void hear_late(int source, const Message& message, Actions& actions);
+  Actions hear_late(int source, const Message& message);
   // The rank has left without a failure: it does not count as lost. If it led a host, the host does not count as silent.
   void leave(int rank);
   // Asks the facts for a lost rank, and fails because of the first that has not left.
-  void find_lost(Facts& facts, Actions& actions);
+  Actions find_lost(Facts& facts);
   // Sends heartbeats to the other hosts, logs a warning about each host from which nothing comes, and fails when such a host
   // counts as lost. Does nothing unless keeps_in_touch().
-  void keep_in_touch(Time now, Facts& facts, Actions& actions);
+  Actions keep_in_touch(Time now, Facts& facts);
+  // Does this rank send heartbeats and watch other hosts? Only leaders of hosts do, and none if Limits::shortest is 0.
+  bool keeps_in_touch() const { return heartbeat_.has_value(); }
   // Describes the ranks of the hosts that had been silent for more than this many seconds at the last keep_in_touch(). Returns
   // "" if there was no such host, or if this rank watches no hosts.
   std::string silent_for(double seconds) const;
-  // Does this rank send heartbeats and watch other hosts? Only leaders of hosts do, and none if Limits::shortest is 0.
-  bool keeps_in_touch() const { return heartbeat_.has_value(); }
 
+  // Adds to a digest (Membership::digest) which ranks have left or failed, and who knows of this rank's failure.
   void add_to(base::Hasher& hasher) const;
 
  private:
-  void lose(int rank, const std::string& how, Actions& actions);
-  void lose_host(int host, Actions& actions);
-  void warn_other_hosts(int lost, const std::string& how, Actions& actions);
+  Fail lose(int rank, const std::string& how);
+  Actions lose_host(int host);
   std::string ranks_of(int host) const;
 
   Roster roster_;

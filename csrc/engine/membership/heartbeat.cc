@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "engine/model/hashing.h"
-
 namespace hvdlite::engine {
 
 using base::Clock;
@@ -62,17 +60,6 @@ std::vector<int> Heartbeat::silent_for(microseconds silence) const {
     if (looked_ - when > silence) hosts.push_back(host);
   }
   return hosts;
-}
-
-void Heartbeat::add_to(base::Hasher& hasher) const {
-  hasher.add(heard_.size());
-  for (const auto& [host, when] : heard_) {
-    hasher.add_signed(host);
-    add_time(hasher, when);
-  }
-  for (const int host : quiet_) hasher.add_signed(host);
-  add_time(hasher, looked_);
-  add_time(hasher, sent_);
 }
 
 }  // namespace hvdlite::engine

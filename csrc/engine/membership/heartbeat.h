@@ -11,7 +11,6 @@
 #include <set>
 #include <vector>
 
-#include "base/hash.h"
 #include "base/thread.h"
 
 namespace hvdlite::engine {
@@ -42,8 +41,6 @@ class Heartbeat {
   Actions tick(base::Clock::time_point now);
   // Hosts that had been silent for longer than `silence` at the last tick().
   std::vector<int> silent_for(base::microseconds silence) const;
-
-  void add_to(base::Hasher& hasher) const;
 
  private:
   base::microseconds timeout_;

@@ -61,33 +61,6 @@ void Membership::goodbye_was_seen(int coordinator, Actions& actions) {
   if (goodbye_unseen_.erase(coordinator) > 0) actions.emplace_back(Undecided{coordinator});
 }
 
-Membership::Actions Membership::raise(const std::string& cause) {
-  Actions actions;
-  failures_.raise(cause, actions);
-  return actions;
-}
-
-Membership::Actions Membership::fail(ErrorCode code, const std::string& text) {
-  Actions actions;
-  failures_.fail(code, text, actions);
-  return actions;
-}
-
-Membership::Actions Membership::hear(int source, Failure message, Time, Facts&) {
-  Actions actions;
-  failures_.hear(source, message, actions);
-  return actions;
-}
-
-// A FailureSeen goes only to a rank that has failed, and there hear_late handles it.
-Membership::Actions Membership::hear(int, FailureSeen, Time, Facts&) { return {}; }
-
-Membership::Actions Membership::hear_late(int source, const Message& message) {
-  Actions actions;
-  failures_.hear_late(source, message, actions);
-  return actions;
-}
-
 Membership::Actions Membership::hear(int source, Alive, Time now, Facts&) {
   failures_.hear_heartbeat(source, now);
   return {};
@@ -98,21 +71,14 @@ Membership::Actions Membership::hear(int source, Alive, Time now, Facts&) {
 bool Membership::due(Time now) const { return now - looked_at_ >= kLookInterval; }
 
 Membership::Actions Membership::look(Time now, Facts& facts) {
-  Actions actions;
   looked_at_ = now;
-  failures_.find_lost(facts, actions);
-  if (!failures_.failed() && !said_goodbye_) failures_.keep_in_touch(now, facts, actions);
+  Actions actions = failures_.find_lost(facts);
+  if (!failures_.failed() && !said_goodbye_) append(actions, failures_.keep_in_touch(now, facts));
   if (!failures_.failed()) inspect_stalls(now, facts, actions);
   if (!failures_.failed() && limits_.deadlock > 0) {
     report_if_blocked(now, facts, actions);
-    look_for_deadlocks(now, facts, actions);
+    look_for_deadlocks(now, actions);
   }
-  return actions;
-}
-
-Membership::Actions Membership::look_for_lost(Facts& facts) {
-  Actions actions;
-  failures_.find_lost(facts, actions);
   return actions;
 }
 
@@ -123,18 +89,6 @@ std::uint64_t Membership::digest() const {
   failures_.add_to(hasher);
   hasher.add(said_goodbye_ ? 1 : 0);
   add_ranks(hasher, goodbye_unseen_);
-  add_time(hasher, looked_at_);
-  if (detector_) detector_->add_to(hasher);
-  hasher.add_pair(blocked_.blocked ? 1 : 0, blocked_.reported ? 1 : 0);
-  hasher.add(blocked_.version);
-  add_time(hasher, blocked_.since);
-  if (inspector_) inspector_->add_to(hasher);
-  hasher.add(unanswered_.size());
-  for (const Unanswered& each : unanswered_) {
-    hasher.add_signed(each.rank);
-    add_time(hasher, each.until);
-    add_message(hasher, each.answer);
-  }
   return hasher.value();
 }
 

@@ -3,7 +3,7 @@
 // Throws: Error(Internal) on messages that no correct rank sends, std::bad_alloc, and what the facts throw.
 //
 // A pure machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine calls
-// no transport and knows no thread. It can be copied, and its digest tells states apart.
+// no transport and knows no thread. It can be copied, and its digest tells apart how ranks end.
 //
 //   what another rank says --> hear() ----------------+
 //   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log
@@ -83,14 +83,17 @@ class Membership : public MembershipActions {
   bool said_goodbye() const { return said_goodbye_; }
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
   // See FailureDetector.
-  Actions raise(const std::string& cause);
+  Actions raise(const std::string& cause) { return failures_.raise(cause); }
   bool failure_seen_by_all() const { return failures_.failure_seen_by_all(); }
-  Actions fail(base::ErrorCode code, const std::string& text);
+  Actions fail(base::ErrorCode code, const std::string& text) { return failures_.fail(code, text); }
 
   // --- what others say ---
   // After this rank has failed, call hear_late() instead (see FailureDetector).
-  Actions hear(int source, Failure message, Time now, Facts& facts);
-  Actions hear(int source, FailureSeen message, Time now, Facts& facts);
+  Actions hear(int source, Failure message, Time, Facts&) {
+    return failures_.hear(source, message);
+  }
+  // A FailureSeen goes only to a rank that has failed, and there hear_late() handles it.
+  Actions hear(int, FailureSeen, Time, Facts&) { return {}; }
   Actions hear(int source, Goodbye message, Time now, Facts& facts);
   Actions hear(int source, GoodbyeSeen message, Time now, Facts& facts);
   Actions hear(int source, Alive message, Time now, Facts& facts);
@@ -98,7 +101,9 @@ class Membership : public MembershipActions {
   Actions hear(int source, Probe message, Time now, Facts& facts);
   Actions hear(int source, Inquiry message, Time now, Facts& facts);
   Actions hear(int source, StallReply message, Time now, Facts& facts);
-  Actions hear_late(int source, const Message& message);
+  Actions hear_late(int source, const Message& message) {
+    return failures_.hear_late(source, message);
+  }
 
   // --- looks at intervals ---
   // Is it time for look()?
@@ -107,11 +112,12 @@ class Membership : public MembershipActions {
   // for the watchdog.
   Actions look(Time now, Facts& facts);
   // The part of look() that also runs after an error of the transport: the error may come from a lost rank.
-  Actions look_for_lost(Facts& facts);
+  Actions look_for_lost(Facts& facts) { return failures_.find_lost(facts); }
   // May this rank (on rank 0: any rank) be in a deadlock, or is a question about a stall open? Then the next pass should come
   // soon.
   bool watching() const;
 
+  // Differs for states in which ranks may end differently. Leaves out what only look() changes: heartbeats, stalls, deadlocks.
   std::uint64_t digest() const;
 
  private:
@@ -132,9 +138,11 @@ class Membership : public MembershipActions {
   // This is in membership.cc.
   void goodbye_was_seen(int coordinator, Actions& actions);
   // These are in waiting.cc.
+  // Sends to a rank that has not left.
+  void send(int rank, Message message, Actions& actions) const;
   void report_if_blocked(Time now, Facts& facts, Actions& actions);
   void tell_rank_0(BlockedReport report, Actions& actions);
-  void look_for_deadlocks(Time now, Facts& facts, Actions& actions);
+  void look_for_deadlocks(Time now, Actions& actions);
   void inspect_stalls(Time now, Facts& facts, Actions& actions);
   void give_answers(Time now, Facts& facts, Actions& actions);
   std::vector<Stalled> stalled(Time now, Facts& facts) const;

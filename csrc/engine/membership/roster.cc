@@ -27,14 +27,7 @@ std::vector<int> Roster::needed_for(const Request& request) const {
 }
 
 void Roster::add_to(base::Hasher& hasher) const {
-  hasher.add_pair(me_, size());
-  for (const Rank& rank : ranks_) hasher.add_pair(rank.host, rank.left ? 1 : 0);
-  hasher.add(sets_.size());
-  for (const auto& [id, members] : sets_) {
-    hasher.add_pair(id.id, static_cast<std::int32_t>(id.epoch));
-    hasher.add(members->size());
-    for (const int member : *members) hasher.add_signed(member);
-  }
+  for (const Rank& rank : ranks_) hasher.add(rank.left ? 1 : 0);
 }
 
 }  // namespace hvdlite::engine

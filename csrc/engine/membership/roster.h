@@ -42,6 +42,7 @@ class Roster {
   // does not exist.
   std::vector<int> needed_for(const Request& request) const;
 
+  // Adds to a digest (Membership::digest) which ranks have left.
   void add_to(base::Hasher& hasher) const;
 
  private:

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "engine/model/hashing.h"
 #include "engine/model/request.h"
 
 namespace hvdlite::engine {
@@ -318,55 +317,6 @@ std::string StallInspector::where_is(int rank, bool many, const Question& questi
   const std::string& where = answer->second->text;
   return text + "has not submitted " + (many ? "them" : "it") +
          (where.empty() ? "" : ": " + shortened(where, kMostPlace));
-}
-
-void StallInspector::add_to(base::Hasher& hasher) const {
-  add_time(hasher, looked_at_.value_or(Time()));
-  hasher.add(submitted_.size());
-  for (const auto& [when, number] : submitted_) {
-    add_time(hasher, when);
-    hasher.add(number);
-  }
-  hasher.add(activity_);
-  add_time(hasher, moved_at_);
-  hasher.add(numbers_);
-  if (inquiry_) add_to(hasher, *inquiry_);
-  for (const Time time : next_) add_time(hasher, time);
-  hasher.add(episodes_.size());
-  for (const Episode& episode : episodes_) {
-    add_ranks(hasher, episode.reason.missing);
-    hasher.add_pair(episode.reason.under_way ? 1 : 0, static_cast<int>(episode.records.size()));
-    for (const std::uint64_t record : episode.records) hasher.add(record);
-    hasher.add_text(episode.text);
-    add_time(hasher, episode.since);
-  }
-  hasher.add(in_hand_.size());
-  for (const auto& [what, until] : in_hand_) {
-    hasher.add_pair(what.first.id, static_cast<std::int32_t>(what.first.epoch));
-    hasher.add(what.second ? 1 : 0);
-    add_time(hasher, until);
-  }
-  hasher.add(unexplained_.size());
-  for (const std::uint64_t record : unexplained_) hasher.add(record);
-}
-
-void StallInspector::add_to(base::Hasher& hasher, const Question& question) {
-  hasher.add_pair(question.last ? 1 : 0, question.moving ? 1 : 0);
-  hasher.add(question.number);
-  hasher.add(question.all);
-  add_time(hasher, question.since);
-  hasher.add(question.operations.size());
-  for (const PendingOperation& asked : question.operations) {
-    hasher.add(asked.record);
-    hasher.add(asked.under_way ? 1 : 0);
-    hasher.add_text(asked.text);
-    add_ranks(hasher, asked.others);
-  }
-  hasher.add(question.answers.size());
-  for (const auto& [rank, answer] : question.answers) {
-    hasher.add_pair(rank, answer ? 1 : 0);
-    if (answer) add_message(hasher, *answer);
-  }
 }
 
 }  // namespace hvdlite::engine

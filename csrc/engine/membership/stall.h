@@ -85,8 +85,6 @@ class StallInspector {
   // Otherwise returns false, and this rank asks nothing about the set for some time (kGrace).
   bool claim(int rank, SetId set, bool last, Time now);
 
-  void add_to(base::Hasher& hasher) const;
-
  private:
   // An operation that a question of this rank names.
   struct PendingOperation {
@@ -158,7 +156,6 @@ class StallInspector {
                           const Names& names);
   static std::string where_is(int rank, bool many, const Question& question, const Names& names);
   static std::string list(const StalledOperations& group);
-  static void add_to(base::Hasher& hasher, const Question& question);
 
   Limits limits_;
   int rank_;

@@ -27,13 +27,17 @@ bool Membership::watching() const {
          (inspector_ && inspector_->asking());
 }
 
+void Membership::send(int rank, Message message, Actions& actions) const {
+  if (!roster().has_left(rank)) actions.emplace_back(Send{rank, std::move(message)});
+}
+
 // --- deadlocks --------------------------------------------------------------------------------------------------------
 
 void Membership::tell_rank_0(BlockedReport report, Actions& actions) {
   if (detector_) {  // this rank is rank 0
     detector_->report(0, std::move(report));
-  } else if (!roster().has_left(0)) {
-    actions.emplace_back(Send{0, std::move(report)});
+  } else {
+    send(0, std::move(report), actions);
   }
 }
 
@@ -60,24 +64,11 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
   tell_rank_0(std::move(found), actions);
 }
 
-void Membership::look_for_deadlocks(Time now, Facts& facts, Actions& actions) {
+void Membership::look_for_deadlocks(Time now, Actions& actions) {
   if (!detector_ || !detector_->watching()) return;
   DeadlockDetector::Actions found = detector_->tick(now, roster());
-  for (const int rank : found.probe) {
-    if (rank == roster().rank()) {
-      BlockedReport still = facts.blocked();
-      still.probe = found.number;
-      detector_->report(rank, std::move(still));
-    } else if (!roster().has_left(rank)) {
-      actions.emplace_back(Send{rank, Probe{found.number}});
-    }
-  }
-  for (auto& [rank, verdict] : found.verdicts) {
-    const std::vector<int>& members = roster().members_of(verdict.set);
-    if (members.empty()) continue;
-    const int to = verdict.point_to_point ? rank : members.front();
-    if (!roster().has_left(to)) actions.emplace_back(Send{to, std::move(verdict)});
-  }
+  for (const int rank : found.probe) send(rank, Probe{found.number}, actions);
+  for (auto& [rank, verdict] : found.verdicts) send(rank, std::move(verdict), actions);
 }
 
 Membership::Actions Membership::hear(int source, BlockedReport message, Time, Facts&) {
@@ -115,9 +106,7 @@ void Membership::inspect_stalls(Time now, Facts& facts, Actions& actions) {
   inspector_->note(now, facts.newest(), facts.activity());
   StallInspector::Actions found = inspector_->look(
       now, stalled(now, facts), roster(), [&facts](int rank) { return facts.state_of(rank); });
-  for (const int rank : found.ask) {
-    if (!roster().has_left(rank)) actions.emplace_back(Send{rank, found.inquiry});
-  }
+  for (const int rank : found.ask) send(rank, found.inquiry, actions);
   for (std::string& line : found.warnings) {
     actions.emplace_back(Log{LogLevel::kWarning, std::move(line)});
   }
@@ -125,7 +114,7 @@ void Membership::inspect_stalls(Time now, Facts& facts, Actions& actions) {
     actions.emplace_back(Log{LogLevel::kInfo, "stall: " + line});
   }
   if (found.verdict.empty()) return;
-  failures_.give_up(ErrorCode::kPeerLost, found.verdict, actions);
+  append(actions, failures_.give_up(ErrorCode::kPeerLost, found.verdict));
 }
 
 Membership::Actions Membership::hear(int source, Inquiry message, Time now, Facts& facts) {
@@ -151,8 +140,8 @@ Membership::Actions Membership::hear(int source, Inquiry message, Time now, Fact
   if (asks_where && facts.ask_program()) {
     const Time until = now + base::from_seconds(message.patience * kWatchdogShare);
     unanswered_.push_back({source, until, std::move(answer)});
-  } else if (!roster().has_left(source)) {
-    actions.emplace_back(Send{source, std::move(answer)});
+  } else {
+    send(source, std::move(answer), actions);
   }
   return actions;
 }
@@ -169,9 +158,7 @@ void Membership::give_answers(Time now, Facts& facts, Actions& actions) {
     each.answer.text =
         where ? where->substr(0, StallReply::kMostText)
               : "its place in the program is unknown: native code probably holds Python's GIL";
-    if (!roster().has_left(each.rank)) {
-      actions.emplace_back(Send{each.rank, std::move(each.answer)});
-    }
+    send(each.rank, std::move(each.answer), actions);
     return true;
   });
 }

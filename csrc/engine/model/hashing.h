@@ -7,14 +7,9 @@
 #include <vector>
 
 #include "base/hash.h"
-#include "base/thread.h"
 #include "engine/model/messages.h"
 
 namespace hvdlite::engine {
-
-inline void add_time(base::Hasher& hasher, base::Clock::time_point time) {
-  hasher.add_signed(time.time_since_epoch().count());
-}
 
 // Hashes a message in its wire form.
 inline void add_message(base::Hasher& hasher, const Message& message) {

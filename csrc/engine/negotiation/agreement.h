@@ -1,6 +1,6 @@
 // The port through which the members of a process set agree without the coordinator. Behind it are a table of the units that
 // some members have announced, and a log of what has been agreed. ledger.h describes the protocol and shows that every unit is
-// agreed exactly once. Members that share memory share the table and the log (SharedAgreement). Other members have a copy each,
+// agreed exactly once. Members that share memory share the table and the log (Ledger). Other members have a copy each,
 // in which all make the same steps in the same order (ReplicatedLedger).
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
 // Throws: Error(Internal) if a member sends, or writes into the shared memory, something that no correct member would; also

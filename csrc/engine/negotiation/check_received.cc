@@ -1,25 +1,21 @@
 #include "engine/negotiation/check_received.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 
-#include "kernels/kernels.h"
+#include "engine/model/check_content.h"
 
 namespace hvdlite::engine {
 
 using base::Error;
 using base::ErrorCode;
 using base::OpKind;
-using base::ReduceOp;
 
 namespace {
 
 void require(bool condition, const Request& request, const char* what) {
   if (!condition) throw Error(ErrorCode::kInternal, describe(request) + ": " + what);
 }
-
-bool has_rows(OpKind kind) { return rows_may_differ(kind) || kind == OpKind::kReducescatter; }
 
 // Is the sum at most `most`, and is no value negative?
 bool sum_is_at_most(std::span<const std::int64_t> values, std::int64_t most) {
@@ -28,40 +24,6 @@ bool sum_is_at_most(std::span<const std::int64_t> values, std::int64_t most) {
     most -= value;
   }
   return true;
-}
-
-void check_received_codec(const Request& request) {
-  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
-  require(request.kind == OpKind::kAllreduce && sums && !request.on_gpu() &&
-              base::is_possible_block(request.codec.block) &&
-              kernels::accumulator_of(request.dtype, request.op) == base::DType::kFloat32,
-          request,
-          "its codec has an impossible block, or does not fit its kind, op, dtype or device");
-}
-
-void check_received_reduction(const Request& request, std::size_t ranks) {
-  if (request.op == ReduceOp::kAdasum) {
-    require(request.kind == OpKind::kAllreduce && kernels::is_float(request.dtype) &&
-                std::has_single_bit(ranks),
-            request, "Adasum does not fit its kind, its dtype or the number of members");
-    return;
-  }
-  require(kernels::why_unsupported(request.dtype, request.op).empty(), request,
-          "no kernel has this op for this dtype");
-}
-
-void check_set_change(const Request& request, SetId set, std::size_t ranks) {
-  require(set.id == 0, request, "a change of process sets belongs to process set 0");
-  if (request.kind == OpKind::kRemoveProcessSet) {
-    require(request.root > 0, request, "only a process set with an id above 0 can be removed");
-    return;
-  }
-  const auto& chosen = request.splits;
-  const bool ascending =
-      std::ranges::adjacent_find(chosen, std::ranges::greater_equal()) == chosen.end();
-  require(!chosen.empty() && ascending && chosen.front() >= 0 &&
-              chosen.back() < static_cast<std::int64_t>(ranks),
-          request, "the ranks of the new process set are missing, not ascending or not in the job");
 }
 
 void check_sizes(const Response& response, std::size_t ranks) {
@@ -140,28 +102,19 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
   require(!request.name.empty(), request, "has no name");
   require(!base::is_point_to_point(kind), request,
           "is a send or a receive, on which ranks do not agree");
-  require(request.group_size >= 0 &&
-              (request.group_size == 0 ||
-               (request.group_index >= 0 && request.group_index < request.group_size)),
-          request, "has an impossible place in its group");
-  require(!request.absent || kind == OpKind::kAllreduce, request,
-          "is absent, which only an allreduce can be");
-  require(!has_rows(kind) || !request.shape.empty(), request, "a scalar has no rows");
   require(request.arena >= 0 && request.arena_offset >= 0 &&
               (request.arena == 0 || kind == OpKind::kAllreduce),
           request, "has an impossible place in an arena, or has one and is no allreduce");
-  if (reduces(kind)) check_received_reduction(request, members.size());
-  if (request.codec) check_received_codec(request);
-  if (kind == OpKind::kBroadcast) {
-    require(std::ranges::binary_search(members, request.root), request,
-            "its root is not in the process set");
+  require(!changes_sets(kind) || set.id == 0, request,
+          "a change of process sets belongs to process set 0");
+  require(kind != OpKind::kRemoveProcessSet || request.root > 0, request,
+          "only a process set with an id above 0 can be removed");
+  try {
+    check_content(request, members, static_cast<int>(members.size()));
+  } catch (const Error& error) {
+    throw Error(ErrorCode::kInternal,
+                std::string("a member asks for what it must refuse: ") + error.what());
   }
-  if (kind == OpKind::kAlltoall) {
-    require(
-        request.splits.size() == members.size() && sum_is_at_most(request.splits, request.shape[0]),
-        request, "its splits do not fit its rows or the members");
-  }
-  if (changes_sets(kind)) check_set_change(request, set, members.size());
 }
 
 void check_received(const Response& response, SetId set, const std::vector<int>& members) {

@@ -84,9 +84,16 @@ bool SetNegotiation::send_decisions() {
   return true;
 }
 
-void SetNegotiation::begin_port() {
+// The agreement begins when all earlier users of its memory have left. Until then everything goes through messages.
+bool SetNegotiation::begin() {
+  if (!port_->may_begin()) return await_decisions(local_units_.take_all());
+  if (!coordinator_) {
+    try_again_ = local_units_.waiting() > 0;  // the coordinator is about to begin
+    return false;
+  }
   port_->begin(coordinator_->sequence(), keys_of(coordinator_->open()));
   wake_members();
+  return true;
 }
 
 // Diverts keys that the coordinator counts, closes the port when it must be closed, and opens it again. Returns true if the

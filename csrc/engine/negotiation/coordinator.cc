@@ -29,12 +29,6 @@ Status of_operation(const Request& request, const Status& why) {
   return {why.code, describe(request) + ": " + why.message};
 }
 
-// The first request of a tally. A tally has at least one.
-const RequestPtr& first_given(const std::vector<RequestPtr>& requests) {
-  return *std::find_if(requests.begin(), requests.end(),
-                       [](const RequestPtr& request) { return request != nullptr; });
-}
-
 // How many of the least recently used slots to examine for one whose name is not under negotiation.
 constexpr int kEvictionTries = 64;
 
@@ -51,6 +45,19 @@ Coordinator::Coordinator(SetId set, std::vector<int> members, std::size_t cache_
 
 RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t seen) {
   check_received(*request, set_, members_);
+  return count(member, std::move(request), seen);
+}
+
+RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
+  HVD_CHECK(slot < slots_.size());
+  const AssignedSlot& assigned = slots_[slot];
+  if (assigned.filled > seen) {
+    return nullptr;  // refilled meanwhile; the member will see that and announce in full
+  }
+  return count(member, assigned.requests[static_cast<std::size_t>(member)], seen);
+}
+
+RequestPtr Coordinator::count(int member, RequestPtr request, std::uint64_t seen) {
   HVD_CHECK(seen <= sequence_);
   const auto failed = failed_at_.find(request->name);
   if (failed != failed_at_.end() && seen < failed->second) {
@@ -67,33 +74,6 @@ RequestPtr Coordinator::announce(int member, RequestPtr request, std::uint64_t s
   return request;
 }
 
-RequestPtr Coordinator::announce_slot(int member, std::uint32_t slot, std::uint64_t seen) {
-  HVD_CHECK(slot < slots_.size() && seen <= sequence_);
-  const AssignedSlot& assigned = slots_[slot];
-  if (assigned.filled > seen) {
-    return nullptr;  // refilled meanwhile; the member will see that and announce in full
-  }
-  const std::string& name = assigned.response->request->name;
-  const auto failed = failed_at_.find(name);
-  if (failed != failed_at_.end() && seen < failed->second) return nullptr;
-  RequestPtr request = assigned.requests[static_cast<std::size_t>(member)];
-  RequestTally& tally = add(member, request);
-  ++tally.hits;
-  tally.slot = slot;
-  const std::size_t decided = decided_.size();
-  settle_if_complete(name);
-  if (decided_.size() > decided) last_ = member;
-  return request;
-}
-
-bool Coordinator::knows(const std::string& name) const {
-  if (tallies_.contains(name) || (name == kJoinName && joined_count_ > 0)) return true;
-  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& group) {
-    return std::any_of(group.second.ready.begin(), group.second.ready.end(),
-                       [&](const Settled& s) { return s.response->request->name == name; });
-  });
-}
-
 std::vector<RequestPtr> Coordinator::open() const {
   std::vector<RequestPtr> requests;
   requests.reserve(tallies_.size());
@@ -108,8 +88,7 @@ std::vector<RequestPtr> Coordinator::open() const {
   return requests;
 }
 
-Coordinator::RequestTally& Coordinator::add(int member, RequestPtr request) {
-  HVD_CHECK(request != nullptr);
+void Coordinator::add(int member, RequestPtr request) {
   RequestTally& tally = tallies_[request->name];
   if (tally.requests.empty()) tally.requests.resize(members_.size());
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
@@ -121,7 +100,6 @@ Coordinator::RequestTally& Coordinator::add(int member, RequestPtr request) {
   }
   place = std::move(request);
   ++tally.count;
-  return tally;
 }
 
 void Coordinator::settle_if_complete(const std::string& name) {
@@ -142,7 +120,12 @@ void Coordinator::settle_if_complete(const std::string& name) {
 
 Coordinator::Settled Coordinator::settle(RequestTally tally) {
   const int size = static_cast<int>(members_.size());
-  if (tally.hits == size && left_.ok()) return {slots_[tally.slot].response, {}, true};
+  const auto known = slot_by_name_.find(first_given(tally.requests)->name);
+  // The slot has a request of every member. So if the requests are the same, no member is missing.
+  if (left_.ok() && known != slot_by_name_.end() &&
+      slots_[known->second].requests == tally.requests) {
+    return {slots_[known->second].response, {}, true};
+  }
   Response response = validate(tally.requests, members_);
   if (join_refuses_others_ && response.error.ok()) {
     response.error = refuse_without_joined(tally.requests, members_);
@@ -242,11 +225,7 @@ void Coordinator::end_join(RequestPtr request, int last, Status error) {
 void Coordinator::leave(const Status& why) {
   if (left_.ok()) left_ = why;
   std::vector<std::string> names;
-  names.reserve(tallies_.size());
-  for (const auto& [name, tally] : tallies_) names.push_back(name);
-  for (const auto& [label, group] : groups_) {
-    for (const Settled& member : group.ready) names.push_back(member.response->request->name);
-  }
+  for (const RequestPtr& request : open()) names.push_back(request->name);
   // No response list has told these decisions to the members. So the member that has left would not take part in them.
   for (Settled& settled : std::exchange(decided_, {})) {
     const RequestPtr& request = settled.response->request;
@@ -261,61 +240,40 @@ void Coordinator::leave(const Status& why) {
 }
 
 void Coordinator::fail(const std::vector<std::string>& names, const Status& why) {
-  // The text of a verdict names the operations; the text about a rank that left does not.
-  const auto of = [&](const Request& request) {
-    return left_.ok() ? why : of_operation(request, why);
+  std::set<std::string> failing(names.begin(), names.end());
+  const std::vector<RequestPtr> counted = open();
+  std::set<std::string> lost_groups;  // without one of its operations a group can never complete
+  for (const RequestPtr& request : counted) {
+    if (request->in_group() && failing.contains(request->name)) lost_groups.insert(request->group);
+  }
+  const auto fail_one = [&](const RequestPtr& request) {
+    failed_at_[request->name] = sequence_ + 1;
+    // The text of a verdict names the operations; the text about a rank that left does not.
+    decide_failure(request, left_.ok() ? why : of_operation(*request, why));
   };
-  std::unordered_set<std::string> lost_with_group;
-  for (const std::string& name : names) {
-    if (lost_with_group.contains(name)) continue;
+  for (const RequestPtr& request : counted) {
+    if (failing.erase(request->name) == 0 && !lost_groups.contains(request->group)) continue;
+    tallies_.erase(request->name);
+    fail_one(request);
+  }
+  for (const std::string& group : lost_groups) groups_.erase(group);
+  for (const std::string& name : failing) {  // the coordinator counts no request of this name
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
       end_join(name_only(set_, OpKind::kJoin, kJoinName), -1, why);
-      continue;
+    } else {
+      fail_one(name_only(set_, OpKind::kAllreduce, name));
     }
-    RequestPtr request;
-    const auto tally = tallies_.find(name);
-    if (tally != tallies_.end()) {
-      for (const RequestPtr& asked : tally->second.requests) {
-        if (asked) request = asked;
-      }
-      tallies_.erase(tally);
-    }
-    // A group that has lost an operation can never complete: its settled operations fail as well.
-    for (auto group = groups_.begin(); group != groups_.end();) {
-      const bool has_lost =
-          (request && group->first == request->group) ||
-          std::any_of(group->second.ready.begin(), group->second.ready.end(),
-                      [&](const Settled& s) { return s.response->request->name == name; });
-      if (!has_lost) {
-        ++group;
-        continue;
-      }
-      for (const Settled& settled : group->second.ready) {
-        const RequestPtr& other = settled.response->request;
-        if (other->name == name) {
-          request = other;
-        } else {
-          lost_with_group.insert(other->name);
-          failed_at_[other->name] = sequence_ + 1;
-          decide_failure(other, of(*other));
-        }
-      }
-      group = groups_.erase(group);
-    }
-    if (!request) request = name_only(set_, OpKind::kAllreduce, name);
-    failed_at_[name] = sequence_ + 1;
-    decide_failure(request, of(*request));
   }
 }
 
-void Coordinator::fail_doomed(const std::vector<std::string>& names, const Status& why) {
-  std::vector<std::string> known;
-  for (const std::string& name : names) {
-    doomed_.erase(name);
-    if (knows(name)) known.push_back(name);
-  }
-  fail(known, why);
+void Coordinator::fail_doomed(std::vector<std::string> names, const Status& why) {
+  std::set<std::string> counted;
+  for (const RequestPtr& request : open()) counted.insert(request->name);
+  if (joined_count_ > 0) counted.insert(kJoinName);
+  for (const std::string& name : names) doomed_.erase(name);
+  std::erase_if(names, [&](const std::string& name) { return !counted.contains(name); });
+  fail(names, why);
 }
 
 std::vector<Decision> Coordinator::collect() {

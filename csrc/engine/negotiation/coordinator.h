@@ -37,14 +37,15 @@ class Coordinator {
   // A member has left. All operations of the set that collect() has not returned fail with this text, now and later. Those that
   // have failed already keep their own text.
   void leave(const base::Status& why);
-  // Fails these operations on every member, for example after a verdict of deadlock detection.
+  // Fails these operations on every member, for example after a verdict of deadlock detection. If one of them belongs to a
+  // group, all operations of the group that the coordinator counts fail as well.
   void fail(const std::vector<std::string>& names, const base::Status& why);
 
   // fail_doomed() will follow for these operations. Until then the coordinator decides none of them. Otherwise the last member
   // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
   // Fails those of the doomed operations that the coordinator still counts.
-  void fail_doomed(const std::vector<std::string>& names, const base::Status& why);
+  void fail_doomed(std::vector<std::string> names, const base::Status& why);
 
   // Must everything go through messages? This is so while members have joined or left.
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
@@ -68,8 +69,6 @@ class Coordinator {
   struct RequestTally {
     std::vector<RequestPtr> requests;  // by member
     int count = 0;                     // members that announced it
-    int hits = 0;                      // members that announced it by a slot
-    std::uint32_t slot = 0;            // that slot
   };
   struct Settled {
     ResponsePtr response;
@@ -88,9 +87,9 @@ class Coordinator {
     std::list<std::uint32_t>::iterator recency;
   };
 
-  RequestTally& add(int member, RequestPtr request);
-  // Does the coordinator count this name, or does the name wait for its group?
-  bool knows(const std::string& name) const;
+  // As announce(), for a request that is checked.
+  RequestPtr count(int member, RequestPtr request, std::uint64_t seen);
+  void add(int member, RequestPtr request);
   std::int32_t divisor_of(const RequestTally& tally) const;
   void settle_if_complete(const std::string& name);
   Settled settle(RequestTally tally);

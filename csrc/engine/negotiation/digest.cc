@@ -60,7 +60,6 @@ void Coordinator::add_to(base::Hasher& hasher) const {
   hasher.add(sequence_);
   add_table(hasher, tallies_, [](base::Hasher& each, const RequestTally& tally) {
     add_requests(each, tally.requests);
-    each.add_pair(tally.hits, static_cast<std::int32_t>(tally.slot));
   });
   add_table(hasher, groups_, [&](base::Hasher& each, const PendingGroup& group) {
     for (const Settled& settled : group.ready) add_settled(each, settled);
@@ -124,7 +123,7 @@ std::uint64_t Negotiation::digest() const {
     hasher.add(epoch);
     for (const auto& [source, message] : messages) {
       hasher.add_signed(source);
-      add_message(hasher, message);
+      std::visit([&](const auto& content) { add_message(hasher, content); }, message);
     }
   }
   return hasher.value();

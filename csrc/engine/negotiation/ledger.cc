@@ -59,7 +59,8 @@ std::size_t Ledger::bytes(Capacity capacity) {
          base::round_up_to_cache_lines(capacity.cells * sizeof(Cell));
 }
 
-Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial)
+Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial,
+               std::shared_ptr<collectives::SharedChannel> channel)
     : header_(reinterpret_cast<Header*>(memory)),
       entries_(reinterpret_cast<LogEntry*>(memory + sizeof(Header))),
       cells_(reinterpret_cast<Cell*>(
@@ -68,15 +69,15 @@ Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std
       capacity_(capacity),
       index_(index),
       everyone_(members == kMaxMembers ? ~std::uint64_t{0} : (std::uint64_t{1} << members) - 1),
-      serial_(serial) {
+      serial_(serial),
+      channel_(std::move(channel)) {
   HVD_CHECK(members >= 1 && members <= kMaxMembers && serial != 0);
 }
 
-void Ledger::create(std::uint64_t sequence, std::span<const std::uint64_t> keys) {
-  std::memset(static_cast<void*>(cells_), 0, capacity_.cells * sizeof(Cell));
+void Ledger::begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) {
+  wipe();
   header_->locked.store(0, std::memory_order_relaxed);
   header_->open.store(0, std::memory_order_relaxed);
-  header_->used = 0;
   header_->tail.store(0, std::memory_order_relaxed);
   for (Header::Position& position : header_->positions) {
     position.read.store(0, std::memory_order_relaxed);
@@ -151,17 +152,13 @@ void Ledger::unlock() {
 bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
-  return tail_ + entries - slowest_reader() <= capacity_.entries;
-}
-
-// How many entries all members have read. A member that has called stop_reading() does not count.
-std::uint64_t Ledger::slowest_reader() const {
   const int members = std::popcount(everyone_);
+  // How many entries all members have read. A member that has called stop_reading() does not count.
   std::uint64_t slowest = tail_;
   for (int member = 0; member < members; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
   }
-  return slowest;
+  return tail_ + entries - slowest <= capacity_.entries;
 }
 
 // --- announcements --------------------------------------------------------------------------------------------------
@@ -284,78 +281,70 @@ void Ledger::wipe() {
   header_->used = 0;
 }
 
-// --- SharedAgreement: each step is one critical section -------------------------------------------------------------
-
-SharedAgreement::SharedAgreement(std::byte* memory,
-                                 std::shared_ptr<collectives::SharedChannel> channel,
-                                 std::uint32_t serial)
-    : channel_(std::move(channel)),
-      ledger_(memory, Ledger::Capacity{}, channel_->size(), channel_->index(), serial) {}
+// --- steps: each is one critical section ----------------------------------------------------------------------------
 
 template <typename Change>
-Agreement::Step SharedAgreement::hold(Change change, bool up_to_date, int tries) {
-  if (!ledger_.try_lock(tries)) return Step::kRefused;
-  if (up_to_date && !ledger_.up_to_date()) {
-    ledger_.unlock();
+Agreement::Step Ledger::hold(Change change, bool need_up_to_date, int tries) {
+  if (!try_lock(tries)) return Step::kRefused;
+  if (need_up_to_date && !up_to_date()) {
+    unlock();
     return Step::kUnread;
   }
   const bool done = change();
-  const bool appended = ledger_.appended();
-  ledger_.unlock();
+  unlock();
   if (!done) return Step::kRefused;
-  return appended ? Step::kAppended : Step::kDone;
+  return appended() ? Step::kAppended : Step::kDone;
 }
 
-Agreement::Step SharedAgreement::try_announce(std::span<Unit> units) {
-  const auto announce = [&] {
-    if (!ledger_.has_room(static_cast<std::uint32_t>(units.size()))) return false;
+Agreement::Step Ledger::try_announce(std::span<Unit> units) {
+  const auto change = [&] {
+    if (!has_room(static_cast<std::uint32_t>(units.size()))) return false;
     for (Unit& unit : units) {
-      unit.by_message = !ledger_.announce(unit.key, unit.content, unit.absent, unit.prepared);
+      unit.by_message = !announce(unit.key, unit.content, unit.absent, unit.prepared);
     }
     return true;
   };
-  return hold(announce, /*up_to_date=*/true);
+  return hold(change, /*need_up_to_date=*/true);
 }
 
-Agreement::Step SharedAgreement::close(bool up_to_date, int tries) {
-  const auto close = [&] {
-    if (ledger_.has_room(1)) ledger_.close();
-    return !ledger_.is_open();
+Agreement::Step Ledger::lock_and_close(bool need_up_to_date, int tries) {
+  const auto change = [&] {
+    if (has_room(1)) close();
+    return !is_open();
   };
-  return hold(close, up_to_date, tries);
+  return hold(change, need_up_to_date, tries);
 }
 
-void SharedAgreement::hear(int, LedgerSteps) {
+void Ledger::hear(int, LedgerSteps) {
   throw base::Error(base::ErrorCode::kInternal,
                     "it makes steps in a copy of a ledger that the ranks share in memory");
 }
 
-Agreement::Step SharedAgreement::try_list(std::uint64_t number,
-                                          std::span<const std::uint64_t> decided) {
+Agreement::Step Ledger::try_list(std::uint64_t number, std::span<const std::uint64_t> decided) {
   const auto append = [&] {
-    if (!ledger_.has_room(1)) return false;
-    ledger_.append_list(number, decided);
+    if (!has_room(1)) return false;
+    append_list(number, decided);
     return true;
   };
-  return hold(append, /*up_to_date=*/false);
+  return hold(append, /*need_up_to_date=*/false);
 }
 
-Agreement::Step SharedAgreement::try_keep(Upkeep& upkeep) {
+Agreement::Step Ledger::try_keep(Upkeep& upkeep) {
   const auto keep = [&] {
-    if (upkeep.close && ledger_.has_room(1)) {
-      ledger_.close();
+    if (upkeep.close && has_room(1)) {
+      close();
       upkeep.close = false;
       upkeep.divert.clear();
     }
-    while (!upkeep.divert.empty() && ledger_.has_room(1)) {
-      ledger_.divert(upkeep.divert.back());
+    while (!upkeep.divert.empty() && has_room(1)) {
+      divert(upkeep.divert.back());
       upkeep.divert.pop_back();
     }
-    if (upkeep.reopen) ledger_.reopen(upkeep.counted);
+    if (upkeep.reopen) reopen(upkeep.counted);
     upkeep.reopen = false;
     return true;
   };
-  return hold(keep, /*up_to_date=*/false);
+  return hold(keep, /*need_up_to_date=*/false);
 }
 
 }  // namespace hvdlite::engine

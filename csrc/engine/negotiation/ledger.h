@@ -38,8 +38,11 @@
 // A member that dies, or fails, while it holds the lock stops the other members' steps, but not the members: they try again
 // later, and meanwhile learn of the death or failure. What it had appended since it took the lock is never visible.
 //
-// Thread: the holder of a rank's progress token calls that rank's object. Owns: nothing but its place in the log.
-// Blocks: never. Throws: Error(Internal) if what it reads in the shared memory is impossible.
+// As an Agreement, the ledger makes each step in one critical section.
+//
+// Thread: the holder of a rank's progress token calls that rank's object. Owns: its place in the log; it also keeps the channel
+// alive, and with it this rank's use of the region (SharedChannel). Blocks: never; try_abandon may take some milliseconds.
+// Throws: Error(Internal) if what it reads in the shared memory is impossible.
 #pragma once
 
 #include <atomic>
@@ -53,7 +56,7 @@
 
 namespace hvdlite::engine {
 
-class Ledger {
+class Ledger final : public Agreement {
  public:
   static constexpr int kMaxMembers = 64;
   // Both are powers of two.
@@ -64,26 +67,32 @@ class Ledger {
   static std::size_t bytes(Capacity capacity);
 
   // memory: bytes(capacity) bytes at the beginning of a cache line, shared by all members, and zero before the first ledger in
-  // it. serial: greater than 0 and than the serial of any earlier ledger in this memory.
-  Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial);
+  // it: the part for a ledger of the channel's region. serial: greater than 0 and than the serial of any earlier ledger in this
+  // memory. channel: may be null if nobody calls may_begin().
+  Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial,
+         std::shared_ptr<collectives::SharedChannel> channel);
 
-  // As Agreement::begin, exists and first_sequence.
-  void create(std::uint64_t sequence, std::span<const std::uint64_t> keys);
-  bool exists() const;
-  std::uint64_t first_sequence() const;
+  bool is_in_memory() const override { return true; }
+  bool may_begin() override { return channel_->is_free(); }
+  void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) override;
+  bool exists() const override;
+  std::uint64_t first_sequence() const override;
 
-  // --- the log ---
-  using Kind = Agreement::Kind;
-  using LogEntry = Agreement::LogEntry;
-  bool has_news() const { return news() > read_; }
-  LogEntry front() const;
-  void pop();
-  // As Agreement::stop_reading.
-  void stop_reading();
+  bool has_news() const override { return news() > read_; }
+  LogEntry front() const override;
+  void pop() override;
+  void stop_reading() override;
+
+  Step try_announce(std::span<Unit> units) override;
+  Step try_close() override { return lock_and_close(/*need_up_to_date=*/true, kTries); }
+  Step try_abandon() override { return lock_and_close(/*need_up_to_date=*/false, kTriesToAbandon); }
+  bool is_open() const override;
+  Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) override;
+  Step try_keep(Upkeep& upkeep) override;
+  void hear(int member, LedgerSteps steps) override;
 
   // --- the lock: bounded tries, false if another member holds it ---
-  static constexpr int kTries = 200;
-  bool try_lock(int tries = kTries);
+  bool try_lock(int tries);
   void unlock();  // publishes what was appended; appended() stays true until the next lock
   // Has this member appended anything since it took the lock?
   bool appended() const { return tail_ != tail_at_lock_; }
@@ -103,17 +112,22 @@ class Ledger {
   void append_list(std::uint64_t number, std::span<const std::uint64_t> decided);
   void close();
   void reopen(std::span<const std::uint64_t> keys);
-  // Needs no lock; the answer may be out of date.
-  bool is_open() const;
   // The number of cells in use, for tests.
   std::uint32_t used() const;
 
  private:
   struct Header;
   struct Cell;
+  static constexpr int kTries = 200;
+  // A member that fails tries for some milliseconds to get the lock: long enough for a holder of the lock that lost its
+  // processor to continue.
+  static constexpr int kTriesToAbandon = 20 * kTries;
 
+  // Calls `change` with the lock held. `change` returns false if the log has no room.
+  template <typename Change>
+  Step hold(Change change, bool need_up_to_date, int tries = kTries);
+  Step lock_and_close(bool need_up_to_date, int tries);
   std::uint64_t news() const;
-  std::uint64_t slowest_reader() const;
   Cell* find(std::uint64_t key) const;  // its cell, or the empty cell where it belongs
   void erase(Cell* cell);
   void append(LogEntry entry);
@@ -131,49 +145,7 @@ class Ledger {
   std::uint64_t read_ = 0;
   std::uint64_t tail_ = 0;  // valid while this member holds the lock
   std::uint64_t tail_at_lock_ = 0;
-};
-
-// An Agreement in the window that the ranks of a host share. Each step changes the Ledger in one critical section. The object
-// keeps the channel alive, and with it this rank's use of the region (SharedChannel). try_abandon may take some milliseconds.
-class SharedAgreement final : public Agreement {
- public:
-  // memory: the part of the channel's region for a ledger. serial: as Ledger's.
-  SharedAgreement(std::byte* memory, std::shared_ptr<collectives::SharedChannel> channel,
-                  std::uint32_t serial);
-
-  bool is_in_memory() const override { return true; }
-  bool may_begin() override { return channel_->is_free(); }
-  void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) override {
-    ledger_.create(sequence, keys);
-  }
-  bool exists() const override { return ledger_.exists(); }
-  std::uint64_t first_sequence() const override { return ledger_.first_sequence(); }
-
-  bool has_news() const override { return ledger_.has_news(); }
-  LogEntry front() const override { return ledger_.front(); }
-  void pop() override { ledger_.pop(); }
-  void stop_reading() override { ledger_.stop_reading(); }
-
-  Step try_announce(std::span<Unit> units) override;
-  Step try_close() override { return close(/*up_to_date=*/true, Ledger::kTries); }
-  Step try_abandon() override { return close(/*up_to_date=*/false, kTriesToAbandon); }
-  bool is_open() const override { return ledger_.is_open(); }
-  Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) override;
-  Step try_keep(Upkeep& upkeep) override;
-  void hear(int member, LedgerSteps steps) override;
-
- private:
-  // A member that fails tries for some milliseconds to get the lock: long enough for a holder of the lock that lost its
-  // processor to continue.
-  static constexpr int kTriesToAbandon = 20 * Ledger::kTries;
-
-  Step close(bool up_to_date, int tries);
-  // Calls `change` with the lock held. `change` returns false if the log has no room.
-  template <typename Change>
-  Step hold(Change change, bool up_to_date, int tries = Ledger::kTries);
-
   std::shared_ptr<collectives::SharedChannel> channel_;
-  Ledger ledger_;
 };
 
 }  // namespace hvdlite::engine

@@ -127,13 +127,6 @@ std::vector<Entry> LocalUnits::take(std::uint64_t key) {
   return found.empty() ? std::vector<Entry>() : std::move(found.mapped());
 }
 
-std::vector<Entry> LocalUnits::take_waiting(std::size_t place) {
-  std::vector<Entry> entries = std::move(waiting_[place]);
-  waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(place));
-  units_.erase(units_.begin() + static_cast<std::ptrdiff_t>(place));
-  return entries;
-}
-
 std::vector<Entry> LocalUnits::take_all() {
   std::vector<Entry> all;
   for (auto& [key, entries] : std::exchange(announced_, {})) append(all, std::move(entries));
@@ -164,7 +157,12 @@ std::vector<Entry> LocalUnits::withdraw(const Request& decided, bool by_name) {
     if (by_name && matches(held, entries)) return take(held);
   }
   for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (matches(units_[i].key, waiting_[i])) return take_waiting(i);
+    if (!matches(units_[i].key, waiting_[i])) continue;
+    const auto place = static_cast<std::ptrdiff_t>(i);
+    std::vector<Entry> entries = std::move(waiting_[i]);
+    waiting_.erase(waiting_.begin() + place);
+    units_.erase(units_.begin() + place);
+    return entries;
   }
   for (const auto& [held, entries] : groups_) {
     if (matches(held, entries)) return give_up_group(held);

@@ -35,7 +35,6 @@ class LocalUnits {
   // request of this name goes by message at once. All members get the same responses, so all remember the same names. Ignores
   // an operation that has failed or belongs to a group.
   void remember_rows(const Response& response, int members);
-  bool has_waiting() const { return !waiting_.empty(); }
   bool has_announced() const { return !announced_.empty(); }
   bool has_entries() const { return !(waiting_.empty() && announced_.empty() && groups_.empty()); }
   // Calls visit(const Entry&) for each entry that this object owns.
@@ -78,7 +77,6 @@ class LocalUnits {
 
   std::vector<Entry> admit_to_group(Entry entry);
   void wait(const Agreement::Unit& unit, std::vector<Entry> entries);
-  std::vector<Entry> take_waiting(std::size_t place);
   // Takes the entries of an incomplete group. Its later entries go by message, too.
   std::vector<Entry> give_up_group(std::uint64_t key);
 

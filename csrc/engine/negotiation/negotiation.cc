@@ -83,26 +83,6 @@ void Negotiation::tell_members(const ProcessSet& set, const Message& message) {
   }
 }
 
-template <typename Content>
-void Negotiation::hear_in_set(int source, Content message) {
-  const std::uint32_t epoch = message.set.epoch;
-  if (SetNegotiation* set = find(message.set)) {
-    set->hear(source, std::move(message));
-  } else if (epoch > last_epoch_) {
-    early_[epoch].emplace_back(source, std::move(message));
-  }
-}
-
-void Negotiation::hear(int source, Announcement message) {
-  hear_in_set(source, std::move(message));
-}
-
-void Negotiation::hear(int source, ResponseList message) {
-  hear_in_set(source, std::move(message));
-}
-
-void Negotiation::hear(int source, LedgerSteps message) { hear_in_set(source, std::move(message)); }
-
 void Negotiation::hear(int source, Verdict message) {
   HVD_CHECK(source == 0);
   if (SetNegotiation* set = find(message.set)) set->hear(std::move(message));

@@ -24,6 +24,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "engine/negotiation/set_negotiation.h"
@@ -55,9 +56,17 @@ class Negotiation {
   bool advance();
 
   // --- what others say ---
-  void hear(int source, Announcement message);
-  void hear(int source, ResponseList message);
-  void hear(int source, LedgerSteps message);
+  // An Announcement, a ResponseList or LedgerSteps. Keeps it if this rank does not know the set yet; drops it if the set was
+  // removed.
+  template <typename Content>
+  void hear(int source, Content message) {
+    const std::uint32_t epoch = message.set.epoch;
+    if (SetNegotiation* set = find(message.set)) {
+      set->hear(source, std::move(message));
+    } else if (epoch > last_epoch_) {
+      early_[epoch].emplace_back(source, std::move(message));
+    }
+  }
   void hear(int source, Verdict message);
 
   // --- how ranks end ---
@@ -115,9 +124,6 @@ class Negotiation {
       at = sets_.upper_bound(id);
     }
   }
-  // Keeps a message for a set that this rank does not know yet. Drops a message for a removed set.
-  template <typename Content>
-  void hear_in_set(int source, Content message);
 
   bool coordinate();
 
@@ -158,7 +164,8 @@ class Negotiation {
   std::int32_t next_set_id_ = 0;
   std::deque<std::int32_t> free_set_ids_;
   std::vector<Entry> held_removals_;
-  std::map<std::uint32_t, std::vector<std::pair<int, Message>>> early_;  // by epoch
+  using EarlyMessage = std::variant<Announcement, ResponseList, LedgerSteps>;
+  std::map<std::uint32_t, std::vector<std::pair<int, EarlyMessage>>> early_;  // by epoch
 };
 
 }  // namespace hvdlite::engine

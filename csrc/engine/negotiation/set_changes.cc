@@ -52,13 +52,7 @@ void Negotiation::handle_early(std::uint32_t epoch) {
   auto early = early_.extract(epoch);
   if (early.empty()) return;
   for (auto& [source, message] : early.mapped()) {
-    if (auto* announcement = std::get_if<Announcement>(&message)) {
-      hear(source, std::move(*announcement));
-    } else if (auto* list = std::get_if<ResponseList>(&message)) {
-      hear(source, std::move(*list));
-    } else {
-      hear(source, std::move(std::get<LedgerSteps>(message)));
-    }
+    std::visit([&](auto& content) { hear(source, std::move(content)); }, message);
   }
 }
 

@@ -114,7 +114,6 @@ class SetNegotiation {
 
   // --- the port (set_port.cc) ---
   bool agree();
-  bool begin();
   bool announce_join();
   void prepare_waiting();
   bool is_one_operation(std::span<const Entry> unit) const;
@@ -135,9 +134,9 @@ class SetNegotiation {
   // Something has come that may give the coordinator work.
   void attend() { attentive_ = coordinator_ != nullptr; }
   bool has_nothing_left() const;
+  bool begin();
   bool send_decided();
   bool send_decisions();
-  void begin_port();
   bool keep_port();
   void carry_out_verdicts();
   void divert_no_more(std::vector<std::uint64_t> decided);

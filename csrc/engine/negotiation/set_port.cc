@@ -27,7 +27,7 @@ bool SetNegotiation::agree() {
   if (attentive_) moved = keep_port() || moved;
   if (joins_) {
     moved = announce_join() || moved;
-  } else if (local_units_.has_waiting()) {
+  } else if (local_units_.waiting() > 0) {
     moved = announce_waiting() || moved;
   }
   if (!port_->acknowledge()) return moved;
@@ -40,17 +40,6 @@ void SetNegotiation::hear(int source, LedgerSteps message) {
   HVD_CHECK(port_ != nullptr && member >= 0);
   port_->hear(member, std::move(message));
   attend();
-}
-
-// The agreement begins when all earlier users of its memory have left. Until then everything goes through messages.
-bool SetNegotiation::begin() {
-  if (!port_->may_begin()) return await_decisions(local_units_.take_all());
-  if (coordinator_) {
-    begin_port();
-    return true;
-  }
-  try_again_ = local_units_.has_waiting();  // the coordinator is about to begin
-  return false;
 }
 
 // The coordinator must count this rank's earlier requests before it counts the rank's join. So this rank closes the port, as a
@@ -123,7 +112,7 @@ bool SetNegotiation::announce_waiting() {
     });
   });
   if (!announced) return false;
-  try_again_ = local_units_.has_waiting();
+  try_again_ = local_units_.waiting() > 0;
   await_decisions(std::move(by_message));
   read();
   return true;

@@ -87,6 +87,16 @@ constexpr std::array<ComparedField, 13> kFields = {{
      "pass the same process set on every rank"},
 }};
 
+// The members that have to ask and have not, because they have joined.
+std::vector<int> joined_without_asking(const std::vector<RequestPtr>& requests,
+                                       const std::vector<int>& members, const Request& first) {
+  std::vector<int> joined;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (!requests[i] && first.asks(members[i])) joined.push_back(members[i]);
+  }
+  return joined;
+}
+
 // "" if all agree, otherwise "float32 on ranks 0-2, float16 on rank 3".
 std::string differences(const ComparedField& field, const std::vector<RequestPtr>& requests,
                         const std::vector<int>& members) {
@@ -118,25 +128,17 @@ Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& me
               describe(first) + ": " + field.name + " differs: " + text + "; " + field.remedy};
     }
   }
-  if (first.kind == OpKind::kBroadcast) {
-    const auto root = std::find(members.begin(), members.end(), first.root);
-    if (root != members.end() && !requests[static_cast<std::size_t>(root - members.begin())]) {
-      return {ErrorCode::kMismatch,
-              describe(first) + ": the root, rank " + std::to_string(first.root) +
-                  ", has joined and has nothing to send; choose a root that still trains"};
-    }
+  const std::vector<int> joined = joined_without_asking(requests, members, first);
+  if (first.kind == OpKind::kBroadcast && std::ranges::count(joined, first.root) > 0) {
+    return {ErrorCode::kMismatch,
+            describe(first) + ": the root, rank " + std::to_string(first.root) +
+                ", has joined and has nothing to send; choose a root that still trains"};
   }
-  if (changes_sets(first.kind)) {
-    std::vector<int> joined;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      if (!requests[i] && first.asks(members[i])) joined.push_back(members[i]);
-    }
-    if (!joined.empty()) {
-      return {ErrorCode::kMismatch,
-              describe(first) + ": " + format_ranks(joined) + " did not ask for it but " +
-                  (joined.size() == 1 ? "waits" : "wait") +
-                  " in join(); change process sets on all ranks before any of them joins"};
-    }
+  if (changes_sets(first.kind) && !joined.empty()) {
+    return {ErrorCode::kMismatch,
+            describe(first) + ": " + format_ranks(joined) + " did not ask for it but " +
+                (joined.size() == 1 ? "waits" : "wait") +
+                " in join(); change process sets on all ranks before any of them joins"};
   }
   return {};
 }
@@ -165,18 +167,20 @@ bool in_one_arena(const std::vector<RequestPtr>& requests, const Request& first)
 
 }  // namespace
 
+const RequestPtr& first_given(const std::vector<RequestPtr>& requests) {
+  return *std::ranges::find_if(requests, [](const RequestPtr& r) { return r != nullptr; });
+}
+
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
   Response response;
-  const auto given = std::find_if(requests.begin(), requests.end(),
-                                  [](const RequestPtr& r) { return r != nullptr; });
-  HVD_CHECK(given != requests.end());
-  Request agreed = **given;
+  const RequestPtr& first = first_given(requests);
+  Request agreed = *first;
   agreed.absent = false;
   for (const RequestPtr& request : requests) {
     if (request && !request->absent) ++response.contributors;
   }
   const bool all_same = std::all_of(requests.begin(), requests.end(),
-                                    [&](const RequestPtr& r) { return r == *given; });
+                                    [&](const RequestPtr& r) { return r == first; });
   if (!all_same) response.error = check(requests, members, agreed);
   if (!all_same && !in_one_arena(requests, agreed)) {
     agreed.arena = agreed.arena_offset = 0;
@@ -198,15 +202,10 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
 
 Status refuse_without_joined(const std::vector<RequestPtr>& requests,
                              const std::vector<int>& members) {
-  const auto given = std::find_if(requests.begin(), requests.end(),
-                                  [](const RequestPtr& r) { return r != nullptr; });
-  const Request& first = **given;
+  const Request& first = *first_given(requests);
   const bool may_run = first.kind == OpKind::kAllgather && first.root != 0;
   if (!moves_data(first.kind) || first.kind == OpKind::kAllreduce || may_run) return {};
-  std::vector<int> joined;
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (!requests[i]) joined.push_back(members[i]);
-  }
+  const std::vector<int> joined = joined_without_asking(requests, members, first);
   if (joined.empty()) return {};
   std::string name(base::name_of(first.kind));
   name[0] = static_cast<char>(name[0] - 'a' + 'A');

@@ -64,8 +64,8 @@ ROWS = (
         "job-verdict-lost",
         "where there is no engine, a failure that was found is forgotten if a message is refused in the same look",
         "csrc/job/job.cc",
-        "if (actions.empty() && !lost()) failures_.fail(",
-        "if (!failures_.failed()) failures_.fail(",
+        "if (actions.empty() && !lost()) actions = failures_.fail(",
+        "if (!failures_.failed()) actions = failures_.fail(",
         guards.MEMBERSHIP,
     ),
     Mutant(

@@ -73,9 +73,9 @@ class Explorer {
         everyone_(static_cast<std::uint8_t>((1 << size_) - 1)),
         memory_(Ledger::bytes(kCapacity) / sizeof(Line) + 1) {
     for (int m = 0; m < size_; ++m) {
-      ledgers_.emplace_back(bytes(), kCapacity, size_, m, 1);
+      ledgers_.emplace_back(bytes(), kCapacity, size_, m, 1, nullptr);
     }
-    ledgers_[0].create(0, {});
+    ledgers_[0].begin(0, {});
     state_.coordinator.closings = static_cast<std::uint8_t>(closings);
   }
 

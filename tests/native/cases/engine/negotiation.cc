@@ -454,27 +454,42 @@ TEST(what_is_decided_when_a_rank_leaves_and_was_not_sent_fails_on_all) {
   EXPECT_HAS(job[0].failed["g"], "allgather of 'g' in process set 0: rank 1 has left");
 }
 
-TEST(a_group_that_lacks_an_operation_when_a_rank_leaves_fails_with_the_kinds_that_were_asked) {
-  Coordinator coordinator({0, 1}, {0, 1}, 16, false);
-  const auto member_of_group = [](const std::string& name, int place) {
-    Request request = allgather(name, 1);
-    request.group = "group";
-    request.group_size = 2;
-    request.group_index = place;
-    request.seal();
-    return std::make_shared<const Request>(std::move(request));
-  };
-  for (const int member : {0, 1}) coordinator.announce(member, member_of_group("a", 0), 0);
-  coordinator.announce(0, member_of_group("b", 1), 0);
-  coordinator.leave({base::ErrorCode::kAborted, "rank 1 has left"});
+RequestPtr member_of_group(const std::string& name, int place) {
+  Request request = allgather(name, 1);
+  request.group = "group";
+  request.group_size = 2;
+  request.group_index = place;
+  request.seal();
+  return std::make_shared<const Request>(std::move(request));
+}
+
+// The texts of all decisions that are not sent yet, in alphabetic order.
+std::vector<std::string> failures_of(Coordinator& coordinator) {
   std::vector<std::string> failures;
   for (const Decision& decision : coordinator.collect()) {
     failures.push_back(decision.response->error.message);
   }
   std::ranges::sort(failures);
-  EXPECT(failures ==
+  return failures;
+}
+
+TEST(a_group_that_lacks_an_operation_when_a_rank_leaves_fails_with_the_kinds_that_were_asked) {
+  Coordinator coordinator({0, 1}, {0, 1}, 16, false);
+  for (const int member : {0, 1}) coordinator.announce(member, member_of_group("a", 0), 0);
+  coordinator.announce(0, member_of_group("b", 1), 0);
+  coordinator.leave({base::ErrorCode::kAborted, "rank 1 has left"});
+  EXPECT(failures_of(coordinator) ==
          std::vector<std::string>({"allgather of 'a' in process set 0: rank 1 has left",
                                    "allgather of 'b' in process set 0: rank 1 has left"}));
+}
+
+TEST(a_verdict_on_one_operation_of_a_group_fails_those_that_some_members_have_not_asked_for) {
+  Coordinator coordinator({0, 1}, {0, 1}, 16, false);
+  coordinator.announce(0, member_of_group("a", 0), 0);
+  coordinator.announce(0, member_of_group("b", 1), 0);
+  coordinator.fail({"a"}, {base::ErrorCode::kTimeout, "deadlock"});
+  EXPECT(failures_of(coordinator) == std::vector<std::string>({"deadlock", "deadlock"}));
+  EXPECT(coordinator.open().empty());
 }
 
 TEST(what_a_failing_rank_announced_is_not_agreed_by_a_rank_that_comes_later) {

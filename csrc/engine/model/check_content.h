@@ -1,0 +1,22 @@
+// The checks of a request that need no more than the request and the number of ranks: what a caller asks for passes them before
+// anything is sent, and what another rank sends passes them again.
+// Thread: pure functions, any. Owns: nothing. Blocks: no.
+// Throws: Error(InvalidArgument, Unsupported), which names the operation and the reason; std::bad_alloc.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/model/request.h"
+
+namespace hvdlite::engine {
+
+// Throws an Error that names the operation.
+[[noreturn]] void refuse(const Request& request, const std::string& why,
+                         base::ErrorCode code = base::ErrorCode::kInvalidArgument);
+
+// members: of the request's set, ascending. world: the number of ranks in the job. An alltoall has its splits, and the ranks of
+// a new set are sorted. Does not check the name, the GPU, the arena, and the peer and tag of a send or receive.
+void check_content(const Request& request, const std::vector<int>& members, int world);
+
+}  // namespace hvdlite::engine
