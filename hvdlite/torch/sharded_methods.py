@@ -144,8 +144,8 @@ class ShardedMethods(_Optimizer):
         if state_dict["orders"] != sharded.orders() or len(state_dict["param_groups"]) != len(self.param_groups):
             raise InvalidArgumentError(
                 "load_sharded_state_dict: the state was saved for parameters with other names or another layout in memory (for "
-                "example of a channels-last model), or with other groups: make model and optimizer as they were, or save "
-                "state_dict()"
+                "example of a channels-last model), or with other groups: make model and optimizer as they were. To change "
+                "them, save state_dict() after this load, and pass it to load_state_dict()"
             )
         own = {each.param: merged(each, state_dict["state"].get(each.name, {})) for each, _ in own_state}
         self.state.clear()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from hvdlite.errors import AbortedError, OperationTimeoutError
+from hvdlite.errors import AbortedError, InvalidArgumentError, OperationTimeoutError
 from hvdlite.handles import Handle
 from hvdlite.torch.gpu import Mark, mark
 
@@ -98,9 +98,11 @@ class HvdliteWork(Work):
             HorovodInternalError: the operation failed; the text says why.
             OperationTimeoutError: the operation has not ended in time. It stays in flight.
             AbortedError: this rank has aborted the group. The operation stays in flight, and may still write to its tensors.
-            InvalidArgumentError: the result does not fit the tensors given for it.
+            InvalidArgumentError: the result does not fit the tensors given for it, or the timeout is negative.
         """
         limit = (timeout or self._timeout).total_seconds()
+        if limit < 0:
+            raise InvalidArgumentError(f"{self._what}: wait(timeout={limit:g} s): pass a timedelta above 0, or leave it out")
         deadline = time.monotonic() + limit
         if not self._lock.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
             raise self._timed_out(limit)
