@@ -6,8 +6,9 @@ reducer knows the `InFlightBucket` before anything is submitted: Ctrl-C may rais
 must stay alive.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +24,13 @@ from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Work
+    from hvdlite.torch.reducer import Reducer
 
-__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass"]
+__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass", "turn_of"]
+
+# The reductions of a step take this many names in turn. So ranks with different numbers of reductions get an error, unless
+# both numbers are multiples of this one.
+_TURNS = 4
 
 # One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
 Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
@@ -99,7 +105,7 @@ class InFlightBucket:
         return failure
 
 
-class Bucket(Protocol):
+class Bucket(ABC):
     """Gradients that are launched together.
 
     Attributes:
@@ -108,43 +114,34 @@ class Bucket(Protocol):
 
     """
 
-    gradients: list[ParameterGradient]
-    device: int
+    def __init__(self, gradients: list[ParameterGradient]) -> None:
+        self.gradients = gradients
+        self.device = gpu_of(gradients[0].param)
+        self._streams = StreamsOfBucket(self.device)
 
     def see_stream(self) -> None:
         """Called on a GPU: a gradient of this pass was made in the current stream."""
+        self._streams.see()
 
-    def launch(
-        self,
-        engine: "Engine",
-        reducer: PassDriver,
-        number: int,
-        turn: int,
-        wake: bool,
-        weight: float | None,
-        notice: bool,
-        begin: Callable[[InFlightBucket], None],
-    ) -> None:
-        """Makes an in-flight bucket, passes it to `begin`, and submits the gradients.
+    @abstractmethod
+    def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
+        """Makes an in-flight bucket, appends it to those of the reducer, and submits the gradients.
 
         Args:
             engine: the engine that reduces them.
             reducer: the reducer, which counts the bucket as launched.
             number: the number of the bucket in the reducer's plan.
-            turn: the number of the reduction in its step, modulo `hvdlite.torch.reducer._TURNS`. It is a part of the names, so
-                reductions that follow each other have different names.
             wake: wake the engine's thread? Within a backward pass yes: no thread waits there and makes the engine's passes.
-            weight: the weight of this rank's gradients; None: all ranks have the same weight.
-            notice: does this rank give notice with its weight?
-            begin: a function that takes charge of the in-flight bucket.
 
         Raises:
             InvalidArgumentError, UnsupportedError: the gradient that the text names cannot be reduced in this way.
         """
 
+    @abstractmethod
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits for all results that are still missing. If a signal handler raises meanwhile, call it again."""
 
+    @abstractmethod
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
 
@@ -152,12 +149,17 @@ class Bucket(Protocol):
             A result to which this rank did not contribute, for the caller to add to the finished gradient; otherwise None.
         """
 
-    def close(self, engine: "Engine") -> None:
+    def close(self, engine: "Engine") -> None:  # noqa: B027 - most buckets have prepared nothing
         """Called when the plan is dropped. Results in flight may still be stored."""
 
 
+def turn_of(reducer: PassDriver) -> int:
+    """The number, in turn, of the reduction in its step. It is a part of the names, so that the next reduction has others."""
+    return reducer.turn % _TURNS
+
+
 def suffix_of_pass(turn: int) -> str:
-    """The last part of the names in a reduction. turn: see `Bucket.launch`."""
+    """The last part of the names in a reduction. turn: see `turn_of`."""
     return f"@{turn + 1}" if turn else ""
 
 
@@ -167,7 +169,7 @@ def has_moved(bucket: Bucket) -> bool:
     return gpu_of(gradient.param) != bucket.device or declared_dtype(gradient.param) not in (gradient.dtype, None)
 
 
-class DenseBucket:
+class DenseBucket(Bucket):
     """Gradients of one dtype, which the engine fuses always in the same layout. They are a prepared group of the engine."""
 
     def __init__(
@@ -179,9 +181,7 @@ class DenseBucket:
         prescale: float,
         postscale: float,
     ) -> None:
-        self.gradients: list[ParameterGradient] = [gradient for gradient, _ in members]
-        self.device = members[0][1].device
-        self._streams = StreamsOfBucket(self.device)
+        super().__init__([gradient for gradient, _ in members])
         self._label = label
         self.members = members
         self._forms = dict(members)
@@ -224,30 +224,17 @@ class DenseBucket:
             groups.append(engine.prepare(requests))
         return groups[turn]
 
-    def see_stream(self) -> None:
-        """See `Bucket.see_stream`."""
-        self._streams.see()
-
-    def launch(
-        self,
-        engine: "Engine",
-        reducer: PassDriver,
-        number: int,
-        turn: int,
-        wake: bool,
-        weight: float | None,
-        notice: bool,
-        begin: Callable[[InFlightBucket], None],
-    ) -> None:
+    def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
         """Submits all members. This rank is absent for members without a gradient."""
         streams = () if self.device == CPU else self._streams.gather()
+        turn, weight = turn_of(reducer), reducer.weight
         weighted = weight is not None
         groups = self._groups[weighted]
         group = groups[turn] if turn < len(groups) else self._prepare(engine, turn, weighted)
         sent = self._gatherer.gather()
         launched = InFlightBucket(self, sent, streams)
-        begin(launched)
-        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, notice, launched.works)
+        reducer.in_flight.append(launched)
+        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, reducer.notice, launched.works)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits once for all members."""
@@ -289,37 +276,21 @@ def _use_in_current_stream(items: Items) -> None:
             backend_of(wire).use_in_current_stream(wire)
 
 
-class SparseBucket:
+class SparseBucket(Bucket):
     """One parameter whose gradient is sparse: every rank gets all ranks' rows, adds them up, and divides by `divisor`."""
 
     def __init__(self, gradient: ParameterGradient, divisor: int, process_set: int) -> None:
-        self.gradients: list[ParameterGradient] = [gradient]
-        self.device = gpu_of(gradient.param)
-        self._streams = StreamsOfBucket(self.device)
+        super().__init__([gradient])
         self._divisor = divisor
         self._process_set = process_set
         self._indices: torch.Tensor | None = None  # of all ranks' rows; `store` gets them before the values
 
-    def see_stream(self) -> None:
-        """See `Bucket.see_stream`."""
-        self._streams.see()
-
-    def launch(
-        self,
-        engine: "Engine",
-        reducer: PassDriver,
-        number: int,
-        turn: int,
-        wake: bool,
-        weight: float | None,
-        notice: bool,
-        begin: Callable[[InFlightBucket], None],
-    ) -> None:
+    def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
         """Submits the indices and the values of this rank's rows; there may be no rows."""
         gradient = self.gradients[0]
-        if weight is not None:
+        if reducer.weight is not None:
             raise UnsupportedError(
-                f"the gradient of parameter {gradient.name!r} is sparse, and optimizer.weight is {weight}: only dense "
+                f"the gradient of parameter {gradient.name!r} is sparse, and optimizer.weight is {reducer.weight}: only dense "
                 "gradients have a weighted mean; pass sparse_as_dense=True to DistributedOptimizer, or leave the weight out"
             )
         streams = () if self.device == CPU else self._streams.gather()
@@ -330,7 +301,7 @@ class SparseBucket:
             gradient.require_dtype(grad)
         with torch.no_grad():
             indices, values = rows_of(grad, gradient.param, gradient.dtype, gradient.sparse_dim or 1)
-        suffix = suffix_of_pass(turn)
+        suffix = suffix_of_pass(turn_of(reducer))
         backend = backend_of(values)
         items: list[Item] = []
         requests = []
@@ -351,7 +322,7 @@ class SparseBucket:
             items.append((gradient, grad, exported.owner, exported))
         self._indices = None
         launched = InFlightBucket(self, items, streams)
-        begin(launched)
+        reducer.in_flight.append(launched)
         work = engine.submit((), items)  # a work without operations yet, which the in-flight bucket gets before the submission
         launched.works.append(work)
         try:
@@ -388,6 +359,3 @@ class SparseBucket:
             if gradient.reduced_part is not None and not gradient.dirty:
                 gradient.merge()
         return None
-
-    def close(self, engine: "Engine") -> None:
-        """Does nothing: this bucket has no prepared group."""

@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducer", "owner_of"]
 
-# The reductions of a step take this many names in turn. So ranks with different numbers of reductions get an error, unless
-# both numbers are multiples of this one.
-_TURNS = 4
-
 _owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter; the reducer keeps the parameter alive
 
 
@@ -95,7 +91,7 @@ class Reducer(PassDriver):
         self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
         self._holding: list[ParameterGradient] = []  # those with a reduced part in the current task
         self._engine: Engine | None = None
-        self._in_flight: deque[InFlightBucket] = deque()  # the launched buckets
+        self.in_flight: deque[InFlightBucket] = deque()  # the launched buckets
         self._compared: Handle | None = None  # the sum of the start check, while it is in flight
 
     # --- parameters -------------------------------------------------------------------------------------------------------
@@ -271,8 +267,7 @@ class Reducer(PassDriver):
         if self.check.pending and self.check.watching and self._compared is None:
             self.check.see(leaves_of_gradients(gradient.param for gradient in bucket.gradients if gradient.dirty))
         self._weighed = False
-        turn, begin = self.turn % _TURNS, self._in_flight.append
-        bucket.launch(self._engine, self, number, turn, wake, self.weight, self.notice, begin)
+        bucket.launch(self._engine, self, number, wake)
 
     def _begin_check(self) -> None:
         if self.check.pending and (self._compared is None or not self._compared.number):  # Ctrl-C may come before it has one
@@ -293,16 +288,16 @@ class Reducer(PassDriver):
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
-        if self._codec is not None and len(self._in_flight) > 1:  # the loop below starts later rounds
+        if self._codec is not None and len(self.in_flight) > 1:  # the loop below starts later rounds
             place_of = {id(bucket): place for place, bucket in enumerate(self.buckets)}  # the same order on all ranks
-            self._in_flight = deque(sorted(self._in_flight, key=lambda launched: place_of[id(launched.bucket)]))
+            self.in_flight = deque(sorted(self.in_flight, key=lambda launched: place_of[id(launched.bucket)]))
         with torch.no_grad():
-            while self._in_flight:
-                launched = self._in_flight[0]
+            while self.in_flight:
+                launched = self.in_flight[0]
                 launched.bucket.wait(engine, launched)  # Ctrl-C leaves it in flight, and unsettled
                 error = launched.store(strict)
                 failure = failure or error
-                self._in_flight.popleft()
+                self.in_flight.popleft()
             try:
                 self._end_check()
             except HvdliteError as error:
@@ -319,7 +314,7 @@ class Reducer(PassDriver):
 
     def _leave_in_flight(self) -> None:
         """Stops waiting for launched buckets. The engine keeps their memory as long as it may use it."""
-        self._in_flight.clear()
+        self.in_flight.clear()
         self._compared = None
 
     def restore(self) -> None:

@@ -31,9 +31,9 @@ ROWS = (
     Mutant(
         "torch-pass-names",
         "the second reduction of a step goes by the names of the first",
-        "hvdlite/torch/reducer.py",
-        "turn, begin = self.turn % _TURNS,",
-        "turn, begin = 0,",
+        "hvdlite/torch/in_flight.py",
+        "return reducer.turn % _TURNS",
+        "return 0",
         (*guards.TORCH_PASSES, *guards.TORCH_UNUSED),
     ),
     Mutant(
