@@ -8,7 +8,7 @@ import torch
 
 from hvdlite._engine import GradientState
 from hvdlite.backends.torch import without_memory
-from hvdlite.compression import BF16Compressor, FP16Compressor, codec_of, is_none
+from hvdlite.compression import BF16Compressor, FP16Compressor, NoneCompressor, codec_of
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Flag
@@ -65,24 +65,6 @@ class WireForm:
         nbytes: the size of that memory in bytes.
     """
 
-    __slots__ = (
-        "_compression",
-        "_dtype",
-        "_pairs",
-        "_param",
-        "codec",
-        "device",
-        "dtype",
-        "dtype_in_place",
-        "flags",
-        "is_contiguous",
-        "memory",
-        "nbytes",
-        "shape",
-        "strides",
-        "wire_dtype",
-    )
-
     def __init__(self, param: torch.Tensor, dtype: torch.dtype, compression: Any) -> None:
         """Raises InvalidArgumentError if the engine has no type for the dtype that is sent."""
         self._param = param
@@ -91,20 +73,20 @@ class WireForm:
         self.memory = torch.device("cpu") if self.device == CPU else param.device
         codec = codec_of(compression)
         self.codec: dict[str, Any] = {} if codec is None else codec.fields
-        self._compression = None if is_none(compression) or codec is not None else compression
         self.flags = 0
         if self.device != CPU and dtype in _COMPRESSED and isinstance(compression, type):
             self.flags = _WIRE_FLAGS.get(compression, 0)
-            self._compression = None if self.flags else self._compression
+        by_engine = codec is not None or self.flags
+        self._compression: Any = NoneCompressor if by_engine or compression is None else compression
         self.strides, self.is_contiguous = param.stride(), param.is_contiguous()
-        plain = self._compression is None and not dtype.is_complex
+        plain = self._compression is NoneCompressor and not dtype.is_complex
         stays = self.device != CPU or param.device.type == "cpu"
         in_place = plain and stays and is_dense(param.shape, param.stride())
         self.dtype_in_place = dtype if in_place else None
         self._pairs = False
         self.wire_dtype, self.shape = dtype, tuple(param.shape)
         if not plain:  # the compression decides what is sent, so ask it
-            sample, _ = self._compress(torch.zeros(param.shape, dtype=dtype, device=self.memory))
+            sample, _ = self._compression.compress(torch.zeros(param.shape, dtype=dtype, device=self.memory))
             self._pairs = sample.is_complex()
             self.wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
             if self._pairs:
@@ -128,7 +110,7 @@ class WireForm:
             raise without_memory()  # torch would read at the address 0
         if self.dtype_in_place is not None:
             return self.blank().copy_(grad), None
-        wire, context = self._compress(grad.to(device=self.memory, dtype=self._dtype))
+        wire, context = self._compression.compress(grad.to(device=self.memory, dtype=self._dtype))
         if self._pairs:
             wire = torch.view_as_real(wire.resolve_conj())
         if wire.dtype is not self.wire_dtype or wire.shape != self.shape:
@@ -137,12 +119,6 @@ class WireForm:
                 f"{self.wire_dtype} {list(self.shape)} of zeros like it: dtype and shape must not depend on the values"
             )
         return wire.resolve_neg().contiguous(), context
-
-    def _compress(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        if self._compression is None:
-            return grad, None
-        compressed: tuple[torch.Tensor, Any] = self._compression.compress(grad)
-        return compressed
 
     def blank(self) -> torch.Tensor:
         """Memory for a result, with the dtype and shape that are sent, and with undefined content."""
@@ -156,15 +132,14 @@ class WireForm:
             return wire
         if self._pairs:
             wire = torch.view_as_complex(wire)
-        if self._compression is not None:
-            wire = self._compression.decompress(wire, context)
-        return wire.to(self._dtype)
+        reduced: torch.Tensor = self._compression.decompress(wire, context)
+        return reduced.to(self._dtype)
 
     def context_of_blank(self) -> Any:
         """The context for `decode` of a result in memory from `blank`."""
-        if self._compression is None:
+        if self._compression is NoneCompressor:
             return None
-        return self._compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
+        return self._compression.compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
 
 
 class ParameterGradient(GradientState):
