@@ -19,7 +19,6 @@ __all__ = [
     "gpu_of",
     "is_reachable",
     "mark",
-    "number_of",
     "reachable",
 ]
 
@@ -38,12 +37,8 @@ def reachable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gpu_of(tensor: torch.Tensor) -> int:
-    """The engine's number for the device of a tensor."""
-    return number_of(tensor.device)
-
-
-def number_of(device: torch.device) -> int:
-    """The engine's number for a device: that of an NVIDIA GPU, or `CPU` for all others."""
+    """The engine's number for the device of a tensor: that of an NVIDIA GPU, or `CPU` for all others."""
+    device = tensor.device
     if device.type != "cuda" or not _IS_CUDA:
         return CPU
     return torch.cuda.current_device() if device.index is None else device.index

@@ -12,7 +12,7 @@ from hvdlite.errors import HostsUpdatedInterrupt
 from hvdlite.ops import barrier
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.sharding import sharded_state_of
-from hvdlite.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters, mapped
 
 __all__ = [
     "GeneratorStateHandler",
@@ -140,7 +140,7 @@ class OptimizerStateHandler(StateDictHandler):
             return super().copied()
         with sharded.whole_state(self.value, torch.device("cpu"), loaded):
             if loaded:
-                return _copied_to_host(self.value.state_dict())
+                return copied_to_host(self.value.state_dict())
             state = self.value.state_dict()  # its tensors have been gathered into memory of their own
             return {**state, "param_groups": copy.deepcopy(state["param_groups"])}
 
@@ -149,15 +149,9 @@ class OptimizerStateHandler(StateDictHandler):
         broadcast_optimizer_state(self.value, root_rank)
 
 
-def _copied_to_host(tree: Any) -> Any:
+def copied_to_host(state: Any) -> Any:
     """A deep copy of a ``state_dict()``, with its tensors in host memory."""
-    if isinstance(tree, torch.Tensor):
-        return tree.to("cpu", copy=True)
-    if isinstance(tree, dict):
-        return {key: _copied_to_host(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_copied_to_host(value) for value in tree)
-    return copy.deepcopy(tree)
+    return mapped(lambda value: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value), state)
 
 
 class SamplerStateHandler(StateDictHandler):
