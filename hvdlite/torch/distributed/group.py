@@ -158,15 +158,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allreduce(self, label: str, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
             return self._allreduce_sparse(tensors[0], opts)
-        if combine := self._bitwise(label, opts.reduceOp, tensors):
-            return self._combine(label, combine, tensors, tensors, lambda whole: whole, opts)
-        op, factor = self._reduction(label, opts.reduceOp)
-        start: Callable[[str], Handle]
-        if len(tensors) == 1:
-            start = lambda name: ops.allreduce_async_(tensors[0], None, name, op, factor, 1.0, self._process_set)  # noqa: E731
-        else:
-            start = lambda name: ops.grouped_allreduce_async_(tensors, None, name, op, factor, 1.0, self._process_set)  # noqa: E731
-        return self._start(label, start, tensors, None, opts)
+
+        def start(name: str, op: int, factor: float) -> Handle:
+            if len(tensors) == 1:
+                return ops.allreduce_async_(tensors[0], None, name, op, factor, 1.0, self._process_set)
+            return ops.grouped_allreduce_async_(tensors, None, name, op, factor, 1.0, self._process_set)
+
+        return self._reduce(label, start, tensors, tensors, lambda whole: whole, None, opts)
 
     def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> HvdliteWork:
         """Gathers all ranks' rows, and stores their sum or mean in the tensor."""
@@ -188,14 +186,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         """Reduces to the root, in place; the other ranks' tensors stay as they are."""
         (tensor,) = tensors
-        if combine := self._bitwise("reduce", opts.reduceOp, tensors):
-            pick = (lambda whole: whole) if opts.rootRank == self._rank else None
-            return self._combine("reduce", combine, tensors, tensors, pick, opts)
-        op, factor = self._reduction("reduce", opts.reduceOp)
-        reduce = ops.allreduce_async_ if opts.rootRank == self._rank else ops.allreduce_async
-        return self._start(
-            "reduce", lambda name: reduce(tensor, None, name, op, factor, 1.0, self._process_set), tensors, None, opts
-        )
+        is_root = opts.rootRank == self._rank
+        reduce = ops.allreduce_async_ if is_root else ops.allreduce_async
+
+        def start(name: str, op: int, factor: float) -> Handle:
+            return reduce(tensor, None, name, op, factor, 1.0, self._process_set)
+
+        return self._reduce("reduce", start, tensors, tensors, (lambda whole: whole) if is_root else None, None, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HvdliteWork:
         """Reduces a list with one tensor for each rank. The tensors may differ in size. Each rank gets the reduced
@@ -209,21 +206,18 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
         # hvdlite's reducescatter needs rows of the same size.
-        start = sum(part.numel() for part in parts[: self._rank])
+        begin = sum(part.numel() for part in parts[: self._rank])
 
         def own(reduced: Tensor) -> Tensor:
-            return reduced.narrow(0, start, output.numel())
+            return reduced.narrow(0, begin, output.numel())
 
-        if combine := self._bitwise("reduce_scatter", opts.reduceOp, [flat]):
-            return self._combine("reduce_scatter", combine, [flat], [output], own, opts)
-        op, factor = self._reduction("reduce_scatter", opts.reduceOp)
-        return self._start(
-            "reduce_scatter",
-            lambda name: ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set),
-            [output],
-            lambda reduced: split_into("reduce_scatter", own(reduced), [output]),
-            opts,
-        )
+        def start(name: str, op: int, factor: float) -> Handle:
+            return ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set)
+
+        def finish(reduced: Tensor) -> None:
+            split_into("reduce_scatter", own(reduced), [output])
+
+        return self._reduce("reduce_scatter", start, [flat], [output], own, finish, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
         """Reduces a tensor, and cuts the result into equal parts: each rank gets the part at its own place."""
@@ -248,27 +242,22 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 )
             rows.append(source.detach().reshape(self._size, output.numel()))
 
+        targets = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
+
         def own(whole: Tensor) -> Tensor:
             return whole.reshape(self._size, whole.numel() // self._size)[self._rank]
 
-        if combine := self._bitwise(label, opts.reduceOp, rows):
-            return self._combine(label, combine, rows, outputs, own, opts)
-        op, factor = self._reduction(label, opts.reduceOp)
-        scattered = op in (ops.Sum, ops.Average)  # hvdlite's reducescatter has no other operators
-        targets = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
-
-        def start(name: str) -> Handle:
-            if scattered:
-                handle: Handle = submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, False, targets)
-                return handle
+        def start(name: str, op: int, factor: float) -> Any:
+            if op in (ops.Sum, ops.Average):  # hvdlite's reducescatter has no other operators
+                return submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, False, targets)
             return ops.grouped_allreduce_async(rows, None, name, op, factor, 1.0, self._process_set)
 
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
                 if result is not output:
-                    split_into(label, result if scattered else result[self._rank], [output])
+                    split_into(label, own(result) if result.numel() > output.numel() else result, [output])
 
-        return self._start(label, start, outputs, finish, opts)
+        return self._reduce(label, start, rows, outputs, own, finish, opts)
 
     # --- other collectives ------------------------------------------------------------------------------------------
 
@@ -320,20 +309,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             output if takes_result(output, source, self._rank * source.numel()) else None
             for output, source in zip(outputs, inputs, strict=True)
         ]
-        flat = [source.detach().reshape(-1) for source in inputs]
-
-        def finish(results: list[Tensor]) -> None:
-            for output, result in zip(outputs, results, strict=True):
-                if result is not output:
-                    split_into("all_gather_into_tensor", result, [output])
-
-        return self._start(
-            "all_gather_into_tensor",
-            lambda name: submission.gather_group(flat, name, self._process_set, False, targets),
-            outputs,
-            finish,
-            opts,
-        )
+        return self._gather("all_gather_into_tensor", inputs, [[output] for output in outputs], targets, opts)
 
     def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for parts, source in zip(outputs, inputs, strict=True):
@@ -341,15 +317,27 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             check_own_output(label, source, parts[self._rank])
             for output in parts:
                 check_same_dtype(label, source, output)
+        return self._gather(label, inputs, outputs, None, opts)
+
+    def _gather(
+        self,
+        label: str,
+        inputs: list[Tensor],
+        outputs: list[list[Tensor]],
+        targets: Sequence[Tensor | None] | None,
+        opts: Any,
+    ) -> HvdliteWork:
+        """Gathers all ranks' elements of each input into a list of outputs. The engine writes to those that are targets."""
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
             for parts, result in zip(outputs, results, strict=True):
-                split_into(label, result, parts)
+                if result is not parts[0]:
+                    split_into(label, result, parts)
 
         return self._start(
             label,
-            lambda name: ops.grouped_allgather_async(flat, name, self._process_set),
+            lambda name: submission.gather_group(flat, name, self._process_set, False, targets),
             [part for parts in outputs for part in parts],
             finish,
             opts,
@@ -490,40 +478,50 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._end:
             raise InvalidArgumentError(f"{what}: the group was {self._end}")
 
-    def _bitwise(self, label: str, op: Any, tensors: list[Tensor]) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """The function that combines two tensors, for a bitwise operator; None for others.
+    def _reduce(
+        self,
+        label: str,
+        start: Callable[[str, int, float], Handle],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        pick: Callable[[Tensor], Tensor] | None,
+        finish: Callable[[Any], None] | None,
+        opts: Any,
+    ) -> HvdliteWork:
+        """Reduces with the engine, by `start` and `finish`. For a bitwise operator it gathers all inputs and combines them.
+
+        Args:
+            label: torch's name for the operation.
+            start: submits the reduction, with a name and the results of `_reduction`.
+            inputs: the tensors to reduce.
+            outputs: the tensors for this rank's results.
+            pick: (for a bitwise operator) takes this rank's part of a flat result; None: this rank gets no part.
+            finish: as for `_start`.
+            opts: torch's options.
 
         Raises:
-            InvalidArgumentError: a tensor's elements are neither integers nor bools.
+            InvalidArgumentError: the operator is bitwise, and a tensor's elements are neither integers nor bools.
+            UnsupportedError: as for `_reduction`.
         """
-        combine = next((combine for theirs, combine in _BITWISE if op == theirs), None)
-        for tensor in tensors if combine else ():
+        combine = next((combine for theirs, combine in _BITWISE if opts.reduceOp == theirs), None)
+        if combine is None:
+            op, factor = self._reduction(label, opts.reduceOp)
+            return self._start(label, lambda name: start(name, op, factor), outputs, finish, opts)
+        for tensor in inputs:
             if tensor.is_floating_point() or tensor.is_complex():
                 raise InvalidArgumentError(
                     f"torch.distributed.{label}: BAND, BOR and BXOR are for integers and bools, not {tensor.dtype}"
                 )
-        return combine
-
-    def _combine(
-        self,
-        label: str,
-        combine: Callable[[Tensor, Tensor], Tensor],
-        inputs: list[Tensor],
-        outputs: list[Tensor],
-        pick: Callable[[Tensor], Tensor] | None,
-        opts: Any,
-    ) -> HvdliteWork:
-        """Gathers all ranks' tensors and combines them. `pick` takes this rank's part of the flat result; None: no part."""
         flat = [source.detach().reshape(1, -1) for source in inputs]
 
-        def finish(gathered: list[Tensor]) -> None:
+        def combined(gathered: list[Tensor]) -> None:
             if pick is None:
                 return
             for rows, output in zip(gathered, outputs, strict=True):
                 split_into(label, pick(functools.reduce(combine, rows)), [output])
 
         return self._start(
-            label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, finish, opts
+            label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, combined, opts
         )
 
     def _reduction(self, label: str, op: Any) -> tuple[int, float]:
