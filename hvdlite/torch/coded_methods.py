@@ -12,7 +12,6 @@ from hvdlite.compression import BucketCodec, Codec, PowerSGD, check_compression,
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.objects import broadcast_object
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.coded_bucket import scale_of
 from hvdlite.torch.error_feedback import ErrorFeedback
 from hvdlite.torch.power_sgd import PowerSGDCodec
@@ -89,15 +88,12 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
 
     Args:
         optimizer: an optimizer, wrapped or not.
-        saved: the value under `KEY`; None if the state dict had none, so that the compression starts without state.
-
-    Raises:
-        InvalidArgumentError: the saved state belongs to another compression.
+        saved: the value under `KEY`, of the same compression; None if the state dict had none, so that the compression starts
+            without state.
     """
     if not isinstance(optimizer, CodedMethods):
         return
     settings = optimizer._hvdlite.settings
-    _require_compression(settings, saved)
     codings = codings_of(optimizer)
     place = [settings.process_set.rank(), settings.process_set.size()]
     is_own = saved is not None and saved["place"] == place
@@ -113,15 +109,6 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
             describe_compression(settings.compression),
             *place,
             *saved["place"],
-        )
-
-
-def _require_compression(settings: ReducerSettings, saved: Mapping[str, Any] | None) -> None:
-    text = describe_compression(settings.compression)
-    if saved is not None and saved["compression"] != text:
-        raise InvalidArgumentError(
-            f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the key "
-            f"{KEY!r} from the state dict, and the compression starts without state"
         )
 
 
@@ -214,8 +201,12 @@ class CodedMethods(_Optimizer):
         Raises:
             InvalidArgumentError: the saved state belongs to another compression. Then nothing is loaded.
         """
-        saved = state_dict.get(KEY)
-        _require_compression(self._hvdlite.settings, saved)
+        saved, text = state_dict.get(KEY), compression_of(self)
+        if saved is not None and saved["compression"] != text:
+            raise InvalidArgumentError(
+                f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the "
+                f"key {KEY!r} from the state dict, and the compression starts without state"
+            )
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.settle_family()
         super().load_state_dict(state_dict)
