@@ -151,7 +151,7 @@ class CodedBucket(Bucket):
         """Submits the current round, with the first one also the number of ranks that have each gradient."""
         assert self._unsent is not None
         settings = self._settings
-        scales = (settings.op, 1.0 / settings.predivide, settings.predivide / settings.divisor)
+        scales = (settings.op, *settings.scales)
         name = f"{self._label}.round{self._round}{self._suffix}"
         counts = None if self._round else (f"{self._label}.present{self._suffix}", self._present)
         how = (self._weight, self._codec.codec, self._notice)

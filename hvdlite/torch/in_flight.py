@@ -16,8 +16,9 @@ from hvdlite import submission
 from hvdlite._engine import Gatherer, PassDriver, Sent, launch
 from hvdlite.backends import Exported, backend_of, plain_of
 from hvdlite.errors import HvdliteError, UnsupportedError
-from hvdlite.requests import Flag, Kind, Request, tensor_name
+from hvdlite.requests import Average, Flag, Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype, is_there, store_dense
 from hvdlite.torch.sparse import join_rows, rows_of
@@ -172,23 +173,12 @@ def has_moved(bucket: Bucket) -> bool:
 class DenseBucket(Bucket):
     """Gradients of one dtype, which the engine fuses always in the same layout. They are a prepared group of the engine."""
 
-    def __init__(
-        self,
-        label: str,
-        members: Sequence[tuple[ParameterGradient, WireForm]],
-        op: int,
-        process_set: int,
-        prescale: float,
-        postscale: float,
-    ) -> None:
+    def __init__(self, label: str, members: Sequence[tuple[ParameterGradient, WireForm]], settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
         self._label = label
         self.members = members
         self._forms = dict(members)
-        self._op = op
-        self._process_set = process_set
-        self._prescale = prescale
-        self._postscale = postscale
+        self._settings = settings
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
         self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
@@ -196,7 +186,8 @@ class DenseBucket(Bucket):
         self._groups: tuple[list[int], list[int]] = [], []
 
     def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:
-        groups = self._groups[weighted]
+        groups, settings = self._groups[weighted], self._settings
+        prescale, postscale = settings.scales
         while len(groups) <= turn:
             suffix = suffix_of_pass(len(groups))
             requests = [
@@ -207,10 +198,10 @@ class DenseBucket(Bucket):
                     form.shape,
                     # The engine compares the address of each gradient with this place in the arena.
                     output_ptr=0 if gradient.place is None else gradient.place.address,
-                    op=self._op,
-                    process_set=self._process_set,
-                    prescale=self._prescale,
-                    postscale=self._postscale,
+                    op=settings.op,
+                    process_set=settings.process_set.require_member(Kind.ALLREDUCE),
+                    prescale=prescale,
+                    postscale=postscale,
                     group=self._label + suffix,
                     group_size=len(self.members),
                     group_index=index,
@@ -277,12 +268,13 @@ def _use_in_current_stream(items: Items) -> None:
 
 
 class SparseBucket(Bucket):
-    """One parameter whose gradient is sparse: every rank gets all ranks' rows, adds them up, and divides by `divisor`."""
+    """One parameter whose gradient is sparse: every rank gets all ranks' rows, adds them up, and divides the sum."""
 
-    def __init__(self, gradient: ParameterGradient, divisor: int, process_set: int) -> None:
+    def __init__(self, gradient: ParameterGradient, settings: ReducerSettings) -> None:
         super().__init__([gradient])
-        self._divisor = divisor
-        self._process_set = process_set
+        ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
+        self._divisor = ranks * settings.divisor
+        self._process_set = settings.process_set
         self._indices: torch.Tensor | None = None  # of all ranks' rows; `store` gets them before the values
 
     def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
@@ -314,7 +306,7 @@ class SparseBucket(Bucket):
                     exported.dtype,
                     exported.shape,
                     exported.pointer,
-                    process_set=self._process_set,
+                    process_set=self._process_set.require_member(Kind.ALLGATHER),
                     device=exported.device,
                     stream=exported.stream,
                 )

@@ -35,7 +35,7 @@ from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
 from hvdlite.torch.sharded_methods import ShardedMethods, connect
 from hvdlite.torch.sharding import ShardedState, check_shard
-from hvdlite.torch.steps import KnownParameters, change_closure, is_inner_step, reach_steps
+from hvdlite.torch.steps import ParameterWatch, change_closure, is_inner_step, reach_steps
 from hvdlite.usage import optimizer_stepped
 
 if TYPE_CHECKING:
@@ -175,10 +175,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
-        predivide=float(gradient_predivide_factor),
+        gradient_predivide_factor=float(gradient_predivide_factor),
         compression=compression,
-        passes_per_step=backward_passes_per_step,
-        average_passes=bool(average_aggregated_gradients),
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=bool(average_aggregated_gradients),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
@@ -196,7 +196,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     try:
         if process_set.included():
             wrapping.hook_steps(optimizer)
-            if (process_set.size() or 1) > 1 or settings.average_passes:
+            if (process_set.size() or 1) > 1 or settings.average_aggregated_gradients:
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
@@ -229,11 +229,10 @@ class _Wrapping:
         self.reducer: Reducer | None = None
         self.adasum: AdasumStep | None = None
         self.sharded: ShardedState | None = None  # None without shard=True, and on a rank outside of the process set
-        self.passes_per_step = settings.passes_per_step
+        self.passes_per_step = settings.backward_passes_per_step
         self.weight: float | None = None
         self.skipping = False  # does the program run inside of skip_synchronize()?
         self.synchronized = False  # has the program called synchronize() since the last step?
-        self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
         self._added = 0  # the number of calls of `add_parameters`
@@ -247,8 +246,8 @@ class _Wrapping:
         prefix = self.settings.prefix
         self.require_compatible(named)
         _connected.add(self)
-        self._known.add(param for _, param in named)
-        self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
+        watch = ParameterWatch(self.names, prefix)
+        self._undo.append(optimizer.register_step_pre_hook(watch.check).remove)
         if self.settings.op == Adasum:
             self.adasum = AdasumStep(self.settings, optimizer)
             self.adasum.add((f"{prefix}.{name}", param) for name, param in named)
@@ -292,17 +291,8 @@ class _Wrapping:
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes torch call the hooks around each step, and installs one that counts the step for `hvdlite.stats`."""
-        self._undo.append(reach_steps(optimizer, type(optimizer)))
+        self._undo.append(reach_steps(optimizer))
         self._undo.append(optimizer.register_step_post_hook(_stepped).remove)
-
-    def check_parameters(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called before every step. Checks that the optimizer has only parameters that hvdlite knows.
-
-        Raises:
-            InvalidArgumentError: it has another parameter, whose gradient would not be reduced.
-
-        """
-        self._known.check(optimizer, self.settings.prefix)
 
     def undo(self, optimizer: torch.optim.Optimizer) -> None:
         """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
@@ -334,16 +324,10 @@ class _Wrapping:
             self.reducer.add(named)
         self._added += 1
         self.names.update((param, name) for name, param in short)
-        self._known.add(param for _, param in named)
         if self.adasum is not None:
             self.adasum.add(named)
         if self.sharded is not None:
             self.sharded.add(short)
-
-    def give_notice(self, notice: bool) -> None:
-        """Sets whether this rank gives notice with the weights of its gradients. Does nothing if gradients are not reduced."""
-        if self.reducer is not None:
-            self.reducer.give_notice(notice)
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

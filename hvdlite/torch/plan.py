@@ -8,7 +8,6 @@ from hvdlite.auto_compression import settle
 from hvdlite.compression import BucketCodec, Compression, describe_compression, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.partition import part_of
-from hvdlite.requests import Average, Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
@@ -47,7 +46,6 @@ def make_buckets(
             `hvdlite.auto_compression.settle`.
 
     """
-    set_id = settings.process_set.require_member(Kind.ALLREDUCE)
     buckets: list[Bucket] = []
     settled = _settled(settings, gradients)
     compression = settled if codec is None else Compression.none
@@ -55,8 +53,7 @@ def make_buckets(
     for gradient in reversed(gradients):
         if gradient.sparse_dim is not None and not settings.sparse_as_dense:
             refuse_codec(settled, f"the sparse gradient of parameter {gradient.name!r} (without sparse_as_dense=True)")
-            ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
-            buckets.append(SparseBucket(gradient, ranks * settings.divisor, set_id))
+            buckets.append(SparseBucket(gradient, settings))
         else:
             if codec is not None and gradient.param.device.type != "cpu":
                 raise UnsupportedError(
@@ -69,12 +66,11 @@ def make_buckets(
             except InvalidArgumentError:
                 if gradient.param.requires_grad:
                     raise
-    prescale, postscale = 1.0 / settings.predivide, settings.predivide / settings.divisor
     for number, members in enumerate(_cut(forms, groups, codec is not None and codec.one_bucket)):
         label = f"{settings.prefix}.plan{generation}.bucket{number}"
         pairs = [(gradient, forms[gradient]) for gradient in members]
         if codec is None:
-            buckets.append(DenseBucket(label, pairs, settings.op, set_id, prescale, postscale))
+            buckets.append(DenseBucket(label, pairs, settings))
         else:
             buckets.append(CodedBucket(label, pairs, codec, settings))
     return buckets

@@ -65,7 +65,7 @@ class Reducer(PassDriver):
     def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(current_task, is_nested)
         self.settings = settings
-        self.passes_per_step = settings.passes_per_step
+        self.passes_per_step = settings.backward_passes_per_step
         self.weight: float | None = None  # the weight of this rank's gradients; None: all ranks have the same weight
         self.notice = False  # does this rank give notice with its weight?
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
@@ -414,8 +414,8 @@ class Reducer(PassDriver):
         """Changes how many passes are added up before a reduction. Earlier passes do not count."""
         self.settle_family()
         self.passes_per_step = passes
-        self.settings = replace(self.settings, passes_per_step=passes)
-        if self.settings.average_passes:
+        self.settings = replace(self.settings, backward_passes_per_step=passes)
+        if self.settings.average_aggregated_gradients:
             self._drop_plan()  # the prepared requests contain the factor
         self.next_step()
 

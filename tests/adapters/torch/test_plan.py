@@ -70,10 +70,10 @@ def test_frozen_parameters_hold_up_nobody(hvd):
     settings = ReducerSettings(
         prefix="plan",
         op=hvd.Average,
-        predivide=1.0,
+        gradient_predivide_factor=1.0,
         compression=hvd.Compression.none,
-        passes_per_step=1,
-        average_passes=False,
+        backward_passes_per_step=1,
+        average_aggregated_gradients=False,
         sparse_as_dense=False,
         process_set=hvd.global_process_set,
         gradient_as_bucket_view=None,
