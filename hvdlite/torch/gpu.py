@@ -12,13 +12,13 @@ import torch
 
 __all__ = [
     "CPU",
-    "Mark",
     "StreamsOfBucket",
     "current_stream",
+    "events_of",
     "follow",
     "gpu_of",
     "is_reachable",
-    "mark",
+    "order_after",
     "reachable",
 ]
 
@@ -101,25 +101,13 @@ class StreamsOfBucket:
         return (now, *(stream for stream in streams if stream != now))
 
 
-class Mark:
-    """A point in a GPU's work, in the stream that was current when the mark was made."""
-
-    __slots__ = ("_event", "_gpu")
-
-    def __init__(self, gpu: int) -> None:
-        self._gpu = gpu
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(torch.cuda.current_stream(gpu))
-
-    def order_current_stream(self) -> None:
-        """Orders the current stream after the mark."""
-        torch.cuda.current_stream(self._gpu).wait_event(self._event)
-
-    def is_reached(self) -> bool:
-        """Has the GPU reached the mark?"""
-        return bool(self._event.query())
+def events_of(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """An event in the current stream of each GPU that holds one of these tensors."""
+    gpus = sorted({gpu_of(tensor) for tensor in tensors} - {CPU})
+    return [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
 
 
-def mark(tensors: Iterable[torch.Tensor]) -> list[Mark]:
-    """Marks all GPUs that hold one of these tensors."""
-    return [Mark(gpu) for gpu in sorted({gpu_of(tensor) for tensor in tensors} - {CPU})]
+def order_after(events: Iterable[Any]) -> None:
+    """Orders the current stream of the GPU of each event after the event."""
+    for event in events:
+        torch.cuda.current_stream(event.device).wait_event(event)

@@ -250,12 +250,12 @@ class ShardedState:
         """Makes a transfer for each larger part, and transfers that have several small parts of one owner."""
         parts = [(sharded, owner) for sharded in active for owner in sharded.owners]
         sizes = [sharded.bytes_of(owner) for sharded, owner in parts]
-        small = [place for place, size in enumerate(sizes) if size < LEAST_BYTES]
-        kinds = [(parts[place][1], parts[place][0].param.dtype, parts[place][0].param.device) for place in small]
-        packed = cut_buckets(kinds, [sizes[place] for place in small], PACKED_BYTES, PACKED_BYTES)
-        together = [[small[each] for each in places] for places in packed]
-        together += [[place] for place, size in enumerate(sizes) if size >= LEAST_BYTES]
-        return [_Transfer(parts[places[0]][1], [parts[place][0] for place in places]) for places in together]
+        kinds = [
+            (owner, sharded.param.dtype, sharded.param.device, place if size >= LEAST_BYTES else None)
+            for place, ((sharded, owner), size) in enumerate(zip(parts, sizes, strict=True))
+        ]
+        cut = cut_buckets(kinds, sizes, PACKED_BYTES, PACKED_BYTES)
+        return [_Transfer(parts[places[0]][1], [parts[place][0] for place in places]) for places in cut]
 
     # --- the state ------------------------------------------------------------------------------------------------------
 
