@@ -212,12 +212,9 @@ class CodedBucket(Bucket):
             return None
         if isinstance(outcome, Exception):
             raise outcome
-        gradient, grad, value, _ = item
+        gradient, grad, _, _ = item
         form = self._forms[gradient]
-        outcome = outcome.reshape(form.shape)
-        # True if the value was the gradient itself and not a copy, and the codec has stored the result there.
-        there = grad is not None and value is grad and outcome.data_ptr() == grad.data_ptr()
-        return store_dense(gradient, grad, form, grad if there and grad is not None else outcome, None, strict)
+        return store_dense(gradient, grad, form, outcome.reshape(form.shape), None, strict)
 
 
 def _value_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,13 @@ import torch
 
 from hvdlite import submission
 from hvdlite._engine import Gatherer, PassDriver, Sent, launch
-from hvdlite.backends import Exported, backend_of, plain_of
+from hvdlite.backends import backend_of, plain_of
 from hvdlite.errors import HvdliteError, UnsupportedError
 from hvdlite.requests import Average, Flag, Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
-from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype, is_there, store_dense
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype, store_dense
 from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
@@ -275,7 +275,6 @@ class SparseBucket(Bucket):
         ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
         self._divisor = ranks * settings.divisor
         self._process_set = settings.process_set
-        self._indices: torch.Tensor | None = None  # of all ranks' rows; `store` gets them before the values
 
     def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
         """Submits the indices and the values of this rank's rows; there may be no rows."""
@@ -295,24 +294,21 @@ class SparseBucket(Bucket):
             indices, values = rows_of(grad, gradient.param, gradient.dtype, gradient.sparse_dim or 1)
         suffix = suffix_of_pass(turn_of(reducer))
         backend = backend_of(values)
-        items: list[Item] = []
-        requests = []
-        for part, tensor in (("indices", indices), ("values", values)):
-            exported = backend.export(tensor, False)
-            requests.append(
-                Request(
-                    Kind.ALLGATHER,
-                    tensor_name(Kind.ALLGATHER, f"{gradient.name}.{part}{suffix}"),
-                    exported.dtype,
-                    exported.shape,
-                    exported.pointer,
-                    process_set=self._process_set.require_member(Kind.ALLGATHER),
-                    device=exported.device,
-                    stream=exported.stream,
-                )
+        exports = [backend.export(indices, False), backend.export(values, False)]
+        requests = [
+            Request(
+                Kind.ALLGATHER,
+                tensor_name(Kind.ALLGATHER, f"{gradient.name}.{part}{suffix}"),
+                exported.dtype,
+                exported.shape,
+                exported.pointer,
+                process_set=self._process_set.require_member(Kind.ALLGATHER),
+                device=exported.device,
+                stream=exported.stream,
             )
-            items.append((gradient, grad, exported.owner, exported))
-        self._indices = None
+            for part, exported in zip(("indices", "values"), exports, strict=True)
+        ]
+        items: list[Item] = [(gradient, grad, values, exports)]
         launched = InFlightBucket(self, items, streams)
         reducer.in_flight.append(launched)
         work = engine.submit((), items)  # a work without operations yet, which the in-flight bucket gets before the submission
@@ -330,24 +326,17 @@ class SparseBucket(Bucket):
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.works
             work.wait(streams=streams)
-            launched.outcomes = work.results()
+            results = work.results()
+            failures = [result for result in results if isinstance(result, HvdliteError)]
+            launched.outcomes = failures[:1] or [results]
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """Keeps the indices, which come first; with the values it stores the gradient. The outcome is the engine's result."""
-        gradient, grad, sent, context = item
-        exported: Exported = context
-        rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
-        if self._indices is None or not (rows.is_floating_point() or rows.is_complex()):
-            self._indices = rows  # perhaps for a second time, after Ctrl-C
-            return None
-        if grad is None:
-            if not len(rows):
-                return None
-            gradient.filled = True
-            return gradient.receive(join_rows(self._indices, rows, gradient.param, self._divisor))
-        if is_there(gradient, grad, strict):
-            gradient.filled = True
-            gradient.replace(grad, join_rows(self._indices, rows, gradient.param, self._divisor))
-            if gradient.reduced_part is not None and not gradient.dirty:
-                gradient.merge()
-        return None
+        """The outcome is the engine's results for the indices and the values."""
+        gradient, grad, values, exports = item
+        backend, engine = backend_of(values), RUNTIME.require()
+        indices, rows = (
+            submission.output_of(backend, exported, engine, result) for exported, result in zip(exports, outcome, strict=True)
+        )
+        if grad is None and not len(rows):
+            return None  # no rank had a gradient
+        return gradient.store(grad, join_rows(indices, rows, gradient.param, self._divisor), strict)

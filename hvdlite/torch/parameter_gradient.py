@@ -1,7 +1,7 @@
 """The state of one parameter's gradient between backward() and step(), and the memory in which it is reduced."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,20 +14,12 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
-__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "is_there", "require_hooks", "store_dense"]
+__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "require_hooks", "store_dense"]
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Do these strides cover a block of memory without holes or overlaps, in any order?"""
-    expected = 1
-    for stride, extent in sorted(zip(strides, shape, strict=True)):
-        if extent == 0:
-            return True
-        if extent > 1:
-            if stride != expected:
-                return False
-            expected *= extent
-    return True
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Does a tensor cover a block of memory without holes or overlaps? Only then ``empty_like`` keeps its strides."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
@@ -81,7 +73,7 @@ class WireForm:
         self.strides, self.is_contiguous = param.stride(), param.is_contiguous()
         plain = self._compression is NoneCompressor and not dtype.is_complex
         stays = self.device != CPU or param.device.type == "cpu"
-        in_place = plain and stays and is_dense(param.shape, param.stride())
+        in_place = plain and stays and is_dense(param)
         self.dtype_in_place = dtype if in_place else None
         self._pairs = False
         self.wire_dtype, self.shape = dtype, tuple(param.shape)
@@ -232,75 +224,58 @@ class ParameterGradient(GradientState):
             self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores the reduced `value` in place of `grad`: in ``param.grad`` or in the reduced part."""
-        value = value.to(self.param.device)
-        if self.reduced_part is grad:
-            self.reduced_part = value
+        """Puts `value` in the place of `grad`, which is ``param.grad`` or the reduced part: in its memory if the value fits."""
+        if grad.layout is value.layout is torch.strided and grad.dtype is value.dtype:
+            if value.data_ptr() != grad.data_ptr():
+                grad.copy_(value)
+        elif self.reduced_part is grad:
+            self.reduced_part = value.to(self.param.device)
         else:
-            self.param.grad = value
+            self.param.grad = value.to(self.param.device)
 
-    def receive(self, value: torch.Tensor) -> torch.Tensor:
-        """Prepares for a reduced gradient to which this rank did not contribute. Afterwards there is no reduced part.
+    def store(self, grad: torch.Tensor | None, value: torch.Tensor, strict: bool) -> torch.Tensor | None:
+        """Stores a reduced gradient; the result is that of `hvdlite.torch.in_flight.Bucket.store`.
 
         Args:
-            value: of the parameter's shape and the gradient's dtype, on its device or in host memory, without other users.
+            grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
+            value: the reduced gradient, of the parameter's shape, on its device or in host memory. Without `grad` it has no
+                other users.
+            strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
 
-        Returns:
-            The same values in the layout and on the device of this rank's gradients.
+        Raises:
+            InvalidArgumentError: the tensor is no longer the parameter's gradient or its reduced part, and `strict` is True.
         """
-        self.merge()
-        if self.sparse_dim is not None and value.layout is torch.strided:
-            value = value.to_sparse(self.sparse_dim)
-        return value.to(self.param.device)
-
-
-def is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
-    """Is the tensor that was sent still the parameter's gradient, or its reduced part?
-
-    Raises:
-        InvalidArgumentError: it is not, and `strict` is True.
-    """
-    if gradient.param.grad is grad or gradient.reduced_part is grad:
-        return True
-    if strict:
-        raise InvalidArgumentError(
-            f"the gradient of parameter {gradient.name!r} was replaced while it was being reduced: something that runs inside "
-            "backward() assigned to .grad. Do that after backward() has returned"
-        )
-    return False
+        self.filled = True
+        if grad is None:
+            self.merge()
+            return value.to(self.param.device)
+        if self.param.grad is grad or self.reduced_part is grad:
+            self.replace(grad, value)
+            if self.reduced_part is not None and not self.dirty:
+                self.merge()
+        elif strict:
+            raise InvalidArgumentError(
+                f"the gradient of parameter {self.name!r} was replaced while it was being reduced: something that runs inside "
+                "backward() assigned to .grad. Do that after backward() has returned"
+            )
+        return None
 
 
 def store_dense(
     gradient: ParameterGradient, grad: torch.Tensor | None, form: WireForm, wire: torch.Tensor, context: Any, strict: bool
 ) -> torch.Tensor | None:
-    """Stores a reduced dense gradient; the result is that of `hvdlite.torch.in_flight.Bucket.store`.
+    """Stores a gradient that was reduced as a dense one. Arguments and errors as for `ParameterGradient.store`.
 
     Args:
         gradient: the state of the parameter's gradient.
-        grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
+        grad: as there.
         form: the gradient's form on the wire.
         wire: the reduced memory.
         context: the context for `WireForm.decode`.
-        strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
-
-    Raises:
-        InvalidArgumentError: as for `is_there`.
+        strict: as there.
     """
-    gradient.filled = True
-    if grad is None:
-        return gradient.receive(form.decode(wire, form.context_of_blank()))
-    if is_there(gradient, grad, strict):
-        if gradient.sparse_dim is not None:
-            gradient.replace(grad, form.decode(wire, context).to_sparse(gradient.sparse_dim))
-        elif wire is not grad:
-            value = form.decode(wire, context)
-            if grad.layout is torch.strided and grad.dtype is value.dtype:
-                grad.copy_(value)
-            else:
-                gradient.replace(grad, value)
-        if gradient.reduced_part is not None and not gradient.dirty:
-            gradient.merge()
-    return None
+    value = form.decode(wire, form.context_of_blank() if grad is None else context)
+    return gradient.store(grad, value if gradient.sparse_dim is None else value.to_sparse(gradient.sparse_dim), strict)
 
 
 def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:

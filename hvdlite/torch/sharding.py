@@ -129,7 +129,7 @@ class ShardedState:
     def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises InvalidArgumentError if a parameter's elements overlap in memory, or have gaps between them."""
         for name, param in named:
-            if not is_dense(param.shape, param.stride()):
+            if not is_dense(param):
                 raise InvalidArgumentError(
                     f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap, or have gaps "
                     "between them, in memory; make it contiguous first"
