@@ -10,7 +10,15 @@ from hvdlite.backends import backend_of
 from hvdlite.backends.torch import without_memory
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["only_once", "require_no_tangents", "require_values"]
+__all__ = ["needs_grad", "only_once", "require_no_tangents", "require_values"]
+
+
+def needs_grad(*tensors: Any) -> bool:
+    """Does autograd record an operation on these objects? They may be other objects than tensors."""
+    for tensor in tensors:  # faster than any()
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            return torch.is_grad_enabled()
+    return False
 
 
 def require_values(*tensors: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ from hvdlite.partition import part_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum, resolve_op
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.derivatives import only_once, require_values
+from hvdlite.torch.derivatives import needs_grad, only_once, require_values
 from hvdlite.torch.sparse import join_rows, rows_of
 
 __all__ = [
@@ -66,13 +66,6 @@ class _CallArguments:
 
 def _described(name: str | None) -> str:
     return "an unnamed tensor" if name is None else repr(name)
-
-
-def _needs_grad(*tensors: torch.Tensor) -> bool:
-    for tensor in tensors:  # faster than any()
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            return torch.is_grad_enabled()
-    return False
 
 
 def _apply(function: type[torch.autograd.Function], call: _CallArguments, tensors: Sequence[torch.Tensor]) -> Any:
@@ -199,7 +192,7 @@ def allreduce(
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         scales = (prescale_factor, postscale_factor)
         return ops.allreduce(tensor, average, name, compression, op, *scales, process_set, weight=weight)
     op = resolve_op(op, average)
@@ -226,7 +219,7 @@ def grouped_allreduce(
 
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(*tensors):
+    if not needs_grad(*tensors):
         return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set, weight=weight)
     op = resolve_op(op, average)
     call = _CallArguments(name, process_set, True, op, *scales, compression, weight)
@@ -325,7 +318,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 
     Args, returns and raises are those of `hvdlite.allgather`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.allgather(tensor, name, process_set)
     return _apply(_Allgather, _CallArguments(name, process_set), [tensor])
 
@@ -338,7 +331,7 @@ def grouped_allgather(
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allgather`.
     """
-    if not _needs_grad(*tensors):
+    if not needs_grad(*tensors):
         return ops.grouped_allgather(tensors, name, process_set)
     outputs: list[Any] = _apply(_Allgather, _CallArguments(name, process_set, grouped=True), tensors)
     return outputs
@@ -374,7 +367,7 @@ def broadcast(
 
     Args, returns and raises are those of `hvdlite.broadcast`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.broadcast(tensor, root_rank, name, process_set)
     require_values(tensor)
     return _Broadcast.apply(_CallArguments(name, process_set), root_rank, tensor)  # type: ignore[no-untyped-call]
@@ -426,7 +419,7 @@ def alltoall(
 
     Args, returns and raises are those of `hvdlite.alltoall`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.alltoall(tensor, splits, name, process_set)
     require_values(tensor)
     output, received = _Alltoall.apply(_CallArguments(name, process_set), splits, tensor)  # type: ignore[no-untyped-call]
@@ -485,7 +478,7 @@ def reducescatter(
     Args, returns and raises are those of `hvdlite.reducescatter`.
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.reducescatter(tensor, name, compression, op, process_set, *scales)
     op = resolve_op(op, None)
     return _apply(_Reducescatter, _CallArguments(name, process_set, False, op, *scales, compression), [tensor])
@@ -506,7 +499,7 @@ def grouped_reducescatter(
     `hvdlite.reducescatter`.
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(*tensors):
+    if not needs_grad(*tensors):
         return ops.grouped_reducescatter(tensors, name, compression, op, process_set, *scales)
     op = resolve_op(op, None)
     call = _CallArguments(name, process_set, True, op, *scales, compression)

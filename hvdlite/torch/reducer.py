@@ -74,8 +74,7 @@ class Reducer(PassDriver):
         self._weight_before = 0.0  # the weight of the passes before the present one that are reduced with it
         self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
-        gradients = self._gradients.values()
-        self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
+        self.check = make_check(optimizer, settings, self._gradients.values())
         # A sharded step makes the parameters of all ranks equal: each rank sends its part. So the ranks compare them before it.
         self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}

@@ -112,7 +112,7 @@ ROWS = (
         "torch-batch-norm-own-count",
         "SyncBatchNorm's backward divides by this rank's number of values",
         "hvdlite/torch/sync_batch_norm.py",
-        "(sums / max(call.count, 1)).to(centered)",
+        "(sums / max(ctx.count, 1)).to(centered)",
         "(sums / max(input.numel() // input.shape[1], 1)).to(centered)",
         guards.TORCH_BATCH_NORM,
     ),
