@@ -9,13 +9,11 @@ import asyncio
 import hmac
 import itertools
 import json
-import shutil
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -246,18 +244,8 @@ def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     writer.write(json.dumps(message).encode() + b"\n")
 
 
-@contextmanager
-def _folder() -> Iterator[str]:
-    """A private folder, which is removed at the end."""
-    made = tempfile.mkdtemp(prefix="hvdlite-torchrun-")
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
 async def _main(arguments: ServerArguments) -> None:
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="hvdlite-torchrun-", ignore_cleanup_errors=True) as folder:
         await NodeServer(arguments, folder).run()
 
 
