@@ -5,7 +5,6 @@ on its parameters and around its step. So its state, its parameter groups, earli
 it pickles as before, unless it is sharded. Over 400 lines, because one docstring describes all options of the optimizer.
 """
 
-import copyreg
 import itertools
 import warnings
 import weakref
@@ -508,14 +507,8 @@ class _DistributedOptimizer(_Optimizer):
             del self.param_groups[-1]
             raise
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, _protocol: Any) -> Any:
         """Pickles and copies as the plain optimizer."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        function, args, *rest = reduced
-        # pickle takes __newobj__ only with the object's present class. _reconstructor makes the same object of the plain class.
-        if function is copyreg.__newobj__:  # type: ignore[attr-defined]
-            function, args = copyreg._reconstructor, (type(self), object, None)  # type: ignore[attr-defined]
-        args = tuple(self._hvdlite.base if arg is type(self) else arg for arg in args)
-        if rest and isinstance(rest[0], dict) and "_hvdlite" in rest[0]:
-            rest[0] = {key: value for key, value in rest[0].items() if key != "_hvdlite"}
-        return (function, args, *rest)
+        plain: Any = object.__new__(self._hvdlite.base)
+        vars(plain).update((key, value) for key, value in vars(self).items() if key != "_hvdlite")
+        return plain.__reduce_ex__(1)  # pickle takes what later protocols make only with the object's present class
