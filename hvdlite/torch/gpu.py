@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from hvdlite.backends.torch import make_backend
+
 __all__ = [
     "CPU",
     "StreamsOfBucket",
@@ -44,13 +46,7 @@ def gpu_of(tensor: torch.Tensor) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _current_stream(gpu: int) -> int:
-    return int(torch.cuda.current_stream(gpu).cuda_stream)
-
-
-# Returns the raw handle of torch's current stream on a GPU; 0 is the legacy default stream. torch's CUDA builds have a faster
-# function for it.
-current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+current_stream: Callable[[int], int] = make_backend().stream_of
 
 
 def follow(gpu: int, streams: Iterable[int]) -> None:

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdlite.auto_compression import settle
-from hvdlite.compression import BucketCodec, Compression, describe_compression, refuse_codec
+from hvdlite.compression import Compression, describe_compression, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.partition import part_of
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.coded_bucket import CodedBucket
+from hvdlite.torch.coded_methods import bucket_codec_of
 from hvdlite.torch.in_flight import Bucket, DenseBucket, SparseBucket
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
 
@@ -25,7 +26,6 @@ def make_buckets(
     gradients: Sequence[ParameterGradient],
     groups: Groups,
     generation: int,
-    codec: BucketCodec | None = None,
 ) -> list[Bucket]:
     """Cuts the parameters into buckets. Collective with `Compression.auto`, which measures the link at its first use.
 
@@ -36,7 +36,6 @@ def make_buckets(
         gradients: the parameters in the order of the model; gradients are expected in the opposite order.
         groups: the user's choice of parameters to reduce together.
         generation: the number of the plan, which makes the buckets' labels differ from those of earlier plans.
-        codec: the codec with state that reduces the gradients; None if the compression keeps no state.
 
     Raises:
         UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or it keeps state,
@@ -47,7 +46,7 @@ def make_buckets(
 
     """
     buckets: list[Bucket] = []
-    settled = _settled(settings, gradients)
+    codec, settled = bucket_codec_of(settings.compression), _settled(settings, gradients)
     compression = settled if codec is None else Compression.none
     forms: dict[ParameterGradient, WireForm] = {}
     for gradient in reversed(gradients):
@@ -89,24 +88,18 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     """Cuts dense gradients into buckets. together: are all in one bucket, apart from frozen ones, whatever their dtypes?"""
     config = RUNTIME.config
     gradients = list(forms)
-    # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
-    kinds = {gradient: (form.dtype, form.device, form.flags, gradient.param.requires_grad) for gradient, form in forms.items()}
     if isinstance(groups, int):
         count = len(gradients)
         wanted = {gradients[place].name: number for number in range(groups) for place in part_of(count, groups, number)}
     else:
         wanted = {name: number for number, names in enumerate(groups or ()) for name in names}
-    chosen: dict[tuple[object, ...], list[ParameterGradient]] = {}
-    rest: list[ParameterGradient] = []
-    for gradient in gradients:
-        if gradient.name in wanted:
-            chosen.setdefault((wanted[gradient.name], *kinds[gradient]), []).append(gradient)
-        else:
-            rest.append(gradient)
+    kinds: list[tuple[object, ...]] = []
+    sizes: list[int] = []
+    for gradient, form in forms.items():
+        # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
+        kind = (form.dtype, form.device, form.flags, gradient.param.requires_grad)
+        number = wanted.get(gradient.name)
+        kinds.append((number, *(kind[-1:] if together else kind)))
+        sizes.append(form.nbytes if number is None else 0)  # a group of the user has no limit
     limits = (sys.maxsize, sys.maxsize) if together else (config.bucket_bytes, config.first_bucket_bytes)
-    cut = cut_buckets(
-        [kinds[gradient][-1:] if together else kinds[gradient] for gradient in rest],
-        [forms[gradient].nbytes for gradient in rest],
-        *limits,
-    )
-    return [*chosen.values(), *([rest[place] for place in places] for places in cut)]
+    return [[gradients[place] for place in places] for places in cut_buckets(kinds, sizes, *limits)]

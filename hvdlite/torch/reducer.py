@@ -27,12 +27,12 @@ from torch.autograd import forward_ad
 
 from hvdlite import submission
 from hvdlite._engine import PassDriver
+from hvdlite.compression import keeps_state
 from hvdlite.errors import HvdliteError
 from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
-from hvdlite.torch.coded_methods import bucket_codec_of
 from hvdlite.torch.derivatives import require_no_tangents
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.in_flight import Bucket, DenseBucket, InFlightBucket, has_moved
@@ -69,7 +69,6 @@ class Reducer(PassDriver):
         self.weight: float | None = None  # the weight of this rank's gradients; None: all ranks have the same weight
         self.notice = False  # does this rank give notice with its weight?
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
-        self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
         self._weight_before = 0.0  # the weight of the passes before the present one that are reduced with it
         self._has_passed = False  # has a pass begun since the weight was set?
@@ -236,7 +235,7 @@ class Reducer(PassDriver):
             gradients[place].sparse_dim = dimensions
         for place, gradient in enumerate(gradients):
             gradient.dtype = declared_dtype(gradient.param) or agreed.dtypes.get(place, gradient.param.dtype)
-        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation, self._codec))
+        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation))
         wanted = self.settings.gradient_as_bucket_view
         if wanted or (wanted is None and agreed.kept):
             self._make_places()
@@ -287,7 +286,7 @@ class Reducer(PassDriver):
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
-        if self._codec is not None and len(self.in_flight) > 1:  # the loop below starts later rounds
+        if keeps_state(self.settings.compression) and len(self.in_flight) > 1:  # the loop below starts later rounds
             place_of = {id(bucket): place for place, bucket in enumerate(self.buckets)}  # the same order on all ranks
             self.in_flight = deque(sorted(self.in_flight, key=lambda launched: place_of[id(launched.bucket)]))
         with torch.no_grad():

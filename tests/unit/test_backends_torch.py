@@ -177,7 +177,7 @@ class OnGpu(torch.Tensor):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    monkeypatch.setattr(BACKEND, "_stream_of", lambda gpu: 100 + gpu)
+    monkeypatch.setattr(BACKEND, "stream_of", lambda gpu: 100 + gpu)
     return torch.rand(2, 3).as_subclass(OnGpu)
 
 
