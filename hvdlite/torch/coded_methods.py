@@ -72,8 +72,8 @@ def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     if not isinstance(optimizer, CodedMethods):
         return []
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    reducer = optimizer._hvdlite.reducer
-    return [{} if reducer is None else reducer.coding_of(param) for param in params]
+    reducers = optimizer._hvdlite.reducers()
+    return [next((reducer.coding_of(param) for reducer in reducers if reducer.holds(param)), {}) for param in params]
 
 
 def compression_of(optimizer: torch.optim.Optimizer) -> str:
@@ -175,8 +175,8 @@ class CodedMethods(_Optimizer):
             raise InvalidArgumentError(
                 f"optimizer.loss_scale={loss_scale!r}: set it to the GradScaler, to a finite number above 0, or to None"
             )
-        if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.set_loss_scale(loss_scale)
+        for reducer in self._hvdlite.reducers():
+            reducer.loss_scale = loss_scale
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The optimizer's state as without compression, and under ``hvdlite_compression`` this rank's state of the compression.
@@ -207,8 +207,7 @@ class CodedMethods(_Optimizer):
                 f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the "
                 f"key {KEY!r} from the state dict, and the compression starts without state"
             )
-        if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.settle_family()
+        self._hvdlite.settle()
         super().load_state_dict(state_dict)
         load_coding(self, saved)
 

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -295,8 +295,7 @@ class _Wrapping:
 
     def undo(self, optimizer: torch.optim.Optimizer) -> None:
         """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
-        if self.reducer is not None:
-            self.reducer.settle_family()
+        self.settle()
         if self.sharded is not None:
             optimizer.state = self.sharded.gather_state(optimizer)
         # Nothing raises from here on: an optimizer must not look wrapped while its gradients are not reduced.
@@ -318,8 +317,8 @@ class _Wrapping:
         self.require_compatible(short)
         if self.sharded is not None:
             self.sharded.require_dense(short)
+        self.settle()
         if self.reducer is not None:
-            self.reducer.settle_family()
             self.reducer.add(named)
         self._added += 1
         self.names.update((param, name) for name, param in short)
@@ -327,6 +326,30 @@ class _Wrapping:
             self.adasum.add(named)
         if self.sharded is not None:
             self.sharded.add(short)
+
+    def reducers(self) -> list[Reducer]:
+        """All that reduce gradients of the optimizer; none where gradients stay as they are."""
+        return [] if self.reducer is None else self.reducer.family()
+
+    def settle(self) -> None:
+        """Does what the end of the last pass has left undone."""
+        for reducer in self.reducers():
+            reducer.settle()
+
+    def complete(self) -> None:
+        """Makes sure that all gradients are reduced (`Reducer.complete`)."""
+        for reducer in self.reducers():
+            reducer.complete()
+
+    def next_step(self) -> None:
+        """Counts passes and reductions from 0 again."""
+        for reducer in self.reducers():
+            reducer.start_step()
+
+    def give_notice(self, notice: bool) -> None:
+        """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""
+        for reducer in self.reducers():
+            reducer.notice = notice
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -337,31 +360,30 @@ class _Wrapping:
             The step's arguments with another closure if there is one; otherwise None.
 
         """
-        reducer = self.reducer
-        if reducer is None or is_inner_step(optimizer):
+        if is_inner_step(optimizer):
             return None
-        changed = change_closure(args, kwargs, lambda closure: self._wrap_closure(reducer, closure))
+        changed = change_closure(args, kwargs, self._wrap_closure)
         if changed is not None:
             return changed
         if self.skipping:
-            reducer.settle_family()
+            self.settle()
         else:
             if self.synchronized and RUNTIME.config.horovod_rules:
                 warnings.warn(_STEP_AFTER_SYNCHRONIZE, stacklevel=3)
-            reducer.complete()
+            self.complete()
         self.synchronized = False
-        reducer.next_step()
+        self.next_step()
         return None
 
-    def _wrap_closure(self, reducer: Reducer, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _wrap_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Makes a closure that reduces the loss and the gradients over the ranks: an optimizer may decide by the loss."""
 
         def of_all_ranks() -> Any:
-            reducer.settle_family()
-            reducer.next_step()
+            self.settle()
+            self.next_step()
             loss = closure()
-            reducer.complete()
-            reducer.next_step()
+            self.complete()
+            self.next_step()
             return self._reduced(loss)
 
         return of_all_ranks
@@ -419,8 +441,8 @@ class _DistributedOptimizer(_Optimizer):
     def weight(self, weight: float | None) -> None:
         wrapping = self._hvdlite
         wrapping.weight = None if weight is None else check_weight(weight, wrapping.settings.op)
-        if wrapping.reducer is not None:
-            wrapping.reducer.weigh(wrapping.weight)
+        for reducer in wrapping.reducers():
+            reducer.weigh(wrapping.weight)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -435,8 +457,10 @@ class _DistributedOptimizer(_Optimizer):
 
         """
         check_passes(passes)
+        self._hvdlite.settle()
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.set_passes_per_step(passes)
+        self._hvdlite.next_step()
         self._hvdlite.passes_per_step = passes
 
     def synchronize(self) -> None:
@@ -450,9 +474,8 @@ class _DistributedOptimizer(_Optimizer):
             HvdliteError: any error of ``backward()``; see `DistributedOptimizer`.
 
         """
-        if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.complete()
-            self._hvdlite.synchronized = True
+        self._hvdlite.complete()
+        self._hvdlite.synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -477,19 +500,23 @@ class _DistributedOptimizer(_Optimizer):
         """A with statement in which backward passes add to this rank's gradients without a reduction. The next pass outside of
         it, or ``step()``, reduces the sum. All ranks must use it for the same passes.
         """
-        reducer = self._hvdlite.reducer
-        with nullcontext() if reducer is None else reducer.suspend():
+        reducers = self._hvdlite.reducers()
+        for reducer in reducers:
+            reducer.suspended += 1
+        try:
             yield
+        finally:
+            for reducer in reducers:
+                reducer.suspended -= 1
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Resets the gradients, as the optimizer's own ``zero_grad`` does (``set_to_none`` included)."""
         keeps = not (args[0] if args else kwargs.get("set_to_none", True))
-        reducer = self._hvdlite.reducer
-        if reducer is not None:
-            reducer.settle_family()
+        self._hvdlite.settle()
         super().zero_grad(*args, **kwargs)
-        if reducer is not None:
-            reducer.after_reset(keeps)
+        if self._hvdlite.reducer is not None:
+            self._hvdlite.reducer.after_reset(keeps)
+            self._hvdlite.next_step()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.

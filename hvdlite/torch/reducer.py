@@ -17,8 +17,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +136,7 @@ class Reducer(PassDriver):
             self._partners.append(successor)
             successor._borrowers.add(self)
 
-    def _family(self) -> list["Reducer"]:
+    def family(self) -> list["Reducer"]:
         """This reducer, and all others that reduce for its optimizer."""
         found = [self]
         for member in found:
@@ -344,10 +343,6 @@ class Reducer(PassDriver):
         If nothing was reduced since the last step or reset, the user's own code has written the unreduced gradients, and they
         are reduced as they are.
         """
-        for reducer in self._family():
-            reducer._complete()
-
-    def _complete(self) -> None:
         self.settle()
         if not self._gradients or (self.turn and not self.local_gradients):
             return
@@ -368,64 +363,29 @@ class Reducer(PassDriver):
         for gradient in written:
             gradient.filled = False  # what is in .grad at the next step counts as the user's again
 
-    @contextmanager
-    def suspend(self) -> Iterator[None]:
-        """A with statement in which no reducer of the optimizer reduces a pass."""
-        family = self._family()
-        for reducer in family:
-            reducer.suspended += 1
-        try:
-            yield
-        finally:
-            for reducer in family:
-                reducer.suspended -= 1
-
     def weigh(self, weight: float | None) -> None:
         """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
-        for reducer in self._family():
-            if not (reducer.local_gradients and reducer._weighed):
-                reducer._weight_before = 0.0
-            elif reducer._has_passed:
-                reducer._weight_before = reducer.weight or 0.0
-            reducer.weight = None if weight is None else reducer._weight_before + weight
-            reducer._weighed, reducer._has_passed = True, False
-
-    def give_notice(self, notice: bool) -> None:
-        """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""
-        for reducer in self._family():
-            reducer.notice = notice
+        if not (self.local_gradients and self._weighed):
+            self._weight_before = 0.0
+        elif self._has_passed:
+            self._weight_before = self.weight or 0.0
+        self.weight = None if weight is None else self._weight_before + weight
+        self._weighed, self._has_passed = True, False
 
     def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
-        """The compression's state of a parameter's gradient; an empty dict if no reducer holds the parameter."""
-        return next((reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param)), {})
-
-    def set_loss_scale(self, loss_scale: Any) -> None:
-        """Sets the factor of the loss, for all reducers of the optimizer."""
-        for reducer in self._family():
-            reducer.loss_scale = loss_scale
+        """The compression's state of the gradient of a parameter that this reducer handles."""
+        return self._gradients[id(param)].coding
 
     def note_step(self, *_: Any) -> None:
         """Notes, for the start check, that the optimizer has taken a step."""
         self.check.updated = True
 
     def set_passes_per_step(self, passes: int) -> None:
-        """Changes how many passes are added up before a reduction. Earlier passes do not count."""
-        self.settle_family()
+        """Changes how many passes are added up before a reduction. Call `settle` before, and `start_step` afterwards."""
         self.passes_per_step = passes
         self.settings = replace(self.settings, backward_passes_per_step=passes)
         if self.settings.average_aggregated_gradients:
             self._drop_plan()  # the prepared requests contain the factor
-        self.next_step()
-
-    def settle_family(self) -> None:
-        """Calls `settle` of all reducers of the optimizer."""
-        for reducer in self._family():
-            reducer.settle()
-
-    def next_step(self) -> None:
-        """Counts passes and reductions from 0 again, in all reducers of the optimizer."""
-        for reducer in self._family():
-            reducer.start_step()
 
     def after_reset(self, keeps: bool) -> None:
         """Notes that the optimizer has reset its gradients: to zeros if it keeps them, else to None."""
@@ -437,4 +397,3 @@ class Reducer(PassDriver):
             if owner is not None and not owner._gradients[id(param)].dirty:  # a dirty one is part of its owner's next pass
                 owner._gradients[id(param)].forget()
         self.reset()
-        self.next_step()

@@ -255,9 +255,7 @@ class ElasticJob:
         """
         self._may_leave = not self._state.is_sharded
         if self._state.is_sharded:
-            reducer = cast(Any, self.optimizer)._hvdlite.reducer
-            if reducer is not None:
-                reducer.give_notice(self._request.asked)
+            cast(Any, self.optimizer)._hvdlite.give_notice(self._request.asked)
             self._notices = RUNTIME.require().counters()["notices"]
 
     def _commit_if_due(self) -> None:

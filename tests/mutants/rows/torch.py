@@ -40,8 +40,8 @@ ROWS = (
         "torch-weights-together",
         "of passes that are reduced together only the last one's weight counts",
         "hvdlite/torch/reducer.py",
-        "reducer._weight_before = reducer.weight or 0.0",
-        "reducer._weight_before = 0.0",
+        "self._weight_before = self.weight or 0.0",
+        "self._weight_before = 0.0",
         guards.TORCH_WEIGHT,
     ),
     Mutant(
