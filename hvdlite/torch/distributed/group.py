@@ -101,8 +101,6 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._process_set = process_set
-        self._size = size
-        self._rank = rank
         self._name = name
         self._timeout = timeout
         self._key = key  # the group's name and generation
@@ -143,7 +141,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._end == "aborted"
 
     def __repr__(self) -> str:
-        return f"<HvdliteProcessGroup {self._name!r}: rank {self._rank} of {self._size}, {self._process_set}>"
+        return f"<HvdliteProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}, {self._process_set}>"
 
     # --- reductions -------------------------------------------------------------------------------------------------
 
@@ -172,7 +170,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if op not in (ops.Sum, ops.Average) or factor != 1.0:
             raise UnsupportedError("torch.distributed.all_reduce: a sparse tensor is reduced with SUM or AVG only")
         rows = rows_of(tensor.detach(), tensor, tensor.dtype, tensor.sparse_dim())
-        divisor = self._size if op == ops.Average else 1
+        divisor = self.size() if op == ops.Average else 1
 
         def finish(gathered: list[Tensor]) -> None:
             indices, values = gathered
@@ -186,7 +184,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         """Reduces to the root, in place; the other ranks' tensors stay as they are."""
         (tensor,) = tensors
-        is_root = opts.rootRank == self._rank
+        is_root = opts.rootRank == self.rank()
         reduce = ops.allreduce_async_ if is_root else ops.allreduce_async
 
         def start(name: str, op: int, factor: float) -> Handle:
@@ -201,12 +199,12 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         (output,), (parts,) = outputs, inputs
         opts = opts or ReduceScatterOptions()
         self._check_count("reduce_scatter", parts)
-        check_own_output("reduce_scatter", parts[self._rank], output)
+        check_own_output("reduce_scatter", parts[self.rank()], output)
         flat = flat_of(parts)
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
         # hvdlite's reducescatter needs rows of the same size.
-        begin = sum(part.numel() for part in parts[: self._rank])
+        begin = sum(part.numel() for part in parts[: self.rank()])
 
         def own(reduced: Tensor) -> Tensor:
             return reduced.narrow(0, begin, output.numel())
@@ -235,17 +233,17 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         rows = []
         for output, source in zip(outputs, inputs, strict=True):
             check_same_dtype(label, source, output)
-            if source.numel() != output.numel() * self._size:
+            if source.numel() != output.numel() * self.size():
                 raise InvalidArgumentError(
-                    f"torch.distributed.{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs "
-                    f"of {output.numel()} elements take {output.numel() * self._size}"
+                    f"torch.distributed.{label}: the input has {source.numel()} elements, but {self.size()} ranks with outputs "
+                    f"of {output.numel()} elements take {output.numel() * self.size()}"
                 )
-            rows.append(source.detach().reshape(self._size, output.numel()))
+            rows.append(source.detach().reshape(self.size(), output.numel()))
 
         targets = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
 
         def own(whole: Tensor) -> Tensor:
-            return whole.reshape(self._size, whole.numel() // self._size)[self._rank]
+            return whole.reshape(self.size(), whole.numel() // self.size())[self.rank()]
 
         def start(name: str, op: int, factor: float) -> Any:
             if op in (ops.Sum, ops.Average):  # hvdlite's reducescatter has no other operators
@@ -300,13 +298,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allgather_rows(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for output, source in zip(outputs, inputs, strict=True):
             check_same_dtype("all_gather_into_tensor", source, output)
-            if output.numel() != source.numel() * self._size:
+            if output.numel() != source.numel() * self.size():
                 raise InvalidArgumentError(
-                    f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} "
+                    f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self.size()} "
                     f"ranks send {source.numel()} each"
                 )
         targets = [
-            output if takes_result(output, source, self._rank * source.numel()) else None
+            output if takes_result(output, source, self.rank() * source.numel()) else None
             for output, source in zip(outputs, inputs, strict=True)
         ]
         return self._gather("all_gather_into_tensor", inputs, [[output] for output in outputs], targets, opts)
@@ -314,7 +312,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for parts, source in zip(outputs, inputs, strict=True):
             self._check_count(label, parts)
-            check_own_output(label, source, parts[self._rank])
+            check_own_output(label, source, parts[self.rank()])
             for output in parts:
                 check_same_dtype(label, source, output)
         return self._gather(label, inputs, outputs, None, opts)
@@ -346,18 +344,18 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         """Gives the root every rank's tensor. The tensors may differ in size."""
         (source,) = inputs
-        parts = outputs[0] if opts.rootRank == self._rank else []
-        if opts.rootRank == self._rank:
+        parts = outputs[0] if opts.rootRank == self.rank() else []
+        if opts.rootRank == self.rank():
             self._check_count("gather", parts)
-        splits = [source.numel() if rank == opts.rootRank else 0 for rank in range(self._size)]
+        splits = [source.numel() if rank == opts.rootRank else 0 for rank in range(self.size())]
         return self._exchange("gather", source.detach().reshape(-1), splits, parts, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HvdliteWork:
         """Gives each rank one of the root's tensors. The tensors may differ in size."""
-        parts = inputs[0] if opts.rootRank == self._rank else []
-        if opts.rootRank == self._rank:
+        parts = inputs[0] if opts.rootRank == self.rank() else []
+        if opts.rootRank == self.rank():
             self._check_count("scatter", parts)
-        splits = [part.numel() for part in parts] or [0] * self._size
+        splits = [part.numel() for part in parts] or [0] * self.size()
         flat = flat_of(parts) if parts else outputs[0].new_empty(0)
         return self._exchange("scatter", flat, splits, outputs, opts)
 
@@ -385,11 +383,11 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _rows(self, which: str, tensor: Tensor, sizes: Sequence[int] | None) -> list[int]:
         """How many rows of a tensor go to, or come from, each rank."""
-        rows = list(sizes) if sizes else [len(tensor) // self._size] * self._size
-        if len(rows) != self._size or sum(rows) != len(tensor):
+        rows = list(sizes) if sizes else [len(tensor) // self.size()] * self.size()
+        if len(rows) != self.size() or sum(rows) != len(tensor):
             raise InvalidArgumentError(
                 f"torch.distributed.all_to_all_single: the {which} has {len(tensor)} rows, but the split sizes {rows} do not "
-                f"divide them among {self._size} ranks; pass one number of rows for each rank"
+                f"divide them among {self.size()} ranks; pass one number of rows for each rank"
             )
         return rows
 
@@ -399,7 +397,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def finish(result: tuple[Tensor, Tensor]) -> None:
             received, sizes = result
-            if len(expected) == self._size and sizes.tolist() != expected:
+            if len(expected) == self.size() and sizes.tolist() != expected:
                 raise InvalidArgumentError(
                     f"torch.distributed.{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have "
                     f"{expected}"
@@ -535,7 +533,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         raise UnsupportedError(f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; use another operator")
 
     def _check_count(self, label: str, given: Sequence[Tensor | list[Tensor]], what: str = "tensors") -> None:
-        if len(given) != self._size:
+        if len(given) != self.size():
             raise InvalidArgumentError(
-                f"torch.distributed.{label}: a list of {len(given)} {what} for {self._size} ranks; pass one for each"
+                f"torch.distributed.{label}: a list of {len(given)} {what} for {self.size()} ranks; pass one for each"
             )
