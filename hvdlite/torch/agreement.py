@@ -66,22 +66,6 @@ class ReducerSettings:
         del described["prefix"], described["process_set"]  # the names of the exchange have them
         return described
 
-    def require_compatible(self, other: "ReducerSettings", name: str) -> None:
-        """Checks the settings of two optimizers that share a parameter.
-
-        Raises:
-            InvalidArgumentError: the op or the process set differs. Other settings may differ.
-
-        """
-        mine = (OP_NAMES[self.op], self.process_set.process_set_id)
-        theirs = (OP_NAMES[other.op], other.process_set.process_set_id)
-        if mine != theirs:
-            raise InvalidArgumentError(
-                f"parameter {name!r} belongs to two distributed optimizers that would reduce its gradient differently: op "
-                f"{theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}; give both the same op and "
-                "process set, or delete the first optimizer before you make the second"
-            )
-
 
 @dataclass(frozen=True)
 class AgreedGradients:

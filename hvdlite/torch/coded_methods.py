@@ -3,7 +3,7 @@
 import logging
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 KEY = "hvdlite_compression"  # the key of the compression's state in a state dict
+_STEP_OF_SCALER = torch.cuda.amp.GradScaler.step.__code__  # torch.amp.GradScaler has the same
 _OWN = "residual"  # the key, in the state of a gradient, of the part that differs between ranks
 
 
@@ -231,20 +232,12 @@ def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
     """
     if optimizer._hvdlite.reducer is None or optimizer.loss_scale is not None:
         return
-    steps = _steps_of_scalers()
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in steps and frame.f_locals["self"].is_enabled():
+        if frame.f_code is _STEP_OF_SCALER and frame.f_locals["self"].is_enabled():
             raise UnsupportedError(
                 f"a GradScaler scales the loss, and compression "
                 f"{describe_compression(optimizer._hvdlite.settings.compression)} adds the errors of gradients to later ones, "
                 "whose scale may differ: set optimizer.loss_scale = scaler before the first backward()"
             )
         frame = frame.f_back  # type: ignore[assignment]
-
-
-def _steps_of_scalers() -> Sequence[Any]:
-    kinds: list[Any] = [torch.cuda.amp.GradScaler]
-    if hasattr(torch.amp, "GradScaler"):
-        kinds.append(torch.amp.GradScaler)
-    return [kind.step.__code__ for kind in kinds]

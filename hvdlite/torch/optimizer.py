@@ -21,7 +21,7 @@ from hvdlite.checks import check_passes, check_process_set
 from hvdlite.compression import Compression, keeps_state, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Adasum, Average
+from hvdlite.requests import OP_NAMES, Adasum, Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.start_check import mode_of
 from hvdlite.submission import check_weight
@@ -158,13 +158,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     if op == Adasum:
         refuse_codec(compression, "a reduction with op=Adasum")
-    check_compression_and_groups(compression, groups if groups is not None else num_groups or None)
+    groups = (num_groups or None) if groups is None else groups
+    check_compression_and_groups(compression, groups)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     check_shard(shard, op, type(optimizer))
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
     mode = mode_of(start_check, "DistributedOptimizer")
@@ -274,12 +274,19 @@ class _Wrapping:
         Raises:
             InvalidArgumentError: another optimizer has one of them, and another op or process set.
         """
+        mine = OP_NAMES[self.settings.op], self.settings.process_set.process_set_id
         for other in _connected:
-            if other is self or not other.settings.process_set.included():
+            theirs = OP_NAMES[other.settings.op], other.settings.process_set.process_set_id
+            if other is self or mine == theirs or not other.settings.process_set.included():
                 continue
             for name, param in named:
                 if param in other.names:
-                    self.settings.require_compatible(other.settings, f"{self.settings.prefix}.{name}")
+                    full = f"{self.settings.prefix}.{name}"
+                    raise InvalidArgumentError(
+                        f"parameter {full!r} belongs to two distributed optimizers that would reduce its gradient differently: "
+                        f"op {theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}; give both the "
+                        "same op and process set, or delete the first optimizer before you make the second"
+                    )
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""

@@ -1,7 +1,6 @@
 """The state of one parameter's gradient between backward() and step(), and the memory in which it is reduced."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
-__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "require_hooks", "store_dense"]
+__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "store_dense"]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -28,7 +27,6 @@ def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
     return dtype
 
 
-_STRIDED = torch.strided
 # Compressions that the engine does itself on a GPU, and the dtypes for which it does them.
 _WIRE_FLAGS: dict[type, int] = {FP16Compressor: Flag.WIRE_FLOAT16, BF16Compressor: Flag.WIRE_BFLOAT16}
 _COMPRESSED = (torch.float32, torch.float64)
@@ -96,7 +94,7 @@ class WireForm:
             InvalidArgumentError: the dtype or shape of the compressed gradient differs from that of compressed zeros.
             UnsupportedError: the gradient has no memory.
         """
-        if grad.layout is not _STRIDED:
+        if grad.layout is not torch.strided:
             grad = grad.to_dense()
         if type(grad) is torch.Tensor and grad.numel() and not grad.data_ptr():
             raise without_memory()  # torch would read at the address 0
@@ -276,19 +274,3 @@ def store_dense(
     """
     value = form.decode(wire, form.context_of_blank() if grad is None else context)
     return gradient.store(grad, value if gradient.sparse_dim is None else value.to_sparse(gradient.sparse_dim), strict)
-
-
-def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:
-    """Refuses parameters that ``torch.utils.swap_tensors`` has exchanged for other tensors in autograd.
-
-    Raises:
-        InvalidArgumentError: a parameter was exchanged. It has lost its hooks, so its gradient would not be reduced.
-
-    """
-    swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
-    if swapped:
-        raise InvalidArgumentError(
-            f"parameters of {label} were swapped with other tensors, which now have their hooks, so that the parameters' "
-            f"gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after torch.utils.swap_tensors, on all "
-            "ranks (module.to() calls it if torch.__future__.set_swap_module_params_on_conversion says so)"
-        )

@@ -27,15 +27,14 @@ from torch.autograd import forward_ad
 from hvdlite import submission
 from hvdlite._engine import PassDriver
 from hvdlite.compression import keeps_state
-from hvdlite.errors import HvdliteError
+from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
-from hvdlite.torch.derivatives import require_no_tangents
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.in_flight import Bucket, DenseBucket, InFlightBucket, has_moved
-from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype, require_hooks
+from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype
 from hvdlite.torch.passes import TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
 from hvdlite.torch.start_check import leaves_of_gradients, make_check
@@ -329,11 +328,36 @@ class Reducer(PassDriver):
                     gradient.merge()
 
     def _require_hooks(self) -> None:
-        require_hooks(self._gradients.values(), self.settings.prefix)
+        """Refuses parameters that ``torch.utils.swap_tensors`` has exchanged for other tensors in autograd.
+
+        Raises:
+            InvalidArgumentError: a parameter was exchanged. It has lost its hooks, so its gradient would not be reduced.
+        """
+        gradients = self._gradients.values()
+        swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
+        if swapped:
+            raise InvalidArgumentError(
+                f"parameters of {self.settings.prefix} were swapped with other tensors, which now have their hooks, so that "
+                f"the parameters' gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after "
+                "torch.utils.swap_tensors, on all ranks (module.to() calls it if "
+                "torch.__future__.set_swap_module_params_on_conversion says so)"
+            )
 
     def _require_no_tangents(self) -> None:
-        if forward_ad._current_level >= 0:  # inside of forward mode
-            require_no_tangents((gradient.name, gradient.param.grad) for gradient in self._gradients.values())
+        """Refuses gradients that have a tangent of autograd's forward mode, because hvdlite does not reduce tangents.
+
+        Raises:
+            UnsupportedError: a gradient has a tangent.
+        """
+        if forward_ad._current_level < 0:
+            return  # outside of forward mode
+        for gradient in self._gradients.values():
+            grad = gradient.param.grad
+            if grad is not None and forward_ad.unpack_dual(grad).tangent is not None:  # type: ignore[no-untyped-call]
+                raise UnsupportedError(
+                    f"the gradient of parameter {gradient.name!r} has a tangent of torch.autograd.forward_ad, which is not "
+                    "reduced: call backward() inside of no_sync(), and reduce gradient and tangent (unpack_dual) by hand"
+                )
 
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 

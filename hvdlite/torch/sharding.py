@@ -81,16 +81,8 @@ class _OnHost:
     on_host: bool  # was it there on the owner, too?
 
 
-@dataclass(frozen=True)
-class _Transfer:
-    """Parts of parameters, of one dtype and device, that their owner sends to all others at once."""
-
-    owner: int  # its place in the process set
-    parts: list[Sharded]
-
-    def memory(self) -> list[torch.Tensor]:
-        """The memory of these parts on this rank."""
-        return [flat_view(sharded.param)[sharded.bounds[self.owner] : sharded.bounds[self.owner + 1]] for sharded in self.parts]
+# Parts of parameters, of one dtype and device, that their owner (its place in the process set) sends to all others at once.
+_Transfer = tuple[int, list[Sharded]]
 
 
 class ShardedState:
@@ -235,14 +227,14 @@ class ShardedState:
     def _send(self, transfers: list[_Transfer]) -> None:
         process_set = self._settings.process_set
         started = []
-        for transfer in transfers:
-            memory = transfer.memory()
+        for owner, parts in transfers:
+            memory = [flat_view(each.param)[each.bounds[owner] : each.bounds[owner + 1]] for each in parts]
             sent = reachable(memory[0] if len(memory) == 1 else torch.cat(memory))
-            name = f"{self._settings.prefix}.{transfer.parts[0].name}.of{transfer.owner}"
-            started.append((transfer, memory, sent, broadcast_async_(sent, self._ranks[transfer.owner], name, process_set)))
-        for transfer, memory, sent, handle in started:
+            name = f"{self._settings.prefix}.{parts[0].name}.of{owner}"
+            started.append((owner, memory, sent, broadcast_async_(sent, self._ranks[owner], name, process_set)))
+        for owner, memory, sent, handle in started:
             handle.synchronize()
-            if transfer.owner != self._place and sent.data_ptr() != memory[0].data_ptr():
+            if owner != self._place and sent.data_ptr() != memory[0].data_ptr():
                 for part, received in zip(memory, torch.split(sent, [part.numel() for part in memory]), strict=True):
                     part.copy_(received)
 
@@ -255,7 +247,7 @@ class ShardedState:
             for place, ((sharded, owner), size) in enumerate(zip(parts, sizes, strict=True))
         ]
         cut = cut_buckets(kinds, sizes, PACKED_BYTES, PACKED_BYTES)
-        return [_Transfer(parts[places[0]][1], [parts[place][0] for place in places]) for places in cut]
+        return [(parts[places[0]][1], [parts[place][0] for place in places]) for places in cut]
 
     # --- the state ------------------------------------------------------------------------------------------------------
 
