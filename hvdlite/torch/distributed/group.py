@@ -28,7 +28,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, process_set_amo
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.distributed.callbacks import CallCounter, current_counter, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_own_output, check_same_dtype, flat_of, split_into, takes_result, writing
+from hvdlite.torch.distributed.tensors import check_own_output, check_same_dtype, flat_of, split_into, target_for, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -240,7 +240,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 )
             rows.append(source.detach().reshape(self.size(), output.numel()))
 
-        targets = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
+        targets = [target_for(output, source, None) for output, source in zip(outputs, rows, strict=True)]
 
         def own(whole: Tensor) -> Tensor:
             return whole.reshape(self.size(), whole.numel() // self.size())[self.rank()]
@@ -303,10 +303,8 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self.size()} "
                     f"ranks send {source.numel()} each"
                 )
-        targets = [
-            output if takes_result(output, source, self.rank() * source.numel()) else None
-            for output, source in zip(outputs, inputs, strict=True)
-        ]
+        pairs = zip(outputs, inputs, strict=True)
+        targets = [target_for(output, source, self.rank() * source.numel()) for output, source in pairs]
         return self._gather("all_gather_into_tensor", inputs, [[output] for output in outputs], targets, opts)
 
     def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:

@@ -110,7 +110,7 @@ class HvdliteWork(Work):
             raise self._timed_out(limit)
         try:
             if not self._done:
-                self._end(max(0.0, deadline - time.monotonic()), limit)
+                self._end(deadline, limit)
             order_after(self._events)
         finally:
             self._lock.release()
@@ -118,9 +118,9 @@ class HvdliteWork(Work):
             raise self._error
         return True
 
-    def _end(self, left: float, limit: float) -> None:
+    def _end(self, deadline: float, limit: float) -> None:
         try:
-            result = self._result_within(left)
+            result = self._result_until(deadline)
             if self._finish is not None:
                 self._finish(result)
             self._events = events_of(self._outputs)
@@ -131,16 +131,15 @@ class HvdliteWork(Work):
         self._done = True
         self._finish = None  # frees the tensors to which it refers
 
-    def _result_within(self, left: float) -> Any:
-        deadline = time.monotonic() + left
+    def _result_until(self, deadline: float) -> Any:
         while True:
+            left = max(0.0, deadline - time.monotonic())
             try:
                 return self._handle.synchronize(min(left, _LOOK_SECONDS))
             except TimeoutError:
                 if self._is_aborted():
                     raise AbortedError(f"{self._what}: this rank has aborted the group, and waits no longer") from None
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if not left:
                     raise
 
     def _timed_out(self, seconds: float) -> OperationTimeoutError:
