@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.torchrun.nodes import LOST, Hub, Send, receive, send_on
@@ -51,10 +51,6 @@ class ServerArguments:
     listener: int
     link: int | None
     key: str
-
-    def to_text(self) -> str:
-        """The arguments as JSON, for the server's standard input: any user can read a command line, and the key is a secret."""
-        return json.dumps(asdict(self))
 
 
 class NodeServer:
