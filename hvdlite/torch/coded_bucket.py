@@ -11,7 +11,7 @@ from hvdlite import submission
 from hvdlite.compression import BucketCodec
 from hvdlite.errors import AbortedError, HvdliteError, InvalidArgumentError
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.in_flight import Bucket, InFlightBucket, Item, suffix_of_pass, turn_of
+from hvdlite.torch.in_flight import Bucket, InFlightBucket, Item, Members, suffix_of_pass, turn_of
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, store_dense
 
 if TYPE_CHECKING:
@@ -81,13 +81,7 @@ def scale_of(loss_scale: Any) -> float:
 class CodedBucket(Bucket):
     """Dense gradients in host memory that a `BucketCodec` reduces. Rounds of only one launch are in flight at a time."""
 
-    def __init__(
-        self,
-        label: str,
-        members: Sequence[tuple[ParameterGradient, WireForm]],
-        codec: BucketCodec,
-        settings: ReducerSettings,
-    ) -> None:
+    def __init__(self, label: str, members: Members, codec: BucketCodec, settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
         self._label = label
         # The same on all ranks. Optimizers of different process sets may have the same labels.

@@ -36,6 +36,8 @@ _TURNS = 4
 # One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
 Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
 Items = Sequence[Item] | Sent
+# The members of a bucket, and their forms on the wire.
+Members = Sequence[tuple[ParameterGradient, WireForm]]
 
 
 class InFlightBucket:
@@ -173,7 +175,7 @@ def has_moved(bucket: Bucket) -> bool:
 class DenseBucket(Bucket):
     """Gradients of one dtype, which the engine fuses always in the same layout. They are a prepared group of the engine."""
 
-    def __init__(self, label: str, members: Sequence[tuple[ParameterGradient, WireForm]], settings: ReducerSettings) -> None:
+    def __init__(self, label: str, members: Members, settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
         self._label = label
         self.members = members
@@ -233,8 +235,10 @@ class DenseBucket(Bucket):
             streams: Sequence[int] = ()
             if self.device != CPU:
                 streams = self._streams.after(launched.streams)
-                if streams[0] != launched.streams[0]:
-                    _use_in_current_stream(launched.items)
+                if streams[0] != launched.streams[0]:  # then memory from the launching stream is used in the current stream
+                    for _, grad, wire, _ in launched.items:
+                        if wire is not grad:
+                            backend_of(wire).use_in_current_stream(wire)
             engine.wait_many(launched.works, launched.outcomes, streams)
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
@@ -258,13 +262,6 @@ def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | N
     gradient.require_dtype(grad)
     with torch.no_grad():
         return form.encode(grad)
-
-
-def _use_in_current_stream(items: Items) -> None:
-    """Tells torch that memory from the launching stream is used in the current stream."""
-    for _, grad, wire, _ in items:
-        if wire is not grad:
-            backend_of(wire).use_in_current_stream(wire)
 
 
 class SparseBucket(Bucket):

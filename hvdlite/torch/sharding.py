@@ -35,8 +35,8 @@ __all__ = ["ShardedState", "check_shard", "sharded_state_of"]
 # (sharded_parameter.py names one exception).
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
 _REFUSED = {
-    "LBFGS": "its step combines all parameters into one direction",
-    "SparseAdam": "its gradients are sparse, and so is what it updates",
+    torch.optim.LBFGS: "its step combines all parameters into one direction",
+    torch.optim.SparseAdam: "its gradients are sparse, and so is what it updates",
 }
 PACKED_BYTES = 1 << 20  # the most bytes of small parts of parameters that one rank sends together
 LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, and not packed with others
@@ -56,9 +56,9 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
         return
     if op == Adasum:
         raise UnsupportedError("shard=True does not work with op=Adasum, with which each rank has a state of its own")
-    for name, reason in _REFUSED.items():
-        refused = getattr(torch.optim, name, None)
-        if refused is not None and issubclass(kind, refused):
+    for refused, reason in _REFUSED.items():
+        if issubclass(kind, refused):
+            name = refused.__name__
             raise UnsupportedError(f"shard=True does not work with {name}: {reason}. Leave shard out, or use another optimizer")
 
 

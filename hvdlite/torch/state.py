@@ -117,7 +117,10 @@ def broadcast_optimizer_state(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got {type(optimizer)}")
-    _, differing = compare(_facts_of(optimizer), "optimizer_state.alike", process_set)
+    # What must be the same on all ranks so that one rank's state fits the optimizers of the others.
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    facts = [("the number of parameters in each group", sizes), ("the compression with state", compression_of(optimizer))]
+    _, differing = compare(facts, "optimizer_state.alike", process_set)
     if differing:
         raise MismatchError(
             f"broadcast_optimizer_state in process set {process_set.process_set_id}: {differing}; build the same optimizer on "
@@ -143,12 +146,6 @@ def broadcast_optimizer_state(
             sharded.unsliced = True
             if not is_whole:
                 sharded.localize(optimizer)  # as on the root, which has a part
-
-
-def _facts_of(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """What must be the same on all ranks so that one rank's state fits the optimizers of the others."""
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return [("the number of parameters in each group", sizes), ("the compression with state", compression_of(optimizer))]
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
