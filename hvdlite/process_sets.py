@@ -216,7 +216,6 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
         InvalidArgumentError: a rank is not in this job.
     """
     members = list(ranks)
-    found = ProcessSet(members)
     _check_ranks(members)
     number = _number_of(members)
     if number is None:
@@ -224,6 +223,9 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
         number = _change(request).process_set
+    # One object for each set: a program may make groups of the same ranks without end.
+    bound = (*_bound, global_process_set)
+    found = next((each for each in bound if each.process_set_id == number), None) or ProcessSet(members)
     _keep(found, number, members)
     return found
 

@@ -54,7 +54,8 @@ class TorchBackend(TensorBackend):
         names = (dtype.label for dtype in DType)
         self._dtypes = {name: getattr(torch, name) for name in names if hasattr(torch, name)}
         self._codes = {dtype: int(code_of_name(name)) for name, dtype in self._dtypes.items()}
-        self._stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
+        # The raw handle of the current stream on a GPU; 0 is the legacy default stream. CUDA builds have a faster function.
+        self.stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream_of)
         capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
         # No complex dtypes: a tensor may be the conjugate of its memory, and DLPack does not say so.
         codes = dlpack_codes(dtype for dtype in DType if not dtype.is_complex)
@@ -108,7 +109,7 @@ class TorchBackend(TensorBackend):
         if tensor.is_cpu:
             return Exported(pointer, tensor.shape, code, CPU, layout, tensor)
         device = tensor.device.index
-        return Exported(pointer, tensor.shape, code, device, layout, tensor, self._stream_of(device))
+        return Exported(pointer, tensor.shape, code, device, layout, tensor, self.stream_of(device))
 
     def plain(self, kind: type) -> Plain | None:
         """The description of ``torch.Tensor`` (not of subclasses), if torch has the exchange API of DLPack (from 2.10 on).
@@ -162,7 +163,7 @@ class TorchBackend(TensorBackend):
 
     def stream_now(self, exported: Exported) -> int:
         """The current stream on the tensor's GPU."""
-        return self._stream_of(exported.device)
+        return self.stream_of(exported.device)
 
     def use_in_current_stream(self, tensor: Any) -> None:
         """Tells torch to use the tensor's memory again only after the current stream has done its work of now."""

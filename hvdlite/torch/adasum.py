@@ -28,10 +28,10 @@ class AdasumStep:
 
     def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         self._settings = settings
-        self._check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in self._gradients])
+        self._gradients: list[ParameterGradient] = []
+        self._check = make_check(optimizer, settings, self._gradients)
         self._check.updated = True  # not yet true, but with Adasum the ranks can compare parameters before the first step
         self._compressor: Any = settings.compression or NoneCompressor
-        self._gradients: list[ParameterGradient] = []
         self._engine: Any = None  # the engine of the job whose ranks have agreed
         self._generation = 0  # the number of agreements in this job
         self._agreed = False

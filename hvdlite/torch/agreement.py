@@ -26,10 +26,10 @@ class ReducerSettings:
     Attributes:
         prefix: the name of the optimizer, the same on all ranks of the process set, and unique there.
         op: Average, Sum or Adasum.
-        predivide: divides the gradients before they are summed, and multiplies the result.
+        gradient_predivide_factor: divides the gradients before they are summed, and multiplies the result.
         compression: the argument of `DistributedOptimizer`; `hvdlite.compression` lists the kinds.
-        passes_per_step: backward passes added up on each rank before a reduction.
-        average_passes: is the result divided by `passes_per_step`?
+        backward_passes_per_step: backward passes added up on each rank before a reduction.
+        average_aggregated_gradients: is the result divided by `backward_passes_per_step`?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
         gradient_as_bucket_view: may gradients lie in an arena? None: only if all ranks keep their gradients from step to step.
@@ -40,10 +40,10 @@ class ReducerSettings:
 
     prefix: str
     op: int
-    predivide: float
+    gradient_predivide_factor: float
     compression: Any
-    passes_per_step: int
-    average_passes: bool
+    backward_passes_per_step: int
+    average_aggregated_gradients: bool
     sparse_as_dense: bool
     process_set: ProcessSet
     gradient_as_bucket_view: bool | None
@@ -53,37 +53,18 @@ class ReducerSettings:
     @property
     def divisor(self) -> int:
         """The number by which sums of passes are divided. An Average also divides by the number of ranks."""
-        return self.passes_per_step if self.average_passes else 1
+        return self.backward_passes_per_step if self.average_aggregated_gradients else 1
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """The factors of the gradients before the sum and after it."""
+        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor / self.divisor
 
     def describe(self) -> dict[str, Hashable]:
         """The settings that must be equal on all ranks, by the argument's name."""
-        return {
-            "op": OP_NAMES[self.op],
-            "gradient_predivide_factor": self.predivide,
-            "compression": describe_compression(self.compression),
-            "backward_passes_per_step": self.passes_per_step,
-            "average_aggregated_gradients": self.average_passes,
-            "sparse_as_dense": self.sparse_as_dense,
-            "gradient_as_bucket_view": self.gradient_as_bucket_view,
-            "start_check": self.start_check,
-            "shard": self.shard,
-        }
-
-    def require_compatible(self, other: "ReducerSettings", name: str) -> None:
-        """Checks the settings of two optimizers that share a parameter.
-
-        Raises:
-            InvalidArgumentError: the op or the process set differs. Other settings may differ.
-
-        """
-        mine = (OP_NAMES[self.op], self.process_set.process_set_id)
-        theirs = (OP_NAMES[other.op], other.process_set.process_set_id)
-        if mine != theirs:
-            raise InvalidArgumentError(
-                f"parameter {name!r} belongs to two distributed optimizers that would reduce its gradient differently: op "
-                f"{theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}; give both the same op and "
-                "process set, or delete the first optimizer before you make the second"
-            )
+        described = {**vars(self), "op": OP_NAMES[self.op], "compression": describe_compression(self.compression)}
+        del described["prefix"], described["process_set"]  # the names of the exchange have them
+        return described
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ A user may keep a tensor that lies in a place. So a place gets a new tensor only
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -135,7 +136,8 @@ def make_places(
 
     """
     chosen = [(gradient, form.nbytes) for gradient, form in gradients if _gets_place(gradient.param, form)]
-    begins, total = _lay_out([nbytes for _, nbytes in chosen])
+    begins = list(accumulate((-(-nbytes // _ALIGNMENT) * _ALIGNMENT for _, nbytes in chosen), initial=0))
+    total = begins.pop()
     if not total:
         return None, f"no gradient in host memory of at least {SMALLEST} bytes is reduced in place"
     if RUNTIME.config.allreduce_algorithm != "auto":
@@ -163,12 +165,3 @@ def _should_stream(nbytes: int, process_set: ProcessSet) -> bool:
 
 def _gets_place(param: torch.Tensor, form: WireForm) -> bool:
     return form.dtype_in_place is not None and form.device == CPU and param.requires_grad and form.nbytes >= SMALLEST
-
-
-def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
-    begins: list[int] = []
-    end = 0
-    for size in sizes:
-        begins.append(end)
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return begins, end

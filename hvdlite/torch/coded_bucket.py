@@ -1,6 +1,6 @@
 """Buckets whose gradients are reduced by a codec with state (`hvdlite.compression.BucketCodec`), in one or more rounds."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
@@ -11,13 +11,13 @@ from hvdlite import submission
 from hvdlite.compression import BucketCodec
 from hvdlite.errors import AbortedError, HvdliteError, InvalidArgumentError
 from hvdlite.torch.agreement import ReducerSettings
-from hvdlite.torch.gpu import CPU
-from hvdlite.torch.in_flight import InFlightBucket, Item, suffix_of_pass
+from hvdlite.torch.in_flight import Bucket, InFlightBucket, Item, Members, suffix_of_pass, turn_of
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, store_dense
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
     from hvdlite.handles import Handle
+    from hvdlite.torch.reducer import Reducer
 
 __all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
 
@@ -78,19 +78,11 @@ def scale_of(loss_scale: Any) -> float:
     return float(loss_scale.get_scale() if hasattr(loss_scale, "get_scale") else loss_scale)
 
 
-class CodedBucket:
+class CodedBucket(Bucket):
     """Dense gradients in host memory that a `BucketCodec` reduces. Rounds of only one launch are in flight at a time."""
 
-    device = CPU
-
-    def __init__(
-        self,
-        label: str,
-        members: Sequence[tuple[ParameterGradient, WireForm]],
-        codec: BucketCodec,
-        settings: ReducerSettings,
-    ) -> None:
-        self.gradients: list[ParameterGradient] = [gradient for gradient, _ in members]
+    def __init__(self, label: str, members: Members, codec: BucketCodec, settings: ReducerSettings) -> None:
+        super().__init__([gradient for gradient, _ in members])
         self._label = label
         # The same on all ranks. Optimizers of different process sets may have the same labels.
         self._key = (label, settings.process_set.process_set_id or 0)
@@ -109,27 +101,14 @@ class CodedBucket:
         self._weight: float | None = None
         self._notice = False
 
-    def see_stream(self) -> None:
-        """Does nothing: only buckets on a GPU need it."""
-
-    def launch(
-        self,
-        engine: "Engine",
-        reducer: Any,
-        number: int,
-        turn: int,
-        wake: bool,
-        weight: float | None,
-        notice: bool,
-        begin: Callable[[InFlightBucket], None],
-    ) -> None:
+    def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
         """Submits the first round, and with it a count of the ranks that have each gradient. See `Bucket.launch`.
 
         Raises:
             InvalidArgumentError: the codec has no round, or the dtype of a gradient has changed.
         """
-        self._suffix = suffix_of_pass(turn)
-        self._weight, self._notice = weight, notice
+        self._suffix = suffix_of_pass(turn_of(reducer))
+        self._weight, self._notice = reducer.weight, reducer.notice
         self._round = 0
         items: list[Item] = []
         self._coded = []
@@ -148,7 +127,7 @@ class CodedBucket:
                 raise InvalidArgumentError(f"{self._codec.describe()}.reduce has no round: it must yield tensors at least once")
             self._present = torch.tensor([coded.value is not None for coded in self._coded], dtype=torch.int32, device="cpu")
             launched = InFlightBucket(self, items)
-            begin(launched)
+            reducer.in_flight.append(launched)
             _in_flight[self._key] = launched
             dirty = [gradient for gradient in self.gradients if gradient.dirty]
             try:
@@ -166,7 +145,7 @@ class CodedBucket:
         """Submits the current round, with the first one also the number of ranks that have each gradient."""
         assert self._unsent is not None
         settings = self._settings
-        scales = (settings.op, 1.0 / settings.predivide, settings.predivide / settings.divisor)
+        scales = (settings.op, *settings.scales)
         name = f"{self._label}.round{self._round}{self._suffix}"
         counts = None if self._round else (f"{self._label}.present{self._suffix}", self._present)
         how = (self._weight, self._codec.codec, self._notice)
@@ -227,15 +206,9 @@ class CodedBucket:
             return None
         if isinstance(outcome, Exception):
             raise outcome
-        gradient, grad, value, _ = item
+        gradient, grad, _, _ = item
         form = self._forms[gradient]
-        outcome = outcome.reshape(form.shape)
-        # True if the value was the gradient itself and not a copy, and the codec has stored the result there.
-        there = grad is not None and value is grad and outcome.data_ptr() == grad.data_ptr()
-        return store_dense(gradient, grad, form, grad if there and grad is not None else outcome, None, strict)
-
-    def close(self, engine: "Engine") -> None:
-        """Does nothing: this bucket has no prepared group."""
+        return store_dense(gradient, grad, form, outcome.reshape(form.shape), None, strict)
 
 
 def _value_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor) -> torch.Tensor:

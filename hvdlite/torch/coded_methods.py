@@ -3,7 +3,7 @@
 import logging
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,6 @@ from hvdlite.compression import BucketCodec, Codec, PowerSGD, check_compression,
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.objects import broadcast_object
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.coded_bucket import scale_of
 from hvdlite.torch.error_feedback import ErrorFeedback
 from hvdlite.torch.power_sgd import PowerSGDCodec
@@ -35,6 +34,7 @@ __all__ = [
 ]
 
 KEY = "hvdlite_compression"  # the key of the compression's state in a state dict
+_STEP_OF_SCALER = torch.cuda.amp.GradScaler.step.__code__  # torch.amp.GradScaler has the same
 _OWN = "residual"  # the key, in the state of a gradient, of the part that differs between ranks
 
 
@@ -73,8 +73,8 @@ def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     if not isinstance(optimizer, CodedMethods):
         return []
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    reducer = optimizer._hvdlite.reducer
-    return [{} if reducer is None else reducer.coding_of(param) for param in params]
+    reducers = optimizer._hvdlite.reducers()
+    return [next((reducer.coding_of(param) for reducer in reducers if reducer.holds(param)), {}) for param in params]
 
 
 def compression_of(optimizer: torch.optim.Optimizer) -> str:
@@ -89,15 +89,12 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
 
     Args:
         optimizer: an optimizer, wrapped or not.
-        saved: the value under `KEY`; None if the state dict had none, so that the compression starts without state.
-
-    Raises:
-        InvalidArgumentError: the saved state belongs to another compression.
+        saved: the value under `KEY`, of the same compression; None if the state dict had none, so that the compression starts
+            without state.
     """
     if not isinstance(optimizer, CodedMethods):
         return
     settings = optimizer._hvdlite.settings
-    _require_compression(settings, saved)
     codings = codings_of(optimizer)
     place = [settings.process_set.rank(), settings.process_set.size()]
     is_own = saved is not None and saved["place"] == place
@@ -113,15 +110,6 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
             describe_compression(settings.compression),
             *place,
             *saved["place"],
-        )
-
-
-def _require_compression(settings: ReducerSettings, saved: Mapping[str, Any] | None) -> None:
-    text = describe_compression(settings.compression)
-    if saved is not None and saved["compression"] != text:
-        raise InvalidArgumentError(
-            f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the key "
-            f"{KEY!r} from the state dict, and the compression starts without state"
         )
 
 
@@ -188,8 +176,8 @@ class CodedMethods(_Optimizer):
             raise InvalidArgumentError(
                 f"optimizer.loss_scale={loss_scale!r}: set it to the GradScaler, to a finite number above 0, or to None"
             )
-        if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.set_loss_scale(loss_scale)
+        for reducer in self._hvdlite.reducers():
+            reducer.loss_scale = loss_scale
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The optimizer's state as without compression, and under ``hvdlite_compression`` this rank's state of the compression.
@@ -214,10 +202,13 @@ class CodedMethods(_Optimizer):
         Raises:
             InvalidArgumentError: the saved state belongs to another compression. Then nothing is loaded.
         """
-        saved = state_dict.get(KEY)
-        _require_compression(self._hvdlite.settings, saved)
-        if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.settle_family()
+        saved, text = state_dict.get(KEY), compression_of(self)
+        if saved is not None and saved["compression"] != text:
+            raise InvalidArgumentError(
+                f"the state of an optimizer with compression {saved['compression']} does not fit one with {text}: remove the "
+                f"key {KEY!r} from the state dict, and the compression starts without state"
+            )
+        self._hvdlite.settle()
         super().load_state_dict(state_dict)
         load_coding(self, saved)
 
@@ -241,20 +232,12 @@ def refuse_unknown_scale(optimizer: Any, *_: Any) -> None:
     """
     if optimizer._hvdlite.reducer is None or optimizer.loss_scale is not None:
         return
-    steps = _steps_of_scalers()
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in steps and frame.f_locals["self"].is_enabled():
+        if frame.f_code is _STEP_OF_SCALER and frame.f_locals["self"].is_enabled():
             raise UnsupportedError(
                 f"a GradScaler scales the loss, and compression "
                 f"{describe_compression(optimizer._hvdlite.settings.compression)} adds the errors of gradients to later ones, "
                 "whose scale may differ: set optimizer.loss_scale = scaler before the first backward()"
             )
         frame = frame.f_back  # type: ignore[assignment]
-
-
-def _steps_of_scalers() -> Sequence[Any]:
-    kinds: list[Any] = [torch.cuda.amp.GradScaler]
-    if hasattr(torch.amp, "GradScaler"):
-        kinds.append(torch.amp.GradScaler)
-    return [kind.step.__code__ for kind in kinds]

@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
+from hvdlite.backends.torch import BACKEND
+
 __all__ = [
     "CPU",
-    "Mark",
     "StreamsOfBucket",
     "current_stream",
+    "events_of",
     "follow",
     "gpu_of",
     "is_reachable",
-    "mark",
-    "number_of",
+    "order_after",
     "reachable",
 ]
 
@@ -38,24 +39,14 @@ def reachable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gpu_of(tensor: torch.Tensor) -> int:
-    """The engine's number for the device of a tensor."""
-    return number_of(tensor.device)
-
-
-def number_of(device: torch.device) -> int:
-    """The engine's number for a device: that of an NVIDIA GPU, or `CPU` for all others."""
+    """The engine's number for the device of a tensor: that of an NVIDIA GPU, or `CPU` for all others."""
+    device = tensor.device
     if device.type != "cuda" or not _IS_CUDA:
         return CPU
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _current_stream(gpu: int) -> int:
-    return int(torch.cuda.current_stream(gpu).cuda_stream)
-
-
-# Returns the raw handle of torch's current stream on a GPU; 0 is the legacy default stream. torch's CUDA builds have a faster
-# function for it.
-current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
+current_stream: Callable[[int], int] = BACKEND.stream_of
 
 
 def follow(gpu: int, streams: Iterable[int]) -> None:
@@ -106,25 +97,13 @@ class StreamsOfBucket:
         return (now, *(stream for stream in streams if stream != now))
 
 
-class Mark:
-    """A point in a GPU's work, in the stream that was current when the mark was made."""
-
-    __slots__ = ("_event", "_gpu")
-
-    def __init__(self, gpu: int) -> None:
-        self._gpu = gpu
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(torch.cuda.current_stream(gpu))
-
-    def order_current_stream(self) -> None:
-        """Orders the current stream after the mark."""
-        torch.cuda.current_stream(self._gpu).wait_event(self._event)
-
-    def is_reached(self) -> bool:
-        """Has the GPU reached the mark?"""
-        return bool(self._event.query())
+def events_of(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """An event in the current stream of each GPU that holds one of these tensors."""
+    gpus = sorted({gpu_of(tensor) for tensor in tensors} - {CPU})
+    return [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
 
 
-def mark(tensors: Iterable[torch.Tensor]) -> list[Mark]:
-    """Marks all GPUs that hold one of these tensors."""
-    return [Mark(gpu) for gpu in sorted({gpu_of(tensor) for tensor in tensors} - {CPU})]
+def order_after(events: Iterable[Any]) -> None:
+    """Orders the current stream of the GPU of each event after the event."""
+    for event in events:
+        torch.cuda.current_stream(event.device).wait_event(event)

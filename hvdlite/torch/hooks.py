@@ -22,8 +22,7 @@ class AtEnd:
         """Called by the task when it is over."""
         self._action()
 
-    def __del__(self) -> None:
-        self._action()
+    __del__ = __call__
 
 
 def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[Any]:

@@ -6,29 +6,38 @@ reducer knows the `InFlightBucket` before anything is submitted: Ctrl-C may rais
 must stay alive.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hvdlite import submission
 from hvdlite._engine import Gatherer, PassDriver, Sent, launch
-from hvdlite.backends import Exported, backend_of, plain_of
+from hvdlite.backends import backend_of, plain_of
 from hvdlite.errors import HvdliteError, UnsupportedError
-from hvdlite.requests import Flag, Kind, Request, tensor_name
+from hvdlite.requests import Average, Flag, Kind, Request, tensor_name
 from hvdlite.runtime import RUNTIME
+from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.gpu import CPU, StreamsOfBucket, gpu_of
-from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype, is_there, store_dense
+from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm, declared_dtype, store_dense
 from hvdlite.torch.sparse import join_rows, rows_of
 
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Work
+    from hvdlite.torch.reducer import Reducer
 
-__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass"]
+__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass", "turn_of"]
+
+# The reductions of a step take this many names in turn. So ranks with different numbers of reductions get an error, unless
+# both numbers are multiples of this one.
+_TURNS = 4
 
 # One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
 Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
 Items = Sequence[Item] | Sent
+# The members of a bucket, and their forms on the wire.
+Members = Sequence[tuple[ParameterGradient, WireForm]]
 
 
 class InFlightBucket:
@@ -99,7 +108,7 @@ class InFlightBucket:
         return failure
 
 
-class Bucket(Protocol):
+class Bucket(ABC):
     """Gradients that are launched together.
 
     Attributes:
@@ -108,43 +117,34 @@ class Bucket(Protocol):
 
     """
 
-    gradients: list[ParameterGradient]
-    device: int
+    def __init__(self, gradients: list[ParameterGradient]) -> None:
+        self.gradients = gradients
+        self.device = gpu_of(gradients[0].param)
+        self._streams = StreamsOfBucket(self.device)
 
     def see_stream(self) -> None:
         """Called on a GPU: a gradient of this pass was made in the current stream."""
+        self._streams.see()
 
-    def launch(
-        self,
-        engine: "Engine",
-        reducer: PassDriver,
-        number: int,
-        turn: int,
-        wake: bool,
-        weight: float | None,
-        notice: bool,
-        begin: Callable[[InFlightBucket], None],
-    ) -> None:
-        """Makes an in-flight bucket, passes it to `begin`, and submits the gradients.
+    @abstractmethod
+    def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
+        """Makes an in-flight bucket, appends it to those of the reducer, and submits the gradients.
 
         Args:
             engine: the engine that reduces them.
             reducer: the reducer, which counts the bucket as launched.
             number: the number of the bucket in the reducer's plan.
-            turn: the number of the reduction in its step, modulo `hvdlite.torch.reducer._TURNS`. It is a part of the names, so
-                reductions that follow each other have different names.
             wake: wake the engine's thread? Within a backward pass yes: no thread waits there and makes the engine's passes.
-            weight: the weight of this rank's gradients; None: all ranks have the same weight.
-            notice: does this rank give notice with its weight?
-            begin: a function that takes charge of the in-flight bucket.
 
         Raises:
             InvalidArgumentError, UnsupportedError: the gradient that the text names cannot be reduced in this way.
         """
 
+    @abstractmethod
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits for all results that are still missing. If a signal handler raises meanwhile, call it again."""
 
+    @abstractmethod
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
 
@@ -152,12 +152,17 @@ class Bucket(Protocol):
             A result to which this rank did not contribute, for the caller to add to the finished gradient; otherwise None.
         """
 
-    def close(self, engine: "Engine") -> None:
+    def close(self, engine: "Engine") -> None:  # noqa: B027 - most buckets have prepared nothing
         """Called when the plan is dropped. Results in flight may still be stored."""
 
 
+def turn_of(reducer: PassDriver) -> int:
+    """The number, in turn, of the reduction in its step. It is a part of the names, so that the next reduction has others."""
+    return reducer.turn % _TURNS
+
+
 def suffix_of_pass(turn: int) -> str:
-    """The last part of the names in a reduction. turn: see `Bucket.launch`."""
+    """The last part of the names in a reduction. turn: see `turn_of`."""
     return f"@{turn + 1}" if turn else ""
 
 
@@ -167,28 +172,15 @@ def has_moved(bucket: Bucket) -> bool:
     return gpu_of(gradient.param) != bucket.device or declared_dtype(gradient.param) not in (gradient.dtype, None)
 
 
-class DenseBucket:
+class DenseBucket(Bucket):
     """Gradients of one dtype, which the engine fuses always in the same layout. They are a prepared group of the engine."""
 
-    def __init__(
-        self,
-        label: str,
-        members: Sequence[tuple[ParameterGradient, WireForm]],
-        op: int,
-        process_set: int,
-        prescale: float,
-        postscale: float,
-    ) -> None:
-        self.gradients: list[ParameterGradient] = [gradient for gradient, _ in members]
-        self.device = members[0][1].device
-        self._streams = StreamsOfBucket(self.device)
+    def __init__(self, label: str, members: Members, settings: ReducerSettings) -> None:
+        super().__init__([gradient for gradient, _ in members])
         self._label = label
         self.members = members
         self._forms = dict(members)
-        self._op = op
-        self._process_set = process_set
-        self._prescale = prescale
-        self._postscale = postscale
+        self._settings = settings
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
         self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
@@ -196,7 +188,8 @@ class DenseBucket:
         self._groups: tuple[list[int], list[int]] = [], []
 
     def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:
-        groups = self._groups[weighted]
+        groups, settings = self._groups[weighted], self._settings
+        prescale, postscale = settings.scales
         while len(groups) <= turn:
             suffix = suffix_of_pass(len(groups))
             requests = [
@@ -207,10 +200,10 @@ class DenseBucket:
                     form.shape,
                     # The engine compares the address of each gradient with this place in the arena.
                     output_ptr=0 if gradient.place is None else gradient.place.address,
-                    op=self._op,
-                    process_set=self._process_set,
-                    prescale=self._prescale,
-                    postscale=self._postscale,
+                    op=settings.op,
+                    process_set=settings.process_set.require_member(Kind.ALLREDUCE),
+                    prescale=prescale,
+                    postscale=postscale,
                     group=self._label + suffix,
                     group_size=len(self.members),
                     group_index=index,
@@ -224,30 +217,17 @@ class DenseBucket:
             groups.append(engine.prepare(requests))
         return groups[turn]
 
-    def see_stream(self) -> None:
-        """See `Bucket.see_stream`."""
-        self._streams.see()
-
-    def launch(
-        self,
-        engine: "Engine",
-        reducer: PassDriver,
-        number: int,
-        turn: int,
-        wake: bool,
-        weight: float | None,
-        notice: bool,
-        begin: Callable[[InFlightBucket], None],
-    ) -> None:
+    def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
         """Submits all members. This rank is absent for members without a gradient."""
         streams = () if self.device == CPU else self._streams.gather()
+        turn, weight = turn_of(reducer), reducer.weight
         weighted = weight is not None
         groups = self._groups[weighted]
         group = groups[turn] if turn < len(groups) else self._prepare(engine, turn, weighted)
         sent = self._gatherer.gather()
         launched = InFlightBucket(self, sent, streams)
-        begin(launched)
-        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, notice, launched.works)
+        reducer.in_flight.append(launched)
+        launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, reducer.notice, launched.works)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits once for all members."""
@@ -255,8 +235,10 @@ class DenseBucket:
             streams: Sequence[int] = ()
             if self.device != CPU:
                 streams = self._streams.after(launched.streams)
-                if streams[0] != launched.streams[0]:
-                    _use_in_current_stream(launched.items)
+                if streams[0] != launched.streams[0]:  # then memory from the launching stream is used in the current stream
+                    for _, grad, wire, _ in launched.items:
+                        if wire is not grad:
+                            backend_of(wire).use_in_current_stream(wire)
             engine.wait_many(launched.works, launched.outcomes, streams)
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
@@ -282,44 +264,21 @@ def _wire_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor | N
         return form.encode(grad)
 
 
-def _use_in_current_stream(items: Items) -> None:
-    """Tells torch that memory from the launching stream is used in the current stream."""
-    for _, grad, wire, _ in items:
-        if wire is not grad:
-            backend_of(wire).use_in_current_stream(wire)
+class SparseBucket(Bucket):
+    """One parameter whose gradient is sparse: every rank gets all ranks' rows, adds them up, and divides the sum."""
 
+    def __init__(self, gradient: ParameterGradient, settings: ReducerSettings) -> None:
+        super().__init__([gradient])
+        ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
+        self._divisor = ranks * settings.divisor
+        self._process_set = settings.process_set
 
-class SparseBucket:
-    """One parameter whose gradient is sparse: every rank gets all ranks' rows, adds them up, and divides by `divisor`."""
-
-    def __init__(self, gradient: ParameterGradient, divisor: int, process_set: int) -> None:
-        self.gradients: list[ParameterGradient] = [gradient]
-        self.device = gpu_of(gradient.param)
-        self._streams = StreamsOfBucket(self.device)
-        self._divisor = divisor
-        self._process_set = process_set
-        self._indices: torch.Tensor | None = None  # of all ranks' rows; `store` gets them before the values
-
-    def see_stream(self) -> None:
-        """See `Bucket.see_stream`."""
-        self._streams.see()
-
-    def launch(
-        self,
-        engine: "Engine",
-        reducer: PassDriver,
-        number: int,
-        turn: int,
-        wake: bool,
-        weight: float | None,
-        notice: bool,
-        begin: Callable[[InFlightBucket], None],
-    ) -> None:
+    def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
         """Submits the indices and the values of this rank's rows; there may be no rows."""
         gradient = self.gradients[0]
-        if weight is not None:
+        if reducer.weight is not None:
             raise UnsupportedError(
-                f"the gradient of parameter {gradient.name!r} is sparse, and optimizer.weight is {weight}: only dense "
+                f"the gradient of parameter {gradient.name!r} is sparse, and optimizer.weight is {reducer.weight}: only dense "
                 "gradients have a weighted mean; pass sparse_as_dense=True to DistributedOptimizer, or leave the weight out"
             )
         streams = () if self.device == CPU else self._streams.gather()
@@ -330,28 +289,25 @@ class SparseBucket:
             gradient.require_dtype(grad)
         with torch.no_grad():
             indices, values = rows_of(grad, gradient.param, gradient.dtype, gradient.sparse_dim or 1)
-        suffix = suffix_of_pass(turn)
+        suffix = suffix_of_pass(turn_of(reducer))
         backend = backend_of(values)
-        items: list[Item] = []
-        requests = []
-        for part, tensor in (("indices", indices), ("values", values)):
-            exported = backend.export(tensor, False)
-            requests.append(
-                Request(
-                    Kind.ALLGATHER,
-                    tensor_name(Kind.ALLGATHER, f"{gradient.name}.{part}{suffix}"),
-                    exported.dtype,
-                    exported.shape,
-                    exported.pointer,
-                    process_set=self._process_set,
-                    device=exported.device,
-                    stream=exported.stream,
-                )
+        exports = [backend.export(indices, False), backend.export(values, False)]
+        requests = [
+            Request(
+                Kind.ALLGATHER,
+                tensor_name(Kind.ALLGATHER, f"{gradient.name}.{part}{suffix}"),
+                exported.dtype,
+                exported.shape,
+                exported.pointer,
+                process_set=self._process_set.require_member(Kind.ALLGATHER),
+                device=exported.device,
+                stream=exported.stream,
             )
-            items.append((gradient, grad, exported.owner, exported))
-        self._indices = None
+            for part, exported in zip(("indices", "values"), exports, strict=True)
+        ]
+        items: list[Item] = [(gradient, grad, values, exports)]
         launched = InFlightBucket(self, items, streams)
-        begin(launched)
+        reducer.in_flight.append(launched)
         work = engine.submit((), items)  # a work without operations yet, which the in-flight bucket gets before the submission
         launched.works.append(work)
         try:
@@ -367,27 +323,17 @@ class SparseBucket:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.works
             work.wait(streams=streams)
-            launched.outcomes = work.results()
+            results = work.results()
+            failures = [result for result in results if isinstance(result, HvdliteError)]
+            launched.outcomes = failures[:1] or [results]
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """Keeps the indices, which come first; with the values it stores the gradient. The outcome is the engine's result."""
-        gradient, grad, sent, context = item
-        exported: Exported = context
-        rows = submission.output_of(backend_of(sent), exported, RUNTIME.require(), outcome)
-        if self._indices is None or not (rows.is_floating_point() or rows.is_complex()):
-            self._indices = rows  # perhaps for a second time, after Ctrl-C
-            return None
-        if grad is None:
-            if not len(rows):
-                return None
-            gradient.filled = True
-            return gradient.receive(join_rows(self._indices, rows, gradient.param, self._divisor))
-        if is_there(gradient, grad, strict):
-            gradient.filled = True
-            gradient.replace(grad, join_rows(self._indices, rows, gradient.param, self._divisor))
-            if gradient.reduced_part is not None and not gradient.dirty:
-                gradient.merge()
-        return None
-
-    def close(self, engine: "Engine") -> None:
-        """Does nothing: this bucket has no prepared group."""
+        """The outcome is the engine's results for the indices and the values."""
+        gradient, grad, values, exports = item
+        backend, engine = backend_of(values), RUNTIME.require()
+        indices, rows = (
+            submission.output_of(backend, exported, engine, result) for exported, result in zip(exports, outcome, strict=True)
+        )
+        if grad is None and not len(rows):
+            return None  # no rank had a gradient
+        return gradient.store(grad, join_rows(indices, rows, gradient.param, self._divisor), strict)

@@ -30,7 +30,7 @@ from hvdlite.partition import part_of
 from hvdlite.process_sets import ProcessSet, global_process_set
 from hvdlite.requests import OP_NAMES, Average, Max, Min, Product, Sum, resolve_op
 from hvdlite.runtime import RUNTIME
-from hvdlite.torch.derivatives import only_once, require_values
+from hvdlite.torch.derivatives import needs_grad, only_once, require_values
 from hvdlite.torch.sparse import join_rows, rows_of
 
 __all__ = [
@@ -59,25 +59,13 @@ class _CallArguments:
     compression: Any = None
     weight: float | None = None
 
-    @property
-    def grad_name(self) -> str | None:
-        """The name of the collective that the backward calls."""
-        return None if self.name is None else f"{self.name}.grad"
-
-    def grad_name_of(self, part: str) -> str | None:
-        """The name of a further collective that the backward calls."""
-        return None if self.name is None else f"{self.name}.grad.{part}"
+    def grad_name(self, part: str = "") -> str | None:
+        """The name of a collective that the backward calls."""
+        return None if self.name is None else f"{self.name}.grad{part}"
 
 
 def _described(name: str | None) -> str:
     return "an unnamed tensor" if name is None else repr(name)
-
-
-def _needs_grad(*tensors: torch.Tensor) -> bool:
-    for tensor in tensors:  # faster than any()
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            return torch.is_grad_enabled()
-    return False
 
 
 def _apply(function: type[torch.autograd.Function], call: _CallArguments, tensors: Sequence[torch.Tensor]) -> Any:
@@ -101,10 +89,10 @@ class _Allreduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         if call.weight is None:
-            return (None, *_reduce(call, call.grad_name, grads))
+            return (None, *_reduce(call, call.grad_name(), grads))
         # The sum of the gradients times this rank's share of all weights: weights apply to tensors, not to gradients.
-        totals = _reduce(replace(call, op=Sum, weight=None), call.grad_name, grads)
-        name = call.grad_name_of("weights")
+        totals = _reduce(replace(call, op=Sum, weight=None), call.grad_name(), grads)
+        name = call.grad_name(".weights")
         weights = float(ops.allreduce(call.weight, name=name, op=Sum, process_set=call.process_set))
         share = call.weight / weights if weights > 0 else 0.0
         return (None, *(total * share for total in totals))
@@ -129,7 +117,7 @@ class _Select(torch.autograd.Function):
                 "call, and the result after it"
             )
         saved = ctx.saved_tensors
-        totals = _reduce(_CallArguments(None, call.process_set, call.grouped), call.grad_name, grads)
+        totals = _reduce_for(call, grads)
         inputs, outputs = saved[: len(grads)], saved[len(grads) :]
         with torch.no_grad():  # small changes of the inputs do not change the slopes of Min and Max
             slopes = _product_slopes(call, inputs) if call.op == Product else _choice_slopes(call, inputs, outputs)
@@ -152,8 +140,9 @@ def _function_of(op: int) -> type[torch.autograd.Function]:
     return _Select if op in (Min, Max, Product) else _Allreduce
 
 
-def _reduce_part(call: _CallArguments, part: str, tensors: Sequence[torch.Tensor], op: int = Sum) -> list[torch.Tensor]:
-    return _reduce(_CallArguments(None, call.process_set, call.grouped, op), call.grad_name_of(part), tensors)
+def _reduce_for(call: _CallArguments, tensors: Sequence[torch.Tensor], op: int = Sum, part: str = "") -> list[torch.Tensor]:
+    """A reduction that the backward of a call makes, without the call's factors, compression and weight."""
+    return _reduce(_CallArguments(None, call.process_set, call.grouped, op), call.grad_name(part), tensors)
 
 
 def _choice_slopes(call: _CallArguments, values: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -164,15 +153,15 @@ def _choice_slopes(call: _CallArguments, values: Sequence[torch.Tensor], results
     coder = call.compression
     sent = values if is_none(coder) else [coder.decompress(*coder.compress(value)) for value in values]
     chosen = [(value == result).to(value.dtype) for value, result in zip(sent, results, strict=True)]
-    return [mine / holders for mine, holders in zip(chosen, _reduce_part(call, "holders", chosen), strict=True)]
+    return [mine / holders for mine, holders in zip(chosen, _reduce_for(call, chosen, part=".holders"), strict=True)]
 
 
 def _product_slopes(call: _CallArguments, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The derivatives of Product: the product of the other ranks' values."""
     zeros = [(value == 0).to(torch.int32) for value in values]
     factors = [torch.where(value == 0, 1, value) for value in values]
-    counts = _reduce_part(call, "zeros", zeros)
-    products = _reduce_part(call, "factors", factors, Product)
+    counts = _reduce_for(call, zeros, part=".zeros")
+    products = _reduce_for(call, factors, Product, ".factors")
     return [
         torch.where(count > zero, 0, product / factor)
         for count, zero, product, factor in zip(counts, zeros, products, factors, strict=True)
@@ -203,7 +192,7 @@ def allreduce(
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         scales = (prescale_factor, postscale_factor)
         return ops.allreduce(tensor, average, name, compression, op, *scales, process_set, weight=weight)
     op = resolve_op(op, average)
@@ -230,7 +219,7 @@ def grouped_allreduce(
 
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(*tensors):
+    if not needs_grad(*tensors):
         return ops.grouped_allreduce(tensors, average, name, compression, op, *scales, process_set, weight=weight)
     op = resolve_op(op, average)
     call = _CallArguments(name, process_set, True, op, *scales, compression, weight)
@@ -300,7 +289,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
-        name = call.grad_name_of("rows")
+        name = call.grad_name(".rows")
         place = call.process_set.rank() or 0
         # The place is sent as well, because ranks that have joined send nothing.
         rows = ops.allgather(torch.tensor([[place, *ctx.rows]], device="cpu"), name, call.process_set)
@@ -310,7 +299,7 @@ class _Allgather(torch.autograd.Function):
                 "cannot be divided among the ranks; call join() after backward()"
             )
         starts = rows[rows[:, 0] < place, 1:].sum(0).tolist()
-        averages = _reduce(_CallArguments(None, call.process_set, call.grouped, Average), call.grad_name, grads)
+        averages = _reduce_for(call, grads, Average)
         parts = zip(averages, starts, ctx.rows, strict=True)
         return (None, *(average.narrow(0, start, count) for average, start, count in parts))
 
@@ -329,7 +318,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 
     Args, returns and raises are those of `hvdlite.allgather`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.allgather(tensor, name, process_set)
     return _apply(_Allgather, _CallArguments(name, process_set), [tensor])
 
@@ -342,7 +331,7 @@ def grouped_allgather(
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allgather`.
     """
-    if not _needs_grad(*tensors):
+    if not needs_grad(*tensors):
         return ops.grouped_allgather(tensors, name, process_set)
     outputs: list[Any] = _apply(_Allgather, _CallArguments(name, process_set, grouped=True), tensors)
     return outputs
@@ -362,7 +351,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
-        (average,) = _reduce(_CallArguments(None, call.process_set, op=Average), call.grad_name, [grad])
+        (average,) = _reduce_for(call, [grad], Average)
         # The zeros are computed from the average. So if this is differentiated again, autograd runs the allreduce's backward on
         # these ranks, too.
         return None, None, average if ctx.is_root else average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
@@ -378,7 +367,7 @@ def broadcast(
 
     Args, returns and raises are those of `hvdlite.broadcast`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.broadcast(tensor, root_rank, name, process_set)
     require_values(tensor)
     return _Broadcast.apply(_CallArguments(name, process_set), root_rank, tensor)  # type: ignore[no-untyped-call]
@@ -402,7 +391,7 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _received: Any) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
-        back, returned = alltoall(grad, ctx.received, call.grad_name, call.process_set)
+        back, returned = alltoall(grad, ctx.received, call.grad_name(), call.process_set)
         return None, None, _with_zeros(back, [*returned.tolist(), 0], ctx.sent)
 
 
@@ -430,7 +419,7 @@ def alltoall(
 
     Args, returns and raises are those of `hvdlite.alltoall`.
     """
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.alltoall(tensor, splits, name, process_set)
     require_values(tensor)
     output, received = _Alltoall.apply(_CallArguments(name, process_set), splits, tensor)  # type: ignore[no-untyped-call]
@@ -457,13 +446,13 @@ class _Reducescatter(torch.autograd.Function):
         call: _CallArguments = ctx.call
         factor = call.prescale * call.postscale * ((call.process_set.size() or 1) if call.op == Sum else 1)
         scaled = [grad * factor for grad in grads] if factor != 1.0 else list(grads)
-        gathered = _gather(call, call.grad_name, scaled)
+        gathered = _gather(call, call.grad_name(), scaled)
         if [len(rows) for rows in gathered] == ctx.rows:
             return (None, *gathered)
         # Ranks that have joined sent no rows.
         members = call.process_set.size() or 1
         place = torch.tensor([call.process_set.rank() or 0], device="cpu")
-        working = set(ops.allgather(place, call.grad_name_of("working"), call.process_set).tolist())
+        working = set(ops.allgather(place, call.grad_name(".working"), call.process_set).tolist())
         found = []
         for rows, count in zip(gathered, ctx.rows, strict=True):
             counts = [len(part_of(count, members, member)) for member in range(members)]
@@ -489,7 +478,7 @@ def reducescatter(
     Args, returns and raises are those of `hvdlite.reducescatter`.
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(tensor):
+    if not needs_grad(tensor):
         return ops.reducescatter(tensor, name, compression, op, process_set, *scales)
     op = resolve_op(op, None)
     return _apply(_Reducescatter, _CallArguments(name, process_set, False, op, *scales, compression), [tensor])
@@ -510,7 +499,7 @@ def grouped_reducescatter(
     `hvdlite.reducescatter`.
     """
     scales = (prescale_factor, postscale_factor)
-    if not _needs_grad(*tensors):
+    if not needs_grad(*tensors):
         return ops.grouped_reducescatter(tensors, name, compression, op, process_set, *scales)
     op = resolve_op(op, None)
     call = _CallArguments(name, process_set, True, op, *scales, compression)

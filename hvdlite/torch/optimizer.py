@@ -5,13 +5,12 @@ on its parameters and around its step. So its state, its parameter groups, earli
 it pickles as before, unless it is sharded. Over 400 lines, because one docstring describes all options of the optimizer.
 """
 
-import copyreg
 import itertools
 import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from hvdlite.checks import check_passes, check_process_set
 from hvdlite.compression import Compression, keeps_state, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.requests import Adasum, Average
+from hvdlite.requests import OP_NAMES, Adasum, Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.start_check import mode_of
 from hvdlite.submission import check_weight
@@ -35,7 +34,7 @@ from hvdlite.torch.plan import Groups
 from hvdlite.torch.reducer import Reducer
 from hvdlite.torch.sharded_methods import ShardedMethods, connect
 from hvdlite.torch.sharding import ShardedState, check_shard
-from hvdlite.torch.steps import KnownParameters, change_closure, is_inner_step, reach_steps
+from hvdlite.torch.steps import ParameterWatch, change_closure, is_inner_step, reach_steps
 from hvdlite.usage import optimizer_stepped
 
 if TYPE_CHECKING:
@@ -159,13 +158,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(backward_passes_per_step)
     if op == Adasum:
         refuse_codec(compression, "a reduction with op=Adasum")
-    check_compression_and_groups(compression, groups if groups is not None else num_groups or None)
+    groups = (num_groups or None) if groups is None else groups
+    check_compression_and_groups(compression, groups)
     if not (gradient_as_bucket_view is None or isinstance(gradient_as_bucket_view, bool)):
         raise InvalidArgumentError(f"gradient_as_bucket_view must be True, False or None, got {gradient_as_bucket_view!r}")
     check_shard(shard, op, type(optimizer))
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
     named = name_parameters(optimizer, named_parameters)
     named_groups = name_groups(groups, named)
     mode = mode_of(start_check, "DistributedOptimizer")
@@ -175,10 +174,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
-        predivide=float(gradient_predivide_factor),
+        gradient_predivide_factor=float(gradient_predivide_factor),
         compression=compression,
-        passes_per_step=backward_passes_per_step,
-        average_passes=bool(average_aggregated_gradients),
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=bool(average_aggregated_gradients),
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
         gradient_as_bucket_view=gradient_as_bucket_view,
@@ -196,7 +195,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     try:
         if process_set.included():
             wrapping.hook_steps(optimizer)
-            if (process_set.size() or 1) > 1 or settings.average_passes:
+            if (process_set.size() or 1) > 1 or settings.average_aggregated_gradients:
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
@@ -229,11 +228,10 @@ class _Wrapping:
         self.reducer: Reducer | None = None
         self.adasum: AdasumStep | None = None
         self.sharded: ShardedState | None = None  # None without shard=True, and on a rank outside of the process set
-        self.passes_per_step = settings.passes_per_step
+        self.passes_per_step = settings.backward_passes_per_step
         self.weight: float | None = None
         self.skipping = False  # does the program run inside of skip_synchronize()?
         self.synchronized = False  # has the program called synchronize() since the last step?
-        self._known = KnownParameters()
         self._undo: list[Callable[[], None]] = []
         self._finalizer: Any = None
         self._added = 0  # the number of calls of `add_parameters`
@@ -247,8 +245,8 @@ class _Wrapping:
         prefix = self.settings.prefix
         self.require_compatible(named)
         _connected.add(self)
-        self._known.add(param for _, param in named)
-        self._undo.append(optimizer.register_step_pre_hook(self.check_parameters).remove)
+        watch = ParameterWatch(self.names, prefix)
+        self._undo.append(optimizer.register_step_pre_hook(watch.check).remove)
         if self.settings.op == Adasum:
             self.adasum = AdasumStep(self.settings, optimizer)
             self.adasum.add((f"{prefix}.{name}", param) for name, param in named)
@@ -276,12 +274,19 @@ class _Wrapping:
         Raises:
             InvalidArgumentError: another optimizer has one of them, and another op or process set.
         """
+        mine = OP_NAMES[self.settings.op], self.settings.process_set.process_set_id
         for other in _connected:
-            if other is self or not other.settings.process_set.included():
+            theirs = OP_NAMES[other.settings.op], other.settings.process_set.process_set_id
+            if other is self or mine == theirs or not other.settings.process_set.included():
                 continue
             for name, param in named:
                 if param in other.names:
-                    self.settings.require_compatible(other.settings, f"{self.settings.prefix}.{name}")
+                    full = f"{self.settings.prefix}.{name}"
+                    raise InvalidArgumentError(
+                        f"parameter {full!r} belongs to two distributed optimizers that would reduce its gradient differently: "
+                        f"op {theirs[0]} in process set {theirs[1]}, and op {mine[0]} in process set {mine[1]}; give both the "
+                        "same op and process set, or delete the first optimizer before you make the second"
+                    )
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""
@@ -292,22 +297,12 @@ class _Wrapping:
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes torch call the hooks around each step, and installs one that counts the step for `hvdlite.stats`."""
-        self._undo.append(reach_steps(optimizer, type(optimizer)))
+        self._undo.append(reach_steps(optimizer))
         self._undo.append(optimizer.register_step_post_hook(_stepped).remove)
-
-    def check_parameters(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called before every step. Checks that the optimizer has only parameters that hvdlite knows.
-
-        Raises:
-            InvalidArgumentError: it has another parameter, whose gradient would not be reduced.
-
-        """
-        self._known.check(optimizer, self.settings.prefix)
 
     def undo(self, optimizer: torch.optim.Optimizer) -> None:
         """Removes the wrapping. Collective if the optimizer is sharded: each rank gets the whole state."""
-        if self.reducer is not None:
-            self.reducer.settle_family()
+        self.settle()
         if self.sharded is not None:
             optimizer.state = self.sharded.gather_state(optimizer)
         # Nothing raises from here on: an optimizer must not look wrapped while its gradients are not reduced.
@@ -329,21 +324,39 @@ class _Wrapping:
         self.require_compatible(short)
         if self.sharded is not None:
             self.sharded.require_dense(short)
+        self.settle()
         if self.reducer is not None:
-            self.reducer.settle_family()
             self.reducer.add(named)
         self._added += 1
         self.names.update((param, name) for name, param in short)
-        self._known.add(param for _, param in named)
         if self.adasum is not None:
             self.adasum.add(named)
         if self.sharded is not None:
             self.sharded.add(short)
 
+    def reducers(self) -> list[Reducer]:
+        """All that reduce gradients of the optimizer; none where gradients stay as they are."""
+        return [] if self.reducer is None else self.reducer.family()
+
+    def settle(self) -> None:
+        """Does what the end of the last pass has left undone."""
+        for reducer in self.reducers():
+            reducer.settle()
+
+    def complete(self) -> None:
+        """Makes sure that all gradients are reduced (`Reducer.complete`)."""
+        for reducer in self.reducers():
+            reducer.complete()
+
+    def next_step(self) -> None:
+        """Counts passes and reductions from 0 again."""
+        for reducer in self.reducers():
+            reducer.start_step()
+
     def give_notice(self, notice: bool) -> None:
-        """Sets whether this rank gives notice with the weights of its gradients. Does nothing if gradients are not reduced."""
-        if self.reducer is not None:
-            self.reducer.give_notice(notice)
+        """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""
+        for reducer in self.reducers():
+            reducer.notice = notice
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -354,31 +367,30 @@ class _Wrapping:
             The step's arguments with another closure if there is one; otherwise None.
 
         """
-        reducer = self.reducer
-        if reducer is None or is_inner_step(optimizer):
+        if is_inner_step(optimizer):
             return None
-        changed = change_closure(args, kwargs, lambda closure: self._wrap_closure(reducer, closure))
+        changed = change_closure(args, kwargs, self._wrap_closure)
         if changed is not None:
             return changed
         if self.skipping:
-            reducer.settle_family()
+            self.settle()
         else:
             if self.synchronized and RUNTIME.config.horovod_rules:
                 warnings.warn(_STEP_AFTER_SYNCHRONIZE, stacklevel=3)
-            reducer.complete()
+            self.complete()
         self.synchronized = False
-        reducer.next_step()
+        self.next_step()
         return None
 
-    def _wrap_closure(self, reducer: Reducer, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _wrap_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Makes a closure that reduces the loss and the gradients over the ranks: an optimizer may decide by the loss."""
 
         def of_all_ranks() -> Any:
-            reducer.settle_family()
-            reducer.next_step()
+            self.settle()
+            self.next_step()
             loss = closure()
-            reducer.complete()
-            reducer.next_step()
+            self.complete()
+            self.next_step()
             return self._reduced(loss)
 
         return of_all_ranks
@@ -436,8 +448,8 @@ class _DistributedOptimizer(_Optimizer):
     def weight(self, weight: float | None) -> None:
         wrapping = self._hvdlite
         wrapping.weight = None if weight is None else check_weight(weight, wrapping.settings.op)
-        if wrapping.reducer is not None:
-            wrapping.reducer.weigh(wrapping.weight)
+        for reducer in wrapping.reducers():
+            reducer.weigh(wrapping.weight)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -452,8 +464,10 @@ class _DistributedOptimizer(_Optimizer):
 
         """
         check_passes(passes)
+        self._hvdlite.settle()
         if self._hvdlite.reducer is not None:
             self._hvdlite.reducer.set_passes_per_step(passes)
+        self._hvdlite.next_step()
         self._hvdlite.passes_per_step = passes
 
     def synchronize(self) -> None:
@@ -467,9 +481,8 @@ class _DistributedOptimizer(_Optimizer):
             HvdliteError: any error of ``backward()``; see `DistributedOptimizer`.
 
         """
-        if self._hvdlite.reducer is not None:
-            self._hvdlite.reducer.complete()
-            self._hvdlite.synchronized = True
+        self._hvdlite.complete()
+        self._hvdlite.synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -494,19 +507,23 @@ class _DistributedOptimizer(_Optimizer):
         """A with statement in which backward passes add to this rank's gradients without a reduction. The next pass outside of
         it, or ``step()``, reduces the sum. All ranks must use it for the same passes.
         """
-        reducer = self._hvdlite.reducer
-        with nullcontext() if reducer is None else reducer.suspend():
+        reducers = self._hvdlite.reducers()
+        for reducer in reducers:
+            reducer.suspended += 1
+        try:
             yield
+        finally:
+            for reducer in reducers:
+                reducer.suspended -= 1
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Resets the gradients, as the optimizer's own ``zero_grad`` does (``set_to_none`` included)."""
         keeps = not (args[0] if args else kwargs.get("set_to_none", True))
-        reducer = self._hvdlite.reducer
-        if reducer is not None:
-            reducer.settle_family()
+        self._hvdlite.settle()
         super().zero_grad(*args, **kwargs)
-        if reducer is not None:
-            reducer.after_reset(keeps)
+        if self._hvdlite.reducer is not None:
+            self._hvdlite.reducer.after_reset(keeps)
+            self._hvdlite.next_step()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.
@@ -524,14 +541,8 @@ class _DistributedOptimizer(_Optimizer):
             del self.param_groups[-1]
             raise
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, _protocol: Any) -> Any:
         """Pickles and copies as the plain optimizer."""
-        reduced: Any = super().__reduce_ex__(protocol)
-        function, args, *rest = reduced
-        # pickle takes __newobj__ only with the object's present class. _reconstructor makes the same object of the plain class.
-        if function is copyreg.__newobj__:  # type: ignore[attr-defined]
-            function, args = copyreg._reconstructor, (type(self), object, None)  # type: ignore[attr-defined]
-        args = tuple(self._hvdlite.base if arg is type(self) else arg for arg in args)
-        if rest and isinstance(rest[0], dict) and "_hvdlite" in rest[0]:
-            rest[0] = {key: value for key, value in rest[0].items() if key != "_hvdlite"}
-        return (function, args, *rest)
+        plain: Any = object.__new__(self._hvdlite.base)
+        vars(plain).update((key, value) for key, value in vars(self).items() if key != "_hvdlite")
+        return plain.__reduce_ex__(1)  # pickle takes what later protocols make only with the object's present class

@@ -1,33 +1,24 @@
 """The state of one parameter's gradient between backward() and step(), and the memory in which it is reduced."""
 
 import math
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from hvdlite._engine import GradientState
 from hvdlite.backends.torch import without_memory
-from hvdlite.compression import BF16Compressor, FP16Compressor, codec_of, is_none
+from hvdlite.compression import BF16Compressor, FP16Compressor, NoneCompressor, codec_of
 from hvdlite.dtypes import code_of_name
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
-__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "is_there", "require_hooks", "store_dense"]
+__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "store_dense"]
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Do these strides cover a block of memory without holes or overlaps, in any order?"""
-    expected = 1
-    for stride, extent in sorted(zip(strides, shape, strict=True)):
-        if extent == 0:
-            return True
-        if extent > 1:
-            if stride != expected:
-                return False
-            expected *= extent
-    return True
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Does a tensor cover a block of memory without holes or overlaps? Only then ``empty_like`` keeps its strides."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
@@ -36,7 +27,6 @@ def declared_dtype(param: torch.Tensor) -> torch.dtype | None:
     return dtype
 
 
-_STRIDED = torch.strided
 # Compressions that the engine does itself on a GPU, and the dtypes for which it does them.
 _WIRE_FLAGS: dict[type, int] = {FP16Compressor: Flag.WIRE_FLOAT16, BF16Compressor: Flag.WIRE_BFLOAT16}
 _COMPRESSED = (torch.float32, torch.float64)
@@ -65,24 +55,6 @@ class WireForm:
         nbytes: the size of that memory in bytes.
     """
 
-    __slots__ = (
-        "_compression",
-        "_dtype",
-        "_pairs",
-        "_param",
-        "codec",
-        "device",
-        "dtype",
-        "dtype_in_place",
-        "flags",
-        "is_contiguous",
-        "memory",
-        "nbytes",
-        "shape",
-        "strides",
-        "wire_dtype",
-    )
-
     def __init__(self, param: torch.Tensor, dtype: torch.dtype, compression: Any) -> None:
         """Raises InvalidArgumentError if the engine has no type for the dtype that is sent."""
         self._param = param
@@ -91,20 +63,20 @@ class WireForm:
         self.memory = torch.device("cpu") if self.device == CPU else param.device
         codec = codec_of(compression)
         self.codec: dict[str, Any] = {} if codec is None else codec.fields
-        self._compression = None if is_none(compression) or codec is not None else compression
         self.flags = 0
         if self.device != CPU and dtype in _COMPRESSED and isinstance(compression, type):
             self.flags = _WIRE_FLAGS.get(compression, 0)
-            self._compression = None if self.flags else self._compression
+        by_engine = codec is not None or self.flags
+        self._compression: Any = NoneCompressor if by_engine or compression is None else compression
         self.strides, self.is_contiguous = param.stride(), param.is_contiguous()
-        plain = self._compression is None and not dtype.is_complex
+        plain = self._compression is NoneCompressor and not dtype.is_complex
         stays = self.device != CPU or param.device.type == "cpu"
-        in_place = plain and stays and is_dense(param.shape, param.stride())
+        in_place = plain and stays and is_dense(param)
         self.dtype_in_place = dtype if in_place else None
         self._pairs = False
         self.wire_dtype, self.shape = dtype, tuple(param.shape)
         if not plain:  # the compression decides what is sent, so ask it
-            sample, _ = self._compress(torch.zeros(param.shape, dtype=dtype, device=self.memory))
+            sample, _ = self._compression.compress(torch.zeros(param.shape, dtype=dtype, device=self.memory))
             self._pairs = sample.is_complex()
             self.wire_dtype, self.shape = sample.dtype, tuple(sample.shape)
             if self._pairs:
@@ -122,13 +94,13 @@ class WireForm:
             InvalidArgumentError: the dtype or shape of the compressed gradient differs from that of compressed zeros.
             UnsupportedError: the gradient has no memory.
         """
-        if grad.layout is not _STRIDED:
+        if grad.layout is not torch.strided:
             grad = grad.to_dense()
         if type(grad) is torch.Tensor and grad.numel() and not grad.data_ptr():
             raise without_memory()  # torch would read at the address 0
         if self.dtype_in_place is not None:
             return self.blank().copy_(grad), None
-        wire, context = self._compress(grad.to(device=self.memory, dtype=self._dtype))
+        wire, context = self._compression.compress(grad.to(device=self.memory, dtype=self._dtype))
         if self._pairs:
             wire = torch.view_as_real(wire.resolve_conj())
         if wire.dtype is not self.wire_dtype or wire.shape != self.shape:
@@ -137,12 +109,6 @@ class WireForm:
                 f"{self.wire_dtype} {list(self.shape)} of zeros like it: dtype and shape must not depend on the values"
             )
         return wire.resolve_neg().contiguous(), context
-
-    def _compress(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        if self._compression is None:
-            return grad, None
-        compressed: tuple[torch.Tensor, Any] = self._compression.compress(grad)
-        return compressed
 
     def blank(self) -> torch.Tensor:
         """Memory for a result, with the dtype and shape that are sent, and with undefined content."""
@@ -156,15 +122,14 @@ class WireForm:
             return wire
         if self._pairs:
             wire = torch.view_as_complex(wire)
-        if self._compression is not None:
-            wire = self._compression.decompress(wire, context)
-        return wire.to(self._dtype)
+        reduced: torch.Tensor = self._compression.decompress(wire, context)
+        return reduced.to(self._dtype)
 
     def context_of_blank(self) -> Any:
         """The context for `decode` of a result in memory from `blank`."""
-        if self._compression is None:
+        if self._compression is NoneCompressor:
             return None
-        return self._compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
+        return self._compression.compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
 
 
 class ParameterGradient(GradientState):
@@ -257,88 +222,55 @@ class ParameterGradient(GradientState):
             self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores the reduced `value` in place of `grad`: in ``param.grad`` or in the reduced part."""
-        value = value.to(self.param.device)
-        if self.reduced_part is grad:
-            self.reduced_part = value
+        """Puts `value` in the place of `grad`, which is ``param.grad`` or the reduced part: in its memory if the value fits."""
+        if grad.layout is value.layout is torch.strided and grad.dtype is value.dtype:
+            if value.data_ptr() != grad.data_ptr():
+                grad.copy_(value)
+        elif self.reduced_part is grad:
+            self.reduced_part = value.to(self.param.device)
         else:
-            self.param.grad = value
+            self.param.grad = value.to(self.param.device)
 
-    def receive(self, value: torch.Tensor) -> torch.Tensor:
-        """Prepares for a reduced gradient to which this rank did not contribute. Afterwards there is no reduced part.
+    def store(self, grad: torch.Tensor | None, value: torch.Tensor, strict: bool) -> torch.Tensor | None:
+        """Stores a reduced gradient; the result is that of `hvdlite.torch.in_flight.Bucket.store`.
 
         Args:
-            value: of the parameter's shape and the gradient's dtype, on its device or in host memory, without other users.
+            grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
+            value: the reduced gradient, of the parameter's shape, on its device or in host memory. Without `grad` it has no
+                other users.
+            strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
 
-        Returns:
-            The same values in the layout and on the device of this rank's gradients.
+        Raises:
+            InvalidArgumentError: the tensor is no longer the parameter's gradient or its reduced part, and `strict` is True.
         """
-        self.merge()
-        if self.sparse_dim is not None and value.layout is torch.strided:
-            value = value.to_sparse(self.sparse_dim)
-        return value.to(self.param.device)
-
-
-def is_there(gradient: ParameterGradient, grad: torch.Tensor, strict: bool) -> bool:
-    """Is the tensor that was sent still the parameter's gradient, or its reduced part?
-
-    Raises:
-        InvalidArgumentError: it is not, and `strict` is True.
-    """
-    if gradient.param.grad is grad or gradient.reduced_part is grad:
-        return True
-    if strict:
-        raise InvalidArgumentError(
-            f"the gradient of parameter {gradient.name!r} was replaced while it was being reduced: something that runs inside "
-            "backward() assigned to .grad. Do that after backward() has returned"
-        )
-    return False
+        self.filled = True
+        if grad is None:
+            self.merge()
+            return value.to(self.param.device)
+        if self.param.grad is grad or self.reduced_part is grad:
+            self.replace(grad, value)
+            if self.reduced_part is not None and not self.dirty:
+                self.merge()
+        elif strict:
+            raise InvalidArgumentError(
+                f"the gradient of parameter {self.name!r} was replaced while it was being reduced: something that runs inside "
+                "backward() assigned to .grad. Do that after backward() has returned"
+            )
+        return None
 
 
 def store_dense(
     gradient: ParameterGradient, grad: torch.Tensor | None, form: WireForm, wire: torch.Tensor, context: Any, strict: bool
 ) -> torch.Tensor | None:
-    """Stores a reduced dense gradient; the result is that of `hvdlite.torch.in_flight.Bucket.store`.
+    """Stores a gradient that was reduced as a dense one. Arguments and errors as for `ParameterGradient.store`.
 
     Args:
         gradient: the state of the parameter's gradient.
-        grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
+        grad: as there.
         form: the gradient's form on the wire.
         wire: the reduced memory.
         context: the context for `WireForm.decode`.
-        strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
-
-    Raises:
-        InvalidArgumentError: as for `is_there`.
+        strict: as there.
     """
-    gradient.filled = True
-    if grad is None:
-        return gradient.receive(form.decode(wire, form.context_of_blank()))
-    if is_there(gradient, grad, strict):
-        if gradient.sparse_dim is not None:
-            gradient.replace(grad, form.decode(wire, context).to_sparse(gradient.sparse_dim))
-        elif wire is not grad:
-            value = form.decode(wire, context)
-            if grad.layout is torch.strided and grad.dtype is value.dtype:
-                grad.copy_(value)
-            else:
-                gradient.replace(grad, value)
-        if gradient.reduced_part is not None and not gradient.dirty:
-            gradient.merge()
-    return None
-
-
-def require_hooks(gradients: Iterable[ParameterGradient], label: str) -> None:
-    """Refuses parameters that ``torch.utils.swap_tensors`` has exchanged for other tensors in autograd.
-
-    Raises:
-        InvalidArgumentError: a parameter was exchanged. It has lost its hooks, so its gradient would not be reduced.
-
-    """
-    swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
-    if swapped:
-        raise InvalidArgumentError(
-            f"parameters of {label} were swapped with other tensors, which now have their hooks, so that the parameters' "
-            f"gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after torch.utils.swap_tensors, on all "
-            "ranks (module.to() calls it if torch.__future__.set_swap_module_params_on_conversion says so)"
-        )
+    value = form.decode(wire, form.context_of_blank() if grad is None else context)
+    return gradient.store(grad, value if gradient.sparse_dim is None else value.to_sparse(gradient.sparse_dim), strict)

@@ -80,10 +80,10 @@ class EndOfTask:
     task is over (`task_left`), or the task has ended without a call of this object (`task_lost`).
     """
 
-    __slots__ = ("_nested", "_number", "_over", "_reducer", "_waiting")
+    __slots__ = ("_nested", "_number", "_owed", "_reducer")
 
     def __init__(self, reducer: PassDriver, number: int, nested: bool) -> None:
-        self._waiting = self._over = False
+        self._owed: Callable[[int], None] | None = None  # the report to make when this object is destroyed
         self._reducer = reducer
         self._number = number  # the number of the pass to which the task belongs
         self._nested = nested
@@ -91,19 +91,17 @@ class EndOfTask:
     def register(self) -> None:
         """Registers this callback for the end of the current task. Does nothing outside of a task."""
         if when_task_ends(self):
-            self._waiting = True
+            self._owed = self._reducer.task_lost
 
     def __call__(self) -> None:
         """Called by the task when it is over and all its hooks have run. What the reducer raises here, backward() raises."""
-        self._waiting = False
-        self._over = True
+        self._owed = self._reducer.task_left if self._nested else None
         if not self._nested:
             self._reducer.task_ended(self._number)
 
     def __del__(self) -> None:
+        owed = getattr(self, "_owed", None)  # no attribute exists if Ctrl-C came before __init__
         # Python only prints what __del__ raises. PassDriver.settle() will get the same error, and can raise it.
         with suppress(HvdliteError):
-            if getattr(self, "_waiting", False):  # no attribute exists if Ctrl-C came before __init__
-                self._reducer.task_lost(self._number)
-            elif getattr(self, "_over", False) and self._nested:
-                self._reducer.task_left(self._number)
+            if owed is not None:
+                owed(self._number)

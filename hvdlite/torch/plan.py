@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvdlite.auto_compression import settle
-from hvdlite.compression import BucketCodec, Compression, describe_compression, refuse_codec
+from hvdlite.compression import Compression, describe_compression, refuse_codec
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.partition import part_of
-from hvdlite.requests import Average, Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.buckets import cut_buckets
 from hvdlite.torch.coded_bucket import CodedBucket
+from hvdlite.torch.coded_methods import bucket_codec_of
 from hvdlite.torch.in_flight import Bucket, DenseBucket, SparseBucket
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
 
@@ -26,7 +26,6 @@ def make_buckets(
     gradients: Sequence[ParameterGradient],
     groups: Groups,
     generation: int,
-    codec: BucketCodec | None = None,
 ) -> list[Bucket]:
     """Cuts the parameters into buckets. Collective with `Compression.auto`, which measures the link at its first use.
 
@@ -37,7 +36,6 @@ def make_buckets(
         gradients: the parameters in the order of the model; gradients are expected in the opposite order.
         groups: the user's choice of parameters to reduce together.
         generation: the number of the plan, which makes the buckets' labels differ from those of earlier plans.
-        codec: the codec with state that reduces the gradients; None if the compression keeps no state.
 
     Raises:
         UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or it keeps state,
@@ -47,16 +45,14 @@ def make_buckets(
             `hvdlite.auto_compression.settle`.
 
     """
-    set_id = settings.process_set.require_member(Kind.ALLREDUCE)
     buckets: list[Bucket] = []
-    settled = _settled(settings, gradients)
+    codec, settled = bucket_codec_of(settings.compression), _settled(settings, gradients)
     compression = settled if codec is None else Compression.none
     forms: dict[ParameterGradient, WireForm] = {}
     for gradient in reversed(gradients):
         if gradient.sparse_dim is not None and not settings.sparse_as_dense:
             refuse_codec(settled, f"the sparse gradient of parameter {gradient.name!r} (without sparse_as_dense=True)")
-            ranks = (settings.process_set.size() or 1) if settings.op == Average else 1
-            buckets.append(SparseBucket(gradient, ranks * settings.divisor, set_id))
+            buckets.append(SparseBucket(gradient, settings))
         else:
             if codec is not None and gradient.param.device.type != "cpu":
                 raise UnsupportedError(
@@ -69,12 +65,11 @@ def make_buckets(
             except InvalidArgumentError:
                 if gradient.param.requires_grad:
                     raise
-    prescale, postscale = 1.0 / settings.predivide, settings.predivide / settings.divisor
     for number, members in enumerate(_cut(forms, groups, codec is not None and codec.one_bucket)):
         label = f"{settings.prefix}.plan{generation}.bucket{number}"
         pairs = [(gradient, forms[gradient]) for gradient in members]
         if codec is None:
-            buckets.append(DenseBucket(label, pairs, settings.op, set_id, prescale, postscale))
+            buckets.append(DenseBucket(label, pairs, settings))
         else:
             buckets.append(CodedBucket(label, pairs, codec, settings))
     return buckets
@@ -93,24 +88,18 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     """Cuts dense gradients into buckets. together: are all in one bucket, apart from frozen ones, whatever their dtypes?"""
     config = RUNTIME.config
     gradients = list(forms)
-    # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
-    kinds = {gradient: (form.dtype, form.device, form.flags, gradient.param.requires_grad) for gradient, form in forms.items()}
     if isinstance(groups, int):
         count = len(gradients)
         wanted = {gradients[place].name: number for number in range(groups) for place in part_of(count, groups, number)}
     else:
         wanted = {name: number for number, names in enumerate(groups or ()) for name in names}
-    chosen: dict[tuple[object, ...], list[ParameterGradient]] = {}
-    rest: list[ParameterGradient] = []
-    for gradient in gradients:
-        if gradient.name in wanted:
-            chosen.setdefault((wanted[gradient.name], *kinds[gradient]), []).append(gradient)
-        else:
-            rest.append(gradient)
+    kinds: list[tuple[object, ...]] = []
+    sizes: list[int] = []
+    for gradient, form in forms.items():
+        # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
+        kind = (form.dtype, form.device, form.flags, gradient.param.requires_grad)
+        number = wanted.get(gradient.name)
+        kinds.append((number, *(kind[-1:] if together else kind)))
+        sizes.append(form.nbytes if number is None else 0)  # a group of the user has no limit
     limits = (sys.maxsize, sys.maxsize) if together else (config.bucket_bytes, config.first_bucket_bytes)
-    cut = cut_buckets(
-        [kinds[gradient][-1:] if together else kinds[gradient] for gradient in rest],
-        [forms[gradient].nbytes for gradient in rest],
-        *limits,
-    )
-    return [*chosen.values(), *([rest[place] for place in places] for places in cut)]
+    return [[gradients[place] for place in places] for places in cut_buckets(kinds, sizes, *limits)]

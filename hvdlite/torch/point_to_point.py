@@ -10,7 +10,7 @@ import torch
 from hvdlite import point_to_point
 from hvdlite.point_to_point import Envelope
 from hvdlite.process_sets import ProcessSet, global_process_set
-from hvdlite.torch.derivatives import only_once, require_values
+from hvdlite.torch.derivatives import needs_grad, only_once, require_values
 
 __all__ = ["recv", "send"]
 
@@ -48,10 +48,6 @@ class _RecvFunction(torch.autograd.Function):
         return (None, None)
 
 
-def _takes_part(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
-
-
 def send(
     tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor | None:
@@ -64,7 +60,7 @@ def send(
         None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
         Its backward waits for the gradient from the receiver.
     """
-    if not _takes_part(tensor):
+    if not needs_grad(tensor):
         point_to_point.send(tensor, dst, tag, name, process_set)
         return None
     require_values(tensor)
@@ -91,7 +87,7 @@ def recv(
         UnsupportedError: the tensor requires a gradient, and `src` or `tag` is None.
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.recv`.
     """
-    if not _takes_part(tensor):
+    if not needs_grad(tensor):
         return point_to_point.recv(tensor, src, tag, name, process_set)
     message = Envelope.of_receive(src, tag, name, process_set)
     require_values(tensor)

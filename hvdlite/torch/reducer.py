@@ -17,8 +17,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +26,15 @@ from torch.autograd import forward_ad
 
 from hvdlite import submission
 from hvdlite._engine import PassDriver
-from hvdlite.errors import HvdliteError
+from hvdlite.compression import keeps_state
+from hvdlite.errors import HvdliteError, InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Kind
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.agreement import ReducerSettings, agree
 from hvdlite.torch.arena import make_places
-from hvdlite.torch.coded_methods import bucket_codec_of
-from hvdlite.torch.derivatives import require_no_tangents
 from hvdlite.torch.hooks import AtEnd, fetch_ahead, install
 from hvdlite.torch.in_flight import Bucket, DenseBucket, InFlightBucket, has_moved
-from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype, require_hooks
+from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype
 from hvdlite.torch.passes import TOO_MANY_PASSES, EndOfTask, current_task, is_nested, when_task_ends
 from hvdlite.torch.plan import Groups, make_buckets
 from hvdlite.torch.start_check import leaves_of_gradients, make_check
@@ -46,10 +44,6 @@ if TYPE_CHECKING:
     from hvdlite.handles import Handle
 
 __all__ = ["Reducer", "owner_of"]
-
-# The reductions of a step take this many names in turn. So ranks with different numbers of reductions get an error, unless
-# both numbers are multiples of this one.
-_TURNS = 4
 
 _owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter; the reducer keeps the parameter alive
 
@@ -69,17 +63,15 @@ class Reducer(PassDriver):
     def __init__(self, settings: ReducerSettings, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(current_task, is_nested)
         self.settings = settings
-        self.passes_per_step = settings.passes_per_step
+        self.passes_per_step = settings.backward_passes_per_step
         self.weight: float | None = None  # the weight of this rank's gradients; None: all ranks have the same weight
         self.notice = False  # does this rank give notice with its weight?
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
-        self._codec = bucket_codec_of(settings.compression)
         self._weighed = False  # was the weight set since the last reduction?
         self._weight_before = 0.0  # the weight of the passes before the present one that are reduced with it
         self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
-        gradients = self._gradients.values()
-        self.check = make_check(optimizer, settings, lambda: [(gradient.name, gradient.param) for gradient in gradients])
+        self.check = make_check(optimizer, settings, self._gradients.values())
         # A sharded step makes the parameters of all ranks equal: each rank sends its part. So the ranks compare them before it.
         self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}
@@ -95,7 +87,7 @@ class Reducer(PassDriver):
         self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
         self._holding: list[ParameterGradient] = []  # those with a reduced part in the current task
         self._engine: Engine | None = None
-        self._in_flight: deque[InFlightBucket] = deque()  # the launched buckets
+        self.in_flight: deque[InFlightBucket] = deque()  # the launched buckets
         self._compared: Handle | None = None  # the sum of the start check, while it is in flight
 
     # --- parameters -------------------------------------------------------------------------------------------------------
@@ -143,7 +135,7 @@ class Reducer(PassDriver):
             self._partners.append(successor)
             successor._borrowers.add(self)
 
-    def _family(self) -> list["Reducer"]:
+    def family(self) -> list["Reducer"]:
         """This reducer, and all others that reduce for its optimizer."""
         found = [self]
         for member in found:
@@ -241,7 +233,7 @@ class Reducer(PassDriver):
             gradients[place].sparse_dim = dimensions
         for place, gradient in enumerate(gradients):
             gradient.dtype = declared_dtype(gradient.param) or agreed.dtypes.get(place, gradient.param.dtype)
-        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation, self._codec))
+        self.set_plan(make_buckets(self.settings, gradients, self._groups, self._generation))
         wanted = self.settings.gradient_as_bucket_view
         if wanted or (wanted is None and agreed.kept):
             self._make_places()
@@ -271,8 +263,7 @@ class Reducer(PassDriver):
         if self.check.pending and self.check.watching and self._compared is None:
             self.check.see(leaves_of_gradients(gradient.param for gradient in bucket.gradients if gradient.dirty))
         self._weighed = False
-        turn, begin = self.turn % _TURNS, self._in_flight.append
-        bucket.launch(self._engine, self, number, turn, wake, self.weight, self.notice, begin)
+        bucket.launch(self._engine, self, number, wake)
 
     def _begin_check(self) -> None:
         if self.check.pending and (self._compared is None or not self._compared.number):  # Ctrl-C may come before it has one
@@ -293,16 +284,16 @@ class Reducer(PassDriver):
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
-        if self._codec is not None and len(self._in_flight) > 1:  # the loop below starts later rounds
+        if keeps_state(self.settings.compression) and len(self.in_flight) > 1:  # the loop below starts later rounds
             place_of = {id(bucket): place for place, bucket in enumerate(self.buckets)}  # the same order on all ranks
-            self._in_flight = deque(sorted(self._in_flight, key=lambda launched: place_of[id(launched.bucket)]))
+            self.in_flight = deque(sorted(self.in_flight, key=lambda launched: place_of[id(launched.bucket)]))
         with torch.no_grad():
-            while self._in_flight:
-                launched = self._in_flight[0]
+            while self.in_flight:
+                launched = self.in_flight[0]
                 launched.bucket.wait(engine, launched)  # Ctrl-C leaves it in flight, and unsettled
                 error = launched.store(strict)
                 failure = failure or error
-                self._in_flight.popleft()
+                self.in_flight.popleft()
             try:
                 self._end_check()
             except HvdliteError as error:
@@ -319,7 +310,7 @@ class Reducer(PassDriver):
 
     def _leave_in_flight(self) -> None:
         """Stops waiting for launched buckets. The engine keeps their memory as long as it may use it."""
-        self._in_flight.clear()
+        self.in_flight.clear()
         self._compared = None
 
     def restore(self) -> None:
@@ -337,11 +328,36 @@ class Reducer(PassDriver):
                     gradient.merge()
 
     def _require_hooks(self) -> None:
-        require_hooks(self._gradients.values(), self.settings.prefix)
+        """Refuses parameters that ``torch.utils.swap_tensors`` has exchanged for other tensors in autograd.
+
+        Raises:
+            InvalidArgumentError: a parameter was exchanged. It has lost its hooks, so its gradient would not be reduced.
+        """
+        gradients = self._gradients.values()
+        swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
+        if swapped:
+            raise InvalidArgumentError(
+                f"parameters of {self.settings.prefix} were swapped with other tensors, which now have their hooks, so that "
+                f"the parameters' gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after "
+                "torch.utils.swap_tensors, on all ranks (module.to() calls it if "
+                "torch.__future__.set_swap_module_params_on_conversion says so)"
+            )
 
     def _require_no_tangents(self) -> None:
-        if forward_ad._current_level >= 0:  # inside of forward mode
-            require_no_tangents((gradient.name, gradient.param.grad) for gradient in self._gradients.values())
+        """Refuses gradients that have a tangent of autograd's forward mode, because hvdlite does not reduce tangents.
+
+        Raises:
+            UnsupportedError: a gradient has a tangent.
+        """
+        if forward_ad._current_level < 0:
+            return  # outside of forward mode
+        for gradient in self._gradients.values():
+            grad = gradient.param.grad
+            if grad is not None and forward_ad.unpack_dual(grad).tangent is not None:  # type: ignore[no-untyped-call]
+                raise UnsupportedError(
+                    f"the gradient of parameter {gradient.name!r} has a tangent of torch.autograd.forward_ad, which is not "
+                    "reduced: call backward() inside of no_sync(), and reduce gradient and tangent (unpack_dual) by hand"
+                )
 
     # --- for the optimizer ------------------------------------------------------------------------------------------------
 
@@ -351,10 +367,6 @@ class Reducer(PassDriver):
         If nothing was reduced since the last step or reset, the user's own code has written the unreduced gradients, and they
         are reduced as they are.
         """
-        for reducer in self._family():
-            reducer._complete()
-
-    def _complete(self) -> None:
         self.settle()
         if not self._gradients or (self.turn and not self.local_gradients):
             return
@@ -375,64 +387,29 @@ class Reducer(PassDriver):
         for gradient in written:
             gradient.filled = False  # what is in .grad at the next step counts as the user's again
 
-    @contextmanager
-    def suspend(self) -> Iterator[None]:
-        """A with statement in which no reducer of the optimizer reduces a pass."""
-        family = self._family()
-        for reducer in family:
-            reducer.suspended += 1
-        try:
-            yield
-        finally:
-            for reducer in family:
-                reducer.suspended -= 1
-
     def weigh(self, weight: float | None) -> None:
         """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
-        for reducer in self._family():
-            if not (reducer.local_gradients and reducer._weighed):
-                reducer._weight_before = 0.0
-            elif reducer._has_passed:
-                reducer._weight_before = reducer.weight or 0.0
-            reducer.weight = None if weight is None else reducer._weight_before + weight
-            reducer._weighed, reducer._has_passed = True, False
-
-    def give_notice(self, notice: bool) -> None:
-        """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""
-        for reducer in self._family():
-            reducer.notice = notice
+        if not (self.local_gradients and self._weighed):
+            self._weight_before = 0.0
+        elif self._has_passed:
+            self._weight_before = self.weight or 0.0
+        self.weight = None if weight is None else self._weight_before + weight
+        self._weighed, self._has_passed = True, False
 
     def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
-        """The compression's state of a parameter's gradient; an empty dict if no reducer holds the parameter."""
-        return next((reducer._gradients[id(param)].coding for reducer in self._family() if reducer.holds(param)), {})
-
-    def set_loss_scale(self, loss_scale: Any) -> None:
-        """Sets the factor of the loss, for all reducers of the optimizer."""
-        for reducer in self._family():
-            reducer.loss_scale = loss_scale
+        """The compression's state of the gradient of a parameter that this reducer handles."""
+        return self._gradients[id(param)].coding
 
     def note_step(self, *_: Any) -> None:
         """Notes, for the start check, that the optimizer has taken a step."""
         self.check.updated = True
 
     def set_passes_per_step(self, passes: int) -> None:
-        """Changes how many passes are added up before a reduction. Earlier passes do not count."""
-        self.settle_family()
+        """Changes how many passes are added up before a reduction. Call `settle` before, and `start_step` afterwards."""
         self.passes_per_step = passes
-        self.settings = replace(self.settings, passes_per_step=passes)
-        if self.settings.average_passes:
+        self.settings = replace(self.settings, backward_passes_per_step=passes)
+        if self.settings.average_aggregated_gradients:
             self._drop_plan()  # the prepared requests contain the factor
-        self.next_step()
-
-    def settle_family(self) -> None:
-        """Calls `settle` of all reducers of the optimizer."""
-        for reducer in self._family():
-            reducer.settle()
-
-    def next_step(self) -> None:
-        """Counts passes and reductions from 0 again, in all reducers of the optimizer."""
-        for reducer in self._family():
-            reducer.start_step()
 
     def after_reset(self, keeps: bool) -> None:
         """Notes that the optimizer has reset its gradients: to zeros if it keeps them, else to None."""
@@ -444,4 +421,3 @@ class Reducer(PassDriver):
             if owner is not None and not owner._gradients[id(param)].dirty:  # a dirty one is part of its owner's next pass
                 owner._gradients[id(param)].forget()
         self.reset()
-        self.next_step()

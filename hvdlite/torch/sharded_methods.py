@@ -1,7 +1,6 @@
 """The methods of an optimizer with a sharded state (`hvdlite.torch.sharding`)."""
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.torch.sharded_checkpoint import described, entries_of, merged, require_slices, template
 from hvdlite.torch.sharding import ShardedState
+from hvdlite.torch.steps import wrap_step
 
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
@@ -45,15 +45,7 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
 
         return restoring_step
 
-    kind: Any = type(optimizer)
-    kind.step = restoring(kind.step)
-    removers = [before.remove, after.remove]
-    own = vars(optimizer).get("step")
-    if own is not None:  # set by a scheduler that was made before; it calls the step of the unwrapped class
-        optimizer.step = restoring(own)  # type: ignore[method-assign]
-        reference = weakref.ref(optimizer)
-        removers.append(lambda: setattr(reference(), "step", own))
-    return removers
+    return [before.remove, after.remove, wrap_step(optimizer, restoring)]
 
 
 class ShardedMethods(_Optimizer):
@@ -144,8 +136,8 @@ class ShardedMethods(_Optimizer):
         if state_dict["orders"] != sharded.orders() or len(state_dict["param_groups"]) != len(self.param_groups):
             raise InvalidArgumentError(
                 "load_sharded_state_dict: the state was saved for parameters with other names or another layout in memory (for "
-                "example of a channels-last model), or with other groups: make model and optimizer as they were, or save "
-                "state_dict()"
+                "example of a channels-last model), or with other groups: make model and optimizer as they were. To change "
+                "them, save state_dict() after this load, and pass it to load_state_dict()"
             )
         own = {each.param: merged(each, state_dict["state"].get(each.name, {})) for each, _ in own_state}
         self.state.clear()

@@ -35,8 +35,8 @@ __all__ = ["ShardedState", "check_shard", "sharded_state_of"]
 # (sharded_parameter.py names one exception).
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
 _REFUSED = {
-    "LBFGS": "its step combines all parameters into one direction",
-    "SparseAdam": "its gradients are sparse, and so is what it updates",
+    torch.optim.LBFGS: "its step combines all parameters into one direction",
+    torch.optim.SparseAdam: "its gradients are sparse, and so is what it updates",
 }
 PACKED_BYTES = 1 << 20  # the most bytes of small parts of parameters that one rank sends together
 LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, and not packed with others
@@ -56,9 +56,9 @@ def check_shard(shard: Any, op: int, kind: type[torch.optim.Optimizer]) -> None:
         return
     if op == Adasum:
         raise UnsupportedError("shard=True does not work with op=Adasum, with which each rank has a state of its own")
-    for name, reason in _REFUSED.items():
-        refused = getattr(torch.optim, name, None)
-        if refused is not None and issubclass(kind, refused):
+    for refused, reason in _REFUSED.items():
+        if issubclass(kind, refused):
+            name = refused.__name__
             raise UnsupportedError(f"shard=True does not work with {name}: {reason}. Leave shard out, or use another optimizer")
 
 
@@ -81,16 +81,8 @@ class _OnHost:
     on_host: bool  # was it there on the owner, too?
 
 
-@dataclass(frozen=True)
-class _Transfer:
-    """Parts of parameters, of one dtype and device, that their owner sends to all others at once."""
-
-    owner: int  # its place in the process set
-    parts: list[Sharded]
-
-    def memory(self) -> list[torch.Tensor]:
-        """The memory of these parts on this rank."""
-        return [flat_view(sharded.param)[sharded.bounds[self.owner] : sharded.bounds[self.owner + 1]] for sharded in self.parts]
+# Parts of parameters, of one dtype and device, that their owner (its place in the process set) sends to all others at once.
+_Transfer = tuple[int, list[Sharded]]
 
 
 class ShardedState:
@@ -129,7 +121,7 @@ class ShardedState:
     def require_dense(named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises InvalidArgumentError if a parameter's elements overlap in memory, or have gaps between them."""
         for name, param in named:
-            if not is_dense(param.shape, param.stride()):
+            if not is_dense(param):
                 raise InvalidArgumentError(
                     f"shard=True: parameter {name!r} of strides {list(param.stride())} has elements that overlap, or have gaps "
                     "between them, in memory; make it contiguous first"
@@ -235,14 +227,14 @@ class ShardedState:
     def _send(self, transfers: list[_Transfer]) -> None:
         process_set = self._settings.process_set
         started = []
-        for transfer in transfers:
-            memory = transfer.memory()
+        for owner, parts in transfers:
+            memory = [flat_view(each.param)[each.bounds[owner] : each.bounds[owner + 1]] for each in parts]
             sent = reachable(memory[0] if len(memory) == 1 else torch.cat(memory))
-            name = f"{self._settings.prefix}.{transfer.parts[0].name}.of{transfer.owner}"
-            started.append((transfer, memory, sent, broadcast_async_(sent, self._ranks[transfer.owner], name, process_set)))
-        for transfer, memory, sent, handle in started:
+            name = f"{self._settings.prefix}.{parts[0].name}.of{owner}"
+            started.append((owner, memory, sent, broadcast_async_(sent, self._ranks[owner], name, process_set)))
+        for owner, memory, sent, handle in started:
             handle.synchronize()
-            if transfer.owner != self._place and sent.data_ptr() != memory[0].data_ptr():
+            if owner != self._place and sent.data_ptr() != memory[0].data_ptr():
                 for part, received in zip(memory, torch.split(sent, [part.numel() for part in memory]), strict=True):
                     part.copy_(received)
 
@@ -250,12 +242,12 @@ class ShardedState:
         """Makes a transfer for each larger part, and transfers that have several small parts of one owner."""
         parts = [(sharded, owner) for sharded in active for owner in sharded.owners]
         sizes = [sharded.bytes_of(owner) for sharded, owner in parts]
-        small = [place for place, size in enumerate(sizes) if size < LEAST_BYTES]
-        kinds = [(parts[place][1], parts[place][0].param.dtype, parts[place][0].param.device) for place in small]
-        packed = cut_buckets(kinds, [sizes[place] for place in small], PACKED_BYTES, PACKED_BYTES)
-        together = [[small[each] for each in places] for places in packed]
-        together += [[place] for place, size in enumerate(sizes) if size >= LEAST_BYTES]
-        return [_Transfer(parts[places[0]][1], [parts[place][0] for place in places]) for places in together]
+        kinds = [
+            (owner, sharded.param.dtype, sharded.param.device, place if size >= LEAST_BYTES else None)
+            for place, ((sharded, owner), size) in enumerate(zip(parts, sizes, strict=True))
+        ]
+        cut = cut_buckets(kinds, sizes, PACKED_BYTES, PACKED_BYTES)
+        return [(parts[places[0]][1], [parts[place][0] for place in places]) for places in cut]
 
     # --- the state ------------------------------------------------------------------------------------------------------
 

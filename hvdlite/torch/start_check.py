@@ -1,7 +1,7 @@
 """The values that torch's optimizers train, for the comparison of ranks (`hvdlite.start_check`)."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,12 +12,11 @@ from hvdlite.requests import Adasum
 from hvdlite.start_check import StartCheck
 from hvdlite.torch.agreement import ReducerSettings
 from hvdlite.torch.leaves import leaf_of
+from hvdlite.torch.parameter_gradient import ParameterGradient
 from hvdlite.torch.sharding import sharded_state_of
 from hvdlite.torch.state import broadcast_calls, broadcast_optimizer_state, broadcast_parameters
 
-__all__ = ["Named", "TrainedByTorch", "leaves_of_gradients", "make_check"]
-
-Named = Sequence[tuple[str, torch.Tensor]]
+__all__ = ["TrainedByTorch", "leaves_of_gradients", "make_check"]
 
 
 class TrainedByTorch:
@@ -28,7 +27,9 @@ class TrainedByTorch:
 
     evidence = "gradient"
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: ReducerSettings, gradients: Iterable[ParameterGradient]
+    ) -> None:
         self.remedy = f"Before the first step, broadcast what one rank has: {broadcast_calls(settings.process_set)}"
         ranks = counter_of_ranks(settings.process_set)
         self.data_remedy = (
@@ -39,11 +40,11 @@ class TrainedByTorch:
         self.shares_state = settings.shard
         self._optimizer = weakref.ref(optimizer)
         self._settings = settings
-        self._parameters = parameters
+        self._gradients = gradients
 
     def _named(self) -> list[tuple[str, torch.Tensor]]:
         prefix = f"{self._settings.prefix}."
-        return [(name.removeprefix(prefix), param) for name, param in self._parameters()]
+        return [(gradient.name.removeprefix(prefix), gradient.param) for gradient in self._gradients]
 
     def parameters(self) -> Iterable[Leaf]:
         """See `Trained.parameters`."""
@@ -70,14 +71,16 @@ class TrainedByTorch:
             broadcast_optimizer_state(optimizer, root_rank, process_set=process_set)
 
 
-def make_check(optimizer: torch.optim.Optimizer, settings: ReducerSettings, parameters: Callable[[], Named]) -> StartCheck:
-    """The check of one optimizer. `parameters` returns the parameters that the optimizer trains at the time of the call."""
+def make_check(
+    optimizer: torch.optim.Optimizer, settings: ReducerSettings, gradients: Iterable[ParameterGradient]
+) -> StartCheck:
+    """The check of one optimizer. `gradients` are those of the parameters that it trains, now or later."""
     return StartCheck(
         settings.start_check,
         f"DistributedOptimizer ({settings.prefix})",
         settings.prefix,
         settings.process_set,
-        TrainedByTorch(optimizer, settings, parameters),
+        TrainedByTorch(optimizer, settings, gradients),
     )
 
 

@@ -1,6 +1,6 @@
 """Gives all ranks the same model and optimizer at the start."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.arguments import require_initialized
 from hvdlite.torch.coded_methods import KEY, compression_of, load_coding
-from hvdlite.torch.gpu import CPU, gpu_of, number_of, reachable
+from hvdlite.torch.gpu import reachable
 from hvdlite.torch.sharding import sharded_state_of
 
 __all__ = [
@@ -89,11 +89,9 @@ def _broadcast_tensors(named: Iterable[tuple[str, torch.Tensor]], root_rank: int
 class _Placeholder:
     """Stands for a tensor in a structure that is sent without its tensors."""
 
-    number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     on_host: bool
-    on_gpu: bool  # on an NVIDIA GPU, which the engine can use
 
 
 def broadcast_optimizer_state(
@@ -119,131 +117,93 @@ def broadcast_optimizer_state(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got {type(optimizer)}")
-    _, differing = compare(_facts_of(optimizer), "optimizer_state.alike", process_set)
+    # What must be the same on all ranks so that one rank's state fits the optimizers of the others.
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    facts = [("the number of parameters in each group", sizes), ("the compression with state", compression_of(optimizer))]
+    _, differing = compare(facts, "optimizer_state.alike", process_set)
     if differing:
         raise MismatchError(
             f"broadcast_optimizer_state in process set {process_set.process_set_id}: {differing}; build the same optimizer on "
             "every rank"
         )
     is_root = RUNTIME.require_topology().rank == root_rank
-    tensors: list[torch.Tensor] = []
     sharded = sharded_state_of(optimizer)
     is_whole = sharded is None or broadcast_object(sharded.unsliced, root_rank, "optimizer_state.is_whole", process_set)
     state = None
     if is_root or not is_whole:  # the ranks gather the root's state if the root has only a part of it
         with nullcontext() if sharded is None else sharded.whole_state(optimizer, loaded=is_whole):
             state = optimizer.state_dict()
-    structure = _without_tensors(state, tensors) if is_root else None
+    structure = mapped(_placeholder_of, state) if is_root else None
     structure = broadcast_object(structure, root_rank, "optimizer_state", process_set)
-    if not is_root:
-        _make_tensors(structure, tensors, _ParameterDevices(optimizer, structure))
+    received: Any = state if is_root else _with_memory(structure, optimizer)
+    tensors: list[torch.Tensor] = []
+    mapped(lambda value: tensors.append(value) if _is_dense(value) else None, received)
     named = [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
     _broadcast_tensors(named, root_rank, process_set)
     if not is_root:
-        _load(optimizer, structure, tensors)
+        _load(optimizer, received)
         if sharded is not None:
             sharded.unsliced = True
             if not is_whole:
                 sharded.localize(optimizer)  # as on the root, which has a part
 
 
-def _facts_of(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """What must be the same on all ranks so that one rank's state fits the optimizers of the others."""
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return [("the number of parameters in each group", sizes), ("the compression with state", compression_of(optimizer))]
-
-
-def _without_tensors(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    """The structure with placeholders for its dense tensors, which are appended to the list."""
-    if isinstance(tree, torch.Tensor) and tree.layout is torch.strided:
-        tensors.append(tree)
-        return _Placeholder(len(tensors) - 1, tuple(tree.shape), tree.dtype, tree.device.type == "cpu", gpu_of(tree) != CPU)
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A copy of nested dicts, lists and tuples, in which the function has replaced every other value."""
     if isinstance(tree, dict):
-        return {key: _without_tensors(value, tensors) for key, value in tree.items()}
+        return {key: mapped(function, value) for key, value in tree.items()}
     if type(tree) in (list, tuple):
-        return type(tree)(_without_tensors(value, tensors) for value in tree)
-    return tree
+        return type(tree)(mapped(function, value) for value in tree)
+    return function(tree)
 
 
-class _ParameterDevices:
-    """The device on this rank for tensors that the root has outside of host memory: the device of their parameter.
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
-    Attributes:
-        state: the devices of the parameters, by the parameter's key in the root's structure.
-        groups: for each parameter group, the device of its first parameter.
+
+def _placeholder_of(value: Any) -> Any:
+    return _Placeholder(tuple(value.shape), value.dtype, value.is_cpu) if _is_dense(value) else value
+
+
+def _with_memory(structure: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The structure of an optimizer's state with memory on this rank for its tensors.
+
+    Tensors that the root has outside of host memory are on the device of their parameter here, and options of a group on that
+    of its first parameter.
     """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
-        host = torch.device("cpu")
-        self.state: dict[Any, torch.device] = {}
-        self.groups: list[torch.device] = []
-        for group, other in zip(optimizer.param_groups, received["param_groups"], strict=False):
-            devices = [param.device for param in group["params"]]
-            self.state.update(zip(other["params"], devices, strict=False))
-            self.groups.append(devices[0] if devices else host)
-
-    def of_state(self, key: Any) -> torch.device:
-        """The device for the state of one parameter."""
-        return self.state.get(key, torch.device("cpu"))
-
-    def of_group(self, place: int) -> torch.device:
-        """The device for the options of one group."""
-        return self.groups[place] if place < len(self.groups) else torch.device("cpu")
-
-
-def _make_tensors(received: dict[str, Any], tensors: list[torch.Tensor], devices: _ParameterDevices) -> None:
-    """Appends memory for each placeholder of an optimizer's state, in the order of their numbers."""
-    for part, tree in received.items():
-        if part == "state":
-            for key, value in tree.items():
-                _make_for(value, tensors, devices.of_state(key))
-        elif part == "param_groups":
-            for place, group in enumerate(tree):
-                _make_for(group, tensors, devices.of_group(place))
-        else:
-            _make_for(tree, tensors, torch.device("cpu"))
-
-
-def _make_for(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> None:
-    if isinstance(tree, _Placeholder):
-        there = tree.on_gpu and number_of(device) != CPU
-        tensors.append(torch.empty(tree.shape, dtype=tree.dtype, device=device if there else "cpu"))
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            _make_for(value, tensors, device)
-    elif type(tree) in (list, tuple):
-        for value in tree:
-            _make_for(value, tensors, device)
-
-
-def _with_tensors(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
-    """The structure with its tensors. Tensors that the root has outside of host memory are moved to `device`."""
-    if isinstance(tree, _Placeholder):
-        return tensors[tree.number] if tree.on_host else tensors[tree.number].to(device)
-    if isinstance(tree, dict):
-        return {key: _with_tensors(value, tensors, device) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_with_tensors(value, tensors, device) for value in tree)
-    return tree
-
-
-def _load(optimizer: torch.optim.Optimizer, received: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-    """Like ``optimizer.load_state_dict``, but without its conversion of dtypes."""
     host = torch.device("cpu")
+    devices: dict[Any, torch.device] = {}  # of the parameters, by the key of the structure
+    for group, theirs in zip(optimizer.param_groups, structure["param_groups"], strict=True):
+        devices.update(zip(theirs["params"], (param.device for param in group["params"]), strict=True))
+
+    def made(tree: Any, device: torch.device) -> Any:
+        def memory_for(value: Any) -> Any:
+            if not isinstance(value, _Placeholder):
+                return value
+            return torch.empty(value.shape, dtype=value.dtype, device=host if value.on_host else device)
+
+        return mapped(memory_for, tree)
+
+    found = {key: made(value, host) for key, value in structure.items()}
+    found["state"] = {key: made(value, devices.get(key, host)) for key, value in structure["state"].items()}
+    found["param_groups"] = [
+        made(group, devices[group["params"][0]] if group["params"] else host) for group in structure["param_groups"]
+    ]
+    return found
+
+
+def _load(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
+    """Like ``optimizer.load_state_dict``, but without its conversion of dtypes."""
     params: dict[Any, torch.Tensor] = {}
     for group, other in zip(optimizer.param_groups, received["param_groups"], strict=True):
         params.update(zip(other["params"], group["params"], strict=True))
-        device = group["params"][0].device if group["params"] else host
         for key, value in other.items():
             if key != "params":
-                _set_option(group, key, _with_tensors(value, tensors, device))
+                _set_option(group, key, value)
     optimizer.state.clear()
     for key, value in received["state"].items():
-        param = params.get(key)
-        optimizer.state[key if param is None else param] = _with_tensors(
-            value, tensors, host if param is None else param.device
-        )
-    load_coding(optimizer, _with_tensors(received.get(KEY), tensors, host))
+        optimizer.state[params.get(key, key)] = value
+    load_coding(optimizer, received.get(KEY))
 
 
 def _set_option(group: dict[str, Any], key: str, value: Any) -> None:

@@ -8,7 +8,7 @@ import functools
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -17,42 +17,52 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["KnownParameters", "change_closure", "is_inner_step", "reach_steps"]
+__all__ = ["ParameterWatch", "change_closure", "is_inner_step", "reach_steps", "wrap_step"]
 
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls the hooks around a step
 
 
-def reach_steps(optimizer: Any, kind: Any) -> Callable[[], None]:
-    """Makes torch call the hooks of an optimizer's step if its class never called ``Optimizer.__init__``, which would do so.
+def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Replaces the step of an optimizer's class, and the ``optimizer.step`` that a scheduler has installed.
 
     Args:
-        optimizer: the optimizer.
-        kind: the optimizer's class, which is changed; it must have no other object.
+        optimizer: the optimizer. No other object has its class.
+        wrap: a function that makes the new step from the present one. The first argument of both is the optimizer.
 
     Returns:
-        A function that puts back the ``optimizer.step`` of a scheduler, if this function has replaced it.
+        A function that puts back the scheduler's ``optimizer.step``, if there is one.
 
     """
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        if not hasattr(optimizer, name):
-            setattr(optimizer, name, OrderedDict())
-    own = vars(optimizer).get("step")  # a scheduler may have installed it there
-    if getattr(kind.step, "hooked", False) or getattr(own, "hooked", False):
-        return lambda: None
-    hooking = torch.optim.Optimizer.profile_hook_step
+    kind: Any = type(optimizer)
+    kind.step = wrap(kind.step)
+    own = vars(optimizer).get("step")  # it calls the step of the unwrapped class
     if own is None:
-        kind.step = hooking(kind.step)
-        kind.step.hooked = True
         return lambda: None
-    hooked = hooking(lambda _, *args, **kwargs: own(*args, **kwargs))
+    wrapped = wrap(lambda _, *args, **kwargs: own(*args, **kwargs))
     reference = weakref.ref(optimizer)
 
     @functools.wraps(own)
     def step(*args: Any, **kwargs: Any) -> Any:
-        return hooked(reference(), *args, **kwargs)
+        return wrapped(reference(), *args, **kwargs)
 
     optimizer.step = step
     return lambda: setattr(reference(), "step", own)
+
+
+def reach_steps(optimizer: Any) -> Callable[[], None]:
+    """Makes torch call the hooks of an optimizer's step if its class never called ``Optimizer.__init__``, which would do so.
+
+    Returns a function that undoes this, as `wrap_step` does.
+    """
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        if not hasattr(optimizer, name):
+            setattr(optimizer, name, OrderedDict())
+    kind: Any = type(optimizer)
+    if getattr(kind.step, "hooked", False) or getattr(optimizer.step, "hooked", False):
+        return lambda: None
+    undo = wrap_step(optimizer, torch.optim.Optimizer.profile_hook_step)
+    kind.step.hooked = True
+    return undo
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
@@ -86,22 +96,24 @@ def change_closure(
 _params_of = itemgetter("params")
 
 
-class KnownParameters:
-    """The parameters that an optimizer is known to have. Finds those that the program has added without hvdlite."""
+class ParameterWatch:
+    """Finds parameters that the program has added to an optimizer without hvdlite.
 
-    def __init__(self) -> None:
-        self._known: set[torch.Tensor] = set()
+    Args:
+        known: the known parameters and their names; hvdlite adds parameters to it.
+        label: the name of the optimizer, for error texts.
+    """
+
+    def __init__(self, known: Mapping[torch.Tensor, str], label: str) -> None:
+        self._known = known
+        self._label = label
         self._present: list[torch.Tensor] = []  # the optimizer's parameters at the last check
 
-    def add(self, params: Iterable[torch.Tensor]) -> None:
-        """Adds known parameters."""
-        self._known.update(params)
-
-    def check(self, optimizer: torch.optim.Optimizer, label: str) -> None:
-        """Checks that all of the optimizer's parameters are known. Removed parameters do not matter.
+    def check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A hook before every step. Checks that all of the optimizer's parameters are known. Removed parameters do not matter.
 
         Raises:
-            InvalidArgumentError: a parameter is not known.
+            InvalidArgumentError: a parameter is not known, so its gradient would not be reduced.
 
         """
         present = list(chain.from_iterable(map(_params_of, optimizer.param_groups)))
@@ -115,7 +127,7 @@ class KnownParameters:
         ]
         if new:
             raise InvalidArgumentError(
-                f"the parameters of {label} were changed, and DistributedOptimizer has not reduced all their gradients: "
+                f"the parameters of {self._label} were changed, and DistributedOptimizer has not reduced all their gradients: "
                 f"{'; '.join(new[:4])}{f'; and {len(new) - 4} more' if len(new) > 4 else ''}. On all ranks alike, "
                 "use optimizer.add_param_group(), or wrap the optimizer again after the change"
             )

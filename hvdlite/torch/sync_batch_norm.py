@@ -142,10 +142,9 @@ class SyncBatchNorm(_BatchNorm):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch cannot trace collectives
     def _normalise(self, input: torch.Tensor) -> torch.Tensor:
         require_values(input)
-        name = f"sync_batch_norm.{self.num_features}"
         with torch.no_grad():
             own = _LocalValues(input)
-            whole = own.with_others(f"{name}.forward", self.process_set)
+            whole = own.with_others(f"sync_batch_norm.{self.num_features}.forward", self.process_set)
             if whole.count == 1:
                 raise InvalidArgumentError(
                     "Expected more than 1 value per channel when training, got a single one on all ranks of "
@@ -153,8 +152,7 @@ class SyncBatchNorm(_BatchNorm):
                 )
             if self.training and self.track_running_stats:
                 self._update_running(whole)
-        call = _ForwardContext(f"{name}.backward", self.process_set, whole.count, self.eps)
-        arguments = (call, own, whole, input, self.weight, self.bias)
+        arguments = (self, own, whole, input, self.weight, self.bias)
         result: torch.Tensor = _Normalise.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
 
@@ -235,23 +233,13 @@ class _LocalValues:
         return _Whole(mean, var.clamp(min=0.0), total)
 
 
-@dataclass(frozen=True)
-class _ForwardContext:
-    """The values that a forward keeps for its backward, without the tensors."""
-
-    name: str
-    process_set: ProcessSet
-    count: int
-    eps: float
-
-
 class _Normalise(torch.autograd.Function):
     """Normalises the input. The gradient takes into account that the statistics of all ranks depend on the input."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        call: _ForwardContext,
+        layer: SyncBatchNorm,
         own: _LocalValues,
         whole: _Whole,
         input: torch.Tensor,
@@ -259,13 +247,13 @@ class _Normalise(torch.autograd.Function):
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         output, dim = own.centered, input.dim()
-        scale = invstd = (whole.var + call.eps).rsqrt().to(output)
+        scale = invstd = (whole.var + layer.eps).rsqrt().to(output)
         if weight is not None:
             scale = invstd * weight
         offset = (own.center - whole.mean).to(output) * scale
         if bias is not None:
             offset = offset + bias
-        ctx.call = call
+        ctx.name, ctx.layer, ctx.count = f"sync_batch_norm.{layer.num_features}.backward", layer, whole.count
         ctx.save_for_backward(input, weight, whole.mean.to(output), invstd)
         return output.mul_(_per_channel(scale, dim)).add_(_per_channel(offset, dim)).to(input.dtype)
 
@@ -277,7 +265,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: _ForwardContext = ctx.call
+        layer: SyncBatchNorm = ctx.layer
         input, weight, mean, invstd = ctx.saved_tensors
         _, _, _, wants_input, wants_weight, wants_bias = ctx.needs_input_grad
         dtype, dim = _statistics_dtype(input), input.dim()
@@ -288,9 +276,9 @@ class _Normalise(torch.autograd.Function):
         if not wants_input:
             return (None, None, None, None, for_weight, for_bias)
         sums = ops.allreduce(
-            reachable(torch.stack([grads, products])).double(), name=call.name, op=Sum, process_set=call.process_set
+            reachable(torch.stack([grads, products])).double(), name=ctx.name, op=Sum, process_set=layer.process_set
         )
-        mean_grad, mean_product = (sums / max(call.count, 1)).to(centered)
+        mean_grad, mean_product = (sums / max(ctx.count, 1)).to(centered)
         scale = invstd if weight is None else invstd * weight
         for_input = centered.mul_(_per_channel(-mean_product * invstd.square(), dim)).sub_(_per_channel(mean_grad, dim))
         for_input = for_input.add_(grad).mul_(_per_channel(scale, dim)).to(input.dtype)
@@ -299,20 +287,20 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def _differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The same gradients, computed again from the input by operations that autograd can differentiate."""
-        call: _ForwardContext = ctx.call
+        layer: SyncBatchNorm = ctx.layer
         input, weight, _, _ = ctx.saved_tensors
         dtype, dim = _statistics_dtype(input), input.dim()
         values, flowing = input.to(dtype), grad.to(dtype)
 
         def mean_of_all(what: str, *own: torch.Tensor) -> torch.Tensor:
             sums = allreduce(
-                reachable(torch.stack(own)).double(), name=f"{call.name}.{what}", op=Sum, process_set=call.process_set
+                reachable(torch.stack(own)).double(), name=f"{ctx.name}.{what}", op=Sum, process_set=layer.process_set
             )
-            mean: torch.Tensor = (sums / max(call.count, 1)).to(values)
+            mean: torch.Tensor = (sums / max(ctx.count, 1)).to(values)
             return mean
 
         centered = values - _per_channel(mean_of_all("mean", _sums(values, dtype))[0], dim)
-        invstd = (mean_of_all("var", _sums(centered.square(), dtype))[0] + call.eps).rsqrt()
+        invstd = (mean_of_all("var", _sums(centered.square(), dtype))[0] + layer.eps).rsqrt()
         normal = centered * _per_channel(invstd, dim)
         grads, products = _sums(flowing, dtype), _sums(flowing * normal, dtype)
         mean_grad, mean_product = mean_of_all("gradients", grads, products)

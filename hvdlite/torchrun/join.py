@@ -158,8 +158,9 @@ def _lead(place: TorchrunPlace, library: str, wait: _Wait) -> tuple[socket.socke
         )
     _kept.append(server)  # Python warns of a running child that it forgets
     assert server.stdin is not None
+    # By the standard input, because any user can read a command line, and the key is a secret.
     with contextlib.suppress(BrokenPipeError), server.stdin:
-        server.stdin.write(arguments.to_text().encode())
+        server.stdin.write(json.dumps(vars(arguments)).encode())
     answer = _greet(ours, place, wait)
     return ours, answer or {"error": "the PMIx server of this node has ended; its error is above"}
 

@@ -10,23 +10,19 @@ import ctypes
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import CFUNCTYPE, POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint16, c_uint32, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["SUCCESS", "Fence", "JobMap", "PmixServer", "Reply"]
+__all__ = ["SUCCESS", "OnFence", "PmixServer", "Reply"]
 
 SUCCESS = 0
 _DONE_AT_ONCE = -157  # PMIX_OPERATION_SUCCEEDED: the call has done its work, and will make no callback
 _NOT_SUPPORTED = -47  # PMIX_ERR_NOT_SUPPORTED
 _WILDCARD = 0xFFFFFFFE  # PMIX_RANK_WILDCARD: all ranks of the job
 _KNOWN = 5  # the major version with which the tests have run; others may have other types
-
-# PMIX_STRING and so on: the types of values.
-_STRING, _UINT16, _UINT32, _INFO, _DATA_ARRAY, _PROC_RANK, _REGEX = 3, 13, 14, 24, 39, 40, 49
 
 
 class _Proc(ctypes.Structure):
@@ -40,6 +36,13 @@ class _DataArray(ctypes.Structure):
 
     _fields_ = (("type", c_uint16), ("size", c_size_t), ("array", c_void_p))
 
+
+class _ProcRank(c_uint32):
+    """``pmix_rank_t``."""
+
+
+# PMIX_STRING and so on: the types of values. A pointer is a list that libpmix has made (`PmixServer._generated`).
+_TYPES: dict[type, int] = {str: 3, c_uint16: 13, c_uint32: 14, _DataArray: 39, _ProcRank: 40, c_void_p: 49}
 
 # `pmix_modex_cbfunc_t`, the function by which a server answers a request, and the function by which libpmix then says that it
 # has used the answer.
@@ -69,32 +72,12 @@ Reply = Callable[[int, bytes], None]
 """A function that gives libpmix the status and the bytes of an answer. Any thread may call it, once."""
 
 
-@dataclass(frozen=True)
-class Fence:
-    """The local ranks' part of a fence, at which ranks wait for each other and exchange bytes.
+OnFence = Callable[[tuple[int, ...], bytes, Reply], None]
+"""A function for the local ranks' part of a fence, at which ranks wait for each other and exchange bytes.
 
-    Attributes:
-        ranks: the ranks that take part; empty for all ranks of the job.
-        data: the bytes of this node's ranks. The answer has the bytes of all nodes, one after the other.
-        reply: a function that takes the answer.
-    """
-
-    ranks: tuple[int, ...]
-    data: bytes
-    reply: Reply
-
-
-@dataclass(frozen=True)
-class JobMap:
-    """What all servers of a job agree on.
-
-    Attributes:
-        namespace: the name of the job, which is unique.
-        nodes: for each node its name, which is unique in the job, and its ranks in ascending order.
-    """
-
-    namespace: str
-    nodes: tuple[tuple[str, tuple[int, ...]], ...]
+It gets the ranks that take part (none: all ranks of the job), the bytes of this node's ranks, and a `Reply`. The answer has the
+bytes of all nodes, one after the other.
+"""
 
 
 class PmixServer:
@@ -103,8 +86,8 @@ class PmixServer:
     Args:
         library: the path of libpmix.
         folder: a private folder for the files of PMIx and of the ranks' MPI.
-        node: the name of this node in the `JobMap`.
-        on_fence: a function that libpmix calls with a `Fence`, in a thread of its own. It must return at once.
+        node: the name of this node, which is unique in the job.
+        on_fence: libpmix calls it in a thread of its own. It must return at once.
         on_modex: in the same way, with the number of a rank of another node, whose data a local rank needs, and a `Reply`.
 
     Raises:
@@ -118,7 +101,7 @@ class PmixServer:
         library: str,
         folder: str,
         node: str,
-        on_fence: Callable[[Fence], None],
+        on_fence: OnFence,
         on_modex: Callable[[int, Reply], None],
     ) -> None:
         self._pmix = ctypes.CDLL(library)
@@ -132,36 +115,36 @@ class PmixServer:
         )
         self._released, self._found = _Released(self._release), _ModexFound(self._take_modex)
         given = {"pmix.srvr.tmpdir": folder, "pmix.sys.tmpdir": folder, "pmix.hname": node}
-        infos = self._infos([(key, value, _STRING) for key, value in given.items()])
+        infos = self._infos(given.items())
         self._call("PMIx_server_init", byref(self._module), c_void_p(infos.array), c_size_t(infos.size))
 
-    def register(self, job: JobMap, own: Sequence[int]) -> None:
+    def register(self, namespace: str, nodes: Sequence[tuple[str, Sequence[int]]], own: Sequence[int]) -> None:
         """Describes the job and its ranks to libpmix.
 
         Args:
-            job: the job.
+            namespace: the name of the job, which is unique.
+            nodes: for each node its name, and its ranks in ascending order.
             own: the ranks of this node, in ascending order.
         """
-        space, size = job.namespace.encode(), sum(len(ranks) for _, ranks in job.nodes)
-        names = ",".join(name for name, _ in job.nodes)
-        maps = ";".join(",".join(map(str, ranks)) for _, ranks in job.nodes)
-        described: list[tuple[str, Any, int]] = [
-            ("pmix.nmap", self._generated("PMIx_generate_regex", names), _REGEX),
-            ("pmix.pmap", self._generated("PMIx_generate_ppn", maps), _REGEX),
-            *((key, size, _UINT32) for key in ("pmix.univ.size", "pmix.job.size", "pmix.max.size")),
-            ("pmix.num.nodes", len(job.nodes), _UINT32),
-            ("pmix.job.napps", 1, _UINT32),
-            ("pmix.jobid", job.namespace, _STRING),
-            ("pmix.local.size", len(own), _UINT32),
-            ("pmix.lpeers", ",".join(map(str, own)), _STRING),
-            ("pmix.lldr", own[0], _PROC_RANK),
-            ("pmix.tmpdir", self._folder, _STRING),
-            ("pmix.nsdir", self._folder, _STRING),
+        size = c_uint32(sum(len(ranks) for _, ranks in nodes))
+        maps = ";".join(",".join(map(str, ranks)) for _, ranks in nodes)
+        described: list[tuple[str, Any]] = [
+            ("pmix.nmap", self._generated("PMIx_generate_regex", ",".join(name for name, _ in nodes))),
+            ("pmix.pmap", self._generated("PMIx_generate_ppn", maps)),
+            *((key, size) for key in ("pmix.univ.size", "pmix.job.size", "pmix.max.size")),
+            ("pmix.num.nodes", c_uint32(len(nodes))),
+            ("pmix.job.napps", c_uint32(1)),
+            ("pmix.jobid", namespace),
+            ("pmix.local.size", c_uint32(len(own))),
+            ("pmix.lpeers", ",".join(map(str, own))),
+            ("pmix.lldr", _ProcRank(own[0])),
+            ("pmix.tmpdir", self._folder),
+            ("pmix.nsdir", self._folder),
         ]
-        for node, (name, ranks) in enumerate(job.nodes):
+        for node, (name, ranks) in enumerate(nodes):
             for local, rank in enumerate(ranks):
-                described.append(("pmix.pdata", self._of_rank(rank, local, node, name), _DATA_ARRAY))
-        infos = self._infos(described)
+                described.append(("pmix.pdata", self._of_rank(rank, local, node, name)))
+        infos, space = self._infos(described), namespace.encode()
         self._call("PMIx_server_register_nspace", space, len(own), c_void_p(infos.array), c_size_t(infos.size), None, None)
 
     def variables(self, namespace: str, rank: int) -> dict[str, str]:
@@ -198,7 +181,7 @@ class PmixServer:
         ranks = [procs[index].rank for index in range(count)]
         everyone = _WILDCARD in ranks
         given = ctypes.string_at(data, size) if data else b""
-        self._on_fence(Fence(() if everyone else tuple(sorted(ranks)), given, self._reply(answer, context)))
+        self._on_fence(() if everyone else tuple(sorted(ranks)), given, self._reply(answer, context))
         return SUCCESS
 
     def _modex(self, proc: Any, _infos: int, _ninfos: int, answer: int, context: int) -> int:
@@ -236,30 +219,24 @@ class PmixServer:
     def _of_rank(self, rank: int, local: int, node: int, name: str) -> _DataArray:
         return self._infos(
             [
-                ("pmix.rank", rank, _PROC_RANK),
-                *((key, rank, _PROC_RANK) for key in ("pmix.grank", "pmix.apprank")),
-                *((key, local, _UINT16) for key in ("pmix.lrank", "pmix.nrank")),
-                ("pmix.nodeid", node, _UINT32),
-                ("pmix.hname", name, _STRING),
-                ("pmix.appnum", 0, _UINT32),
-                ("pmix.pdir", self._folder, _STRING),
+                *((key, _ProcRank(rank)) for key in ("pmix.rank", "pmix.grank", "pmix.apprank")),
+                *((key, c_uint16(local)) for key in ("pmix.lrank", "pmix.nrank")),
+                ("pmix.nodeid", c_uint32(node)),
+                ("pmix.hname", name),
+                ("pmix.appnum", c_uint32(0)),
+                ("pmix.pdir", self._folder),
             ]
         )
 
-    def _infos(self, values: Sequence[tuple[str, Any, int]]) -> _DataArray:
+    def _infos(self, values: Iterable[tuple[str, Any]]) -> _DataArray:
         """An array of ``pmix_info_t``, which libpmix makes."""
         self._pmix.PMIx_Info_list_start.restype = c_void_p
         made = c_void_p(self._pmix.PMIx_Info_list_start())
-        for key, value, kind in values:
-            if isinstance(value, _DataArray):
-                address: Any = byref(value)
-            elif isinstance(value, c_void_p):
-                address = value
-            elif isinstance(value, int):
-                address = byref({_UINT16: c_uint16, _UINT32: c_uint32, _PROC_RANK: c_uint32}[kind](value))
-            else:
-                address = value.encode()
-            self._call("PMIx_Info_list_add", made, key.encode(), address, c_uint16(kind))
+        for key, value in values:
+            address: Any = value.encode() if isinstance(value, str) else value
+            if not isinstance(value, str | c_void_p):
+                address = byref(value)
+            self._call("PMIx_Info_list_add", made, key.encode(), address, c_uint16(_TYPES[type(value)]))
         array = _DataArray()
         self._call("PMIx_Info_list_convert", made, byref(array))
         self._pmix.PMIx_Info_list_release.restype = None

@@ -9,18 +9,16 @@ import asyncio
 import hmac
 import itertools
 import json
-import shutil
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from hvdlite.torchrun.nodes import LOST, Hub, Send, receive, send_on
-from hvdlite.torchrun.pmix import Fence, JobMap, PmixServer, Reply
+from hvdlite.torchrun.pmix import PmixServer, Reply
 from hvdlite.view_socket import is_trusted
 
 __all__ = ["NodeServer", "ServerArguments"]
@@ -54,18 +52,6 @@ class ServerArguments:
     link: int | None
     key: str
 
-    def to_text(self) -> str:
-        """The arguments as JSON, for the server's standard input: any user can read a command line, and the key is a secret."""
-        return json.dumps(asdict(self))
-
-
-@dataclass
-class _LocalRank:
-    """A rank of this node: its number and its connection."""
-
-    rank: int
-    writer: asyncio.StreamWriter
-
 
 class NodeServer:
     """The server of one node. All methods run in the thread of its event loop, except `_on_fence` and `_on_modex`."""
@@ -75,7 +61,7 @@ class NodeServer:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()  # of this server
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ranks: dict[int, _LocalRank] = {}  # by local rank
+        self._ranks: dict[int, tuple[int, asyncio.StreamWriter]] = {}  # ranks of this node and connections, by local rank
         self._complete = asyncio.Event()  # all ranks of this node have come
         self._linked = asyncio.Event()  # all nodes have come
         self._links: list[asyncio.StreamWriter] = []  # connections to other nodes
@@ -105,16 +91,16 @@ class NodeServer:
         await self._link()
         await self._complete.wait()
         listener.close()
-        self._post({"kind": "nodes", "host": socket.gethostname(), "ranks": [rank.rank for rank in self._ranks.values()]}, b"")
+        self._post({"kind": "nodes", "host": socket.gethostname(), "ranks": [rank for rank, _ in self._ranks.values()]}, b"")
 
-    def _begin(self, job: JobMap, own: int) -> None:
-        """Starts the job: it lets the ranks of this node continue. `own` is the index of this node in the map."""
-        name, ranks = job.nodes[own]
-        self._namespace = job.namespace
+    def _begin(self, namespace: str, nodes: list[tuple[str, list[int]]], own: int) -> None:
+        """Starts the job: it lets the ranks of this node continue. `own` is the index of this node."""
+        name, ranks = nodes[own]
+        self._namespace = namespace
         self._pmix = PmixServer(self._given.library, self._folder, name, self._on_fence, self._on_modex)
-        self._pmix.register(job, ranks)
-        for rank in self._ranks.values():
-            _write(rank.writer, {"variables": self._pmix.variables(job.namespace, rank.rank)})
+        self._pmix.register(namespace, nodes, ranks)
+        for rank, writer in self._ranks.values():
+            _write(writer, {"variables": self._pmix.variables(namespace, rank)})
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine beside the others. If it fails, this server fails."""
@@ -133,8 +119,8 @@ class NodeServer:
             self._end.set_exception(error)
 
     def _tell_ranks(self, message: dict[str, Any]) -> None:
-        for rank in self._ranks.values():
-            _write(rank.writer, message)
+        for _, writer in self._ranks.values():
+            _write(writer, message)
 
     # --- the ranks of this node ---------------------------------------------------------------------------------------
 
@@ -150,7 +136,7 @@ class NodeServer:
             _write(writer, {"error": f"two processes of this node have LOCAL_RANK={local}", "fatal": True})
             writer.close()
             return
-        self._ranks[local] = _LocalRank(greeting["rank"], writer)
+        self._ranks[local] = greeting["rank"], writer
         if len(self._ranks) == self._given.local_size:
             self._complete.set()
         await reader.read()  # returns when the rank has ended
@@ -216,11 +202,7 @@ class NodeServer:
         """Takes a message of the hub."""
         kind = header["kind"]
         if kind == "nodes":
-            nodes = tuple((name, tuple(ranks)) for name, ranks in header["nodes"])
-            try:
-                self._begin(JobMap(header["namespace"], nodes), header["index"])
-            except Exception as error:
-                self._fail(error)
+            self._begin(header["namespace"], header["nodes"], header["index"])
         elif kind == "fence":
             self._fences.pop(tuple(header["ranks"]))(header["status"], data)
         elif kind == "modex":
@@ -238,10 +220,10 @@ class NodeServer:
 
     # --- what PMIx asks, in its thread --------------------------------------------------------------------------------
 
-    def _on_fence(self, fence: Fence) -> None:
+    def _on_fence(self, ranks: tuple[int, ...], data: bytes, reply: Reply) -> None:
         def post() -> None:
-            self._fences[fence.ranks] = fence.reply
-            self._post({"kind": "fence", "ranks": fence.ranks}, fence.data)
+            self._fences[ranks] = reply
+            self._post({"kind": "fence", "ranks": ranks}, data)
 
         self._loop.call_soon_threadsafe(post)
 
@@ -258,18 +240,8 @@ def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     writer.write(json.dumps(message).encode() + b"\n")
 
 
-@contextmanager
-def _folder() -> Iterator[str]:
-    """A private folder, which is removed at the end."""
-    made = tempfile.mkdtemp(prefix="hvdlite-torchrun-")
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
 async def _main(arguments: ServerArguments) -> None:
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="hvdlite-torchrun-", ignore_cleanup_errors=True) as folder:
         await NodeServer(arguments, folder).run()
 
 

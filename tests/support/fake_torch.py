@@ -99,7 +99,7 @@ def install(number: int) -> None:
     import torch
 
     import hvdlite.backends.torch as backend
-    from hvdlite.torch import agreement, gpu, in_flight, parameter_gradient, state
+    from hvdlite.torch import agreement, gpu, in_flight, parameter_gradient
 
     settings = {"host_memory": number + 1, "delay_percent": 3}  # trainings have many operations, so only few are delayed
     for name, value in settings.items():
@@ -108,9 +108,8 @@ def install(number: int) -> None:
     def gpu_of(tensor: Any) -> int:
         return getattr(tensor, "fake_place", number)
 
-    for module in (agreement, in_flight, parameter_gradient, state):
+    for module in (agreement, in_flight, parameter_gradient):
         module.gpu_of = gpu_of  # type: ignore[attr-defined]
-    state.number_of = lambda device: number  # type: ignore[attr-defined]
     gpu.current_stream = current
     gpu.follow = lambda gpu, streams: followed.extend((current(gpu), stream) for stream in streams)
 

@@ -177,7 +177,7 @@ class OnGpu(torch.Tensor):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    monkeypatch.setattr(BACKEND, "_stream_of", lambda gpu: 100 + gpu)
+    monkeypatch.setattr(BACKEND, "stream_of", lambda gpu: 100 + gpu)
     return torch.rand(2, 3).as_subclass(OnGpu)
 
 
@@ -186,7 +186,7 @@ def test_tensors_on_a_gpu_are_used_there_in_the_current_stream(on_gpu, monkeypat
     assert backend is BACKEND
     exported = backend.export(backend.adopt_writable(on_gpu), any_layout=True)
     assert (exported.pointer, exported.device, exported.stream) == (on_gpu.data_ptr(), 1, 101)
-    monkeypatch.setattr(backend, "_stream_of", lambda gpu: 200 + gpu)
+    monkeypatch.setattr(backend, "stream_of", lambda gpu: 200 + gpu)
     assert backend.stream_now(exported) == 201
 
 

@@ -91,7 +91,7 @@ def test_after_the_loss_of_the_hub_all_requests_fail():
         found, reader = [], asyncio.StreamReader()
 
         async def ask():
-            server._on_fence(pmix.Fence((), b"", lambda status, _: found.append(status)))
+            server._on_fence((), b"", lambda status, _: found.append(status))
             server._on_modex(1, lambda status, _: found.append(status))
             asked = server._loop.create_future()
             server._loop.call_soon_threadsafe(asked.set_result, None)

@@ -28,7 +28,7 @@ from hvdlite.process_sets import ProcessSet, global_process_set, process_set_amo
 from hvdlite.runtime import RUNTIME
 from hvdlite.torch.distributed.callbacks import CallCounter, current_counter, origin, unnumbered
 from hvdlite.torch.distributed.rendezvous import check_place
-from hvdlite.torch.distributed.tensors import check_own_output, check_same_dtype, flat_of, split_into, takes_result, writing
+from hvdlite.torch.distributed.tensors import check_own_output, check_same_dtype, flat_of, split_into, target_for, writing
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
@@ -101,8 +101,6 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._process_set = process_set
-        self._size = size
-        self._rank = rank
         self._name = name
         self._timeout = timeout
         self._key = key  # the group's name and generation
@@ -143,7 +141,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._end == "aborted"
 
     def __repr__(self) -> str:
-        return f"<HvdliteProcessGroup {self._name!r}: rank {self._rank} of {self._size}, {self._process_set}>"
+        return f"<HvdliteProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}, {self._process_set}>"
 
     # --- reductions -------------------------------------------------------------------------------------------------
 
@@ -158,15 +156,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allreduce(self, label: str, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
             return self._allreduce_sparse(tensors[0], opts)
-        if combine := self._bitwise(label, opts.reduceOp, tensors):
-            return self._combine(label, combine, tensors, tensors, lambda whole: whole, opts)
-        op, factor = self._reduction(label, opts.reduceOp)
-        start: Callable[[str], Handle]
-        if len(tensors) == 1:
-            start = lambda name: ops.allreduce_async_(tensors[0], None, name, op, factor, 1.0, self._process_set)  # noqa: E731
-        else:
-            start = lambda name: ops.grouped_allreduce_async_(tensors, None, name, op, factor, 1.0, self._process_set)  # noqa: E731
-        return self._start(label, start, tensors, None, opts)
+
+        def start(name: str, op: int, factor: float) -> Handle:
+            if len(tensors) == 1:
+                return ops.allreduce_async_(tensors[0], None, name, op, factor, 1.0, self._process_set)
+            return ops.grouped_allreduce_async_(tensors, None, name, op, factor, 1.0, self._process_set)
+
+        return self._reduce(label, start, tensors, tensors, lambda whole: whole, None, opts)
 
     def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> HvdliteWork:
         """Gathers all ranks' rows, and stores their sum or mean in the tensor."""
@@ -174,7 +170,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if op not in (ops.Sum, ops.Average) or factor != 1.0:
             raise UnsupportedError("torch.distributed.all_reduce: a sparse tensor is reduced with SUM or AVG only")
         rows = rows_of(tensor.detach(), tensor, tensor.dtype, tensor.sparse_dim())
-        divisor = self._size if op == ops.Average else 1
+        divisor = self.size() if op == ops.Average else 1
 
         def finish(gathered: list[Tensor]) -> None:
             indices, values = gathered
@@ -188,14 +184,13 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: list[Tensor], opts: Any) -> HvdliteWork:
         """Reduces to the root, in place; the other ranks' tensors stay as they are."""
         (tensor,) = tensors
-        if combine := self._bitwise("reduce", opts.reduceOp, tensors):
-            pick = (lambda whole: whole) if opts.rootRank == self._rank else None
-            return self._combine("reduce", combine, tensors, tensors, pick, opts)
-        op, factor = self._reduction("reduce", opts.reduceOp)
-        reduce = ops.allreduce_async_ if opts.rootRank == self._rank else ops.allreduce_async
-        return self._start(
-            "reduce", lambda name: reduce(tensor, None, name, op, factor, 1.0, self._process_set), tensors, None, opts
-        )
+        is_root = opts.rootRank == self.rank()
+        reduce = ops.allreduce_async_ if is_root else ops.allreduce_async
+
+        def start(name: str, op: int, factor: float) -> Handle:
+            return reduce(tensor, None, name, op, factor, 1.0, self._process_set)
+
+        return self._reduce("reduce", start, tensors, tensors, (lambda whole: whole) if is_root else None, None, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HvdliteWork:
         """Reduces a list with one tensor for each rank. The tensors may differ in size. Each rank gets the reduced
@@ -204,26 +199,23 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         (output,), (parts,) = outputs, inputs
         opts = opts or ReduceScatterOptions()
         self._check_count("reduce_scatter", parts)
-        check_own_output("reduce_scatter", parts[self._rank], output)
+        check_own_output("reduce_scatter", parts[self.rank()], output)
         flat = flat_of(parts)
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
         # hvdlite's reducescatter needs rows of the same size.
-        start = sum(part.numel() for part in parts[: self._rank])
+        begin = sum(part.numel() for part in parts[: self.rank()])
 
         def own(reduced: Tensor) -> Tensor:
-            return reduced.narrow(0, start, output.numel())
+            return reduced.narrow(0, begin, output.numel())
 
-        if combine := self._bitwise("reduce_scatter", opts.reduceOp, [flat]):
-            return self._combine("reduce_scatter", combine, [flat], [output], own, opts)
-        op, factor = self._reduction("reduce_scatter", opts.reduceOp)
-        return self._start(
-            "reduce_scatter",
-            lambda name: ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set),
-            [output],
-            lambda reduced: split_into("reduce_scatter", own(reduced), [output]),
-            opts,
-        )
+        def start(name: str, op: int, factor: float) -> Handle:
+            return ops.allreduce_async_(flat, None, name, op, factor, 1.0, self._process_set)
+
+        def finish(reduced: Tensor) -> None:
+            split_into("reduce_scatter", own(reduced), [output])
+
+        return self._reduce("reduce_scatter", start, [flat], [output], own, finish, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HvdliteWork:
         """Reduces a tensor, and cuts the result into equal parts: each rank gets the part at its own place."""
@@ -241,33 +233,29 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         rows = []
         for output, source in zip(outputs, inputs, strict=True):
             check_same_dtype(label, source, output)
-            if source.numel() != output.numel() * self._size:
+            if source.numel() != output.numel() * self.size():
                 raise InvalidArgumentError(
-                    f"torch.distributed.{label}: the input has {source.numel()} elements, but {self._size} ranks with outputs "
-                    f"of {output.numel()} elements take {output.numel() * self._size}"
+                    f"torch.distributed.{label}: the input has {source.numel()} elements, but {self.size()} ranks with outputs "
+                    f"of {output.numel()} elements take {output.numel() * self.size()}"
                 )
-            rows.append(source.detach().reshape(self._size, output.numel()))
+            rows.append(source.detach().reshape(self.size(), output.numel()))
+
+        targets = [target_for(output, source, None) for output, source in zip(outputs, rows, strict=True)]
 
         def own(whole: Tensor) -> Tensor:
-            return whole.reshape(self._size, whole.numel() // self._size)[self._rank]
+            return whole.reshape(self.size(), whole.numel() // self.size())[self.rank()]
 
-        if combine := self._bitwise(label, opts.reduceOp, rows):
-            return self._combine(label, combine, rows, outputs, own, opts)
-        op, factor = self._reduction(label, opts.reduceOp)
-        scattered = op in (ops.Sum, ops.Average)  # hvdlite's reducescatter has no other operators
-        targets = [output if takes_result(output, source, None) else None for output, source in zip(outputs, rows, strict=True)]
-
-        def start(name: str) -> Handle:
-            if scattered:
+        def start(name: str, op: int, factor: float) -> Handle:
+            if op in (ops.Sum, ops.Average):  # hvdlite's reducescatter has no other operators
                 return submission.reduce_scatter_group(rows, name, op, factor, 1.0, self._process_set, True, targets)
             return ops.grouped_allreduce_async(rows, None, name, op, factor, 1.0, self._process_set)
 
         def finish(results: list[Tensor]) -> None:
             for output, result in zip(outputs, results, strict=True):
                 if result is not output:
-                    split_into(label, result if scattered else result[self._rank], [output])
+                    split_into(label, own(result) if result.numel() > output.numel() else result, [output])
 
-        return self._start(label, start, outputs, finish, opts)
+        return self._reduce(label, start, rows, outputs, own, finish, opts)
 
     # --- other collectives ------------------------------------------------------------------------------------------
 
@@ -310,45 +298,42 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _allgather_rows(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for output, source in zip(outputs, inputs, strict=True):
             check_same_dtype("all_gather_into_tensor", source, output)
-            if output.numel() != source.numel() * self._size:
+            if output.numel() != source.numel() * self.size():
                 raise InvalidArgumentError(
-                    f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self._size} "
+                    f"torch.distributed.all_gather_into_tensor: the output has {output.numel()} elements, but {self.size()} "
                     f"ranks send {source.numel()} each"
                 )
-        targets = [
-            output if takes_result(output, source, self._rank * source.numel()) else None
-            for output, source in zip(outputs, inputs, strict=True)
-        ]
-        flat = [source.detach().reshape(-1) for source in inputs]
-
-        def finish(results: list[Tensor]) -> None:
-            for output, result in zip(outputs, results, strict=True):
-                if result is not output:
-                    split_into("all_gather_into_tensor", result, [output])
-
-        return self._start(
-            "all_gather_into_tensor",
-            lambda name: submission.gather_group(flat, name, self._process_set, True, targets),
-            outputs,
-            finish,
-            opts,
-        )
+        pairs = zip(outputs, inputs, strict=True)
+        targets = [target_for(output, source, self.rank() * source.numel()) for output, source in pairs]
+        return self._gather("all_gather_into_tensor", inputs, [[output] for output in outputs], targets, opts)
 
     def _allgather(self, label: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         for parts, source in zip(outputs, inputs, strict=True):
             self._check_count(label, parts)
-            check_own_output(label, source, parts[self._rank])
+            check_own_output(label, source, parts[self.rank()])
             for output in parts:
                 check_same_dtype(label, source, output)
+        return self._gather(label, inputs, outputs, None, opts)
+
+    def _gather(
+        self,
+        label: str,
+        inputs: list[Tensor],
+        outputs: list[list[Tensor]],
+        targets: Sequence[Tensor | None] | None,
+        opts: Any,
+    ) -> HvdliteWork:
+        """Gathers all ranks' elements of each input into a list of outputs. The engine writes to those that are targets."""
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
             for parts, result in zip(outputs, results, strict=True):
-                split_into(label, result, parts)
+                if result is not parts[0]:
+                    split_into(label, result, parts)
 
         return self._start(
             label,
-            lambda name: ops.grouped_allgather_async(flat, name, self._process_set),
+            lambda name: submission.gather_group(flat, name, self._process_set, True, targets),
             [part for parts in outputs for part in parts],
             finish,
             opts,
@@ -357,18 +342,18 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HvdliteWork:
         """Gives the root every rank's tensor. The tensors may differ in size."""
         (source,) = inputs
-        parts = outputs[0] if opts.rootRank == self._rank else []
-        if opts.rootRank == self._rank:
+        parts = outputs[0] if opts.rootRank == self.rank() else []
+        if opts.rootRank == self.rank():
             self._check_count("gather", parts)
-        splits = [source.numel() if rank == opts.rootRank else 0 for rank in range(self._size)]
+        splits = [source.numel() if rank == opts.rootRank else 0 for rank in range(self.size())]
         return self._exchange("gather", source.detach().reshape(-1), splits, parts, opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HvdliteWork:
         """Gives each rank one of the root's tensors. The tensors may differ in size."""
-        parts = inputs[0] if opts.rootRank == self._rank else []
-        if opts.rootRank == self._rank:
+        parts = inputs[0] if opts.rootRank == self.rank() else []
+        if opts.rootRank == self.rank():
             self._check_count("scatter", parts)
-        splits = [part.numel() for part in parts] or [0] * self._size
+        splits = [part.numel() for part in parts] or [0] * self.size()
         flat = flat_of(parts) if parts else outputs[0].new_empty(0)
         return self._exchange("scatter", flat, splits, outputs, opts)
 
@@ -396,11 +381,11 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _rows(self, which: str, tensor: Tensor, sizes: Sequence[int] | None) -> list[int]:
         """How many rows of a tensor go to, or come from, each rank."""
-        rows = list(sizes) if sizes else [len(tensor) // self._size] * self._size
-        if len(rows) != self._size or sum(rows) != len(tensor):
+        rows = list(sizes) if sizes else [len(tensor) // self.size()] * self.size()
+        if len(rows) != self.size() or sum(rows) != len(tensor):
             raise InvalidArgumentError(
                 f"torch.distributed.all_to_all_single: the {which} has {len(tensor)} rows, but the split sizes {rows} do not "
-                f"divide them among {self._size} ranks; pass one number of rows for each rank"
+                f"divide them among {self.size()} ranks; pass one number of rows for each rank"
             )
         return rows
 
@@ -410,7 +395,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def finish(result: tuple[Tensor, Tensor]) -> None:
             received, sizes = result
-            if len(expected) == self._size and sizes.tolist() != expected:
+            if len(expected) == self.size() and sizes.tolist() != expected:
                 raise InvalidArgumentError(
                     f"torch.distributed.{label}: the ranks sent {sizes.tolist()} elements, but the outputs for them have "
                     f"{expected}"
@@ -489,40 +474,50 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._end:
             raise InvalidArgumentError(f"{what}: the group was {self._end}")
 
-    def _bitwise(self, label: str, op: Any, tensors: list[Tensor]) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """The function that combines two tensors, for a bitwise operator; None for others.
+    def _reduce(
+        self,
+        label: str,
+        start: Callable[[str, int, float], Handle],
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        pick: Callable[[Tensor], Tensor] | None,
+        finish: Callable[[Any], None] | None,
+        opts: Any,
+    ) -> HvdliteWork:
+        """Reduces with the engine, by `start` and `finish`. For a bitwise operator it gathers all inputs and combines them.
+
+        Args:
+            label: torch's name for the operation.
+            start: submits the reduction, with a name and the results of `_reduction`.
+            inputs: the tensors to reduce.
+            outputs: the tensors for this rank's results.
+            pick: (for a bitwise operator) takes this rank's part of a flat result; None: this rank gets no part.
+            finish: as for `_start`.
+            opts: torch's options.
 
         Raises:
-            InvalidArgumentError: a tensor's elements are neither integers nor bools.
+            InvalidArgumentError: the operator is bitwise, and a tensor's elements are neither integers nor bools.
+            UnsupportedError: as for `_reduction`.
         """
-        combine = next((combine for theirs, combine in _BITWISE if op == theirs), None)
-        for tensor in tensors if combine else ():
+        combine = next((combine for theirs, combine in _BITWISE if opts.reduceOp == theirs), None)
+        if combine is None:
+            op, factor = self._reduction(label, opts.reduceOp)
+            return self._start(label, lambda name: start(name, op, factor), outputs, finish, opts)
+        for tensor in inputs:
             if tensor.is_floating_point() or tensor.is_complex():
                 raise InvalidArgumentError(
                     f"torch.distributed.{label}: BAND, BOR and BXOR are for integers and bools, not {tensor.dtype}"
                 )
-        return combine
-
-    def _combine(
-        self,
-        label: str,
-        combine: Callable[[Tensor, Tensor], Tensor],
-        inputs: list[Tensor],
-        outputs: list[Tensor],
-        pick: Callable[[Tensor], Tensor] | None,
-        opts: Any,
-    ) -> HvdliteWork:
-        """Gathers all ranks' tensors and combines them. `pick` takes this rank's part of the flat result; None: no part."""
         flat = [source.detach().reshape(1, -1) for source in inputs]
 
-        def finish(gathered: list[Tensor]) -> None:
+        def combined(gathered: list[Tensor]) -> None:
             if pick is None:
                 return
             for rows, output in zip(gathered, outputs, strict=True):
                 split_into(label, pick(functools.reduce(combine, rows)), [output])
 
         return self._start(
-            label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, finish, opts
+            label, lambda name: ops.grouped_allgather_async(flat, name, self._process_set), outputs, combined, opts
         )
 
     def _reduction(self, label: str, op: Any) -> tuple[int, float]:
@@ -536,7 +531,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         raise UnsupportedError(f"torch.distributed.{label}: backend 'hvdlite' cannot reduce with {op}; use another operator")
 
     def _check_count(self, label: str, given: Sequence[Tensor | list[Tensor]], what: str = "tensors") -> None:
-        if len(given) != self._size:
+        if len(given) != self.size():
             raise InvalidArgumentError(
-                f"torch.distributed.{label}: a list of {len(given)} {what} for {self._size} ranks; pass one for each"
+                f"torch.distributed.{label}: a list of {len(given)} {what} for {self.size()} ranks; pass one for each"
             )

@@ -6,7 +6,7 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["check_own_output", "check_same_dtype", "flat_of", "split_into", "takes_result", "writing"]
+__all__ = ["check_own_output", "check_same_dtype", "flat_of", "split_into", "target_for", "writing"]
 
 Tensor = torch.Tensor
 
@@ -49,19 +49,19 @@ def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
     return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
 
 
-def takes_result(output: Tensor, source: Tensor, offset: int | None) -> bool:
-    """May the engine write a result into this output while it reads the source?
+def target_for(output: Tensor, source: Tensor, offset: int | None) -> Tensor | None:
+    """The output if the engine may write a result into it while it reads the source; otherwise None.
 
     Args:
         output: the tensor for the result.
-        source: the input.
+        source: the input, of the same dtype.
         offset: the place of the source's own values in the result, in elements; None if the result does not have them.
     """
-    if not output.is_contiguous() or output.dtype != source.dtype or not output.is_cpu:
-        return False
+    if not output.is_contiguous() or not output.is_cpu:
+        return None
     read, written = source.data_ptr(), output.data_ptr()
     apart = read + source.nbytes <= written or written + output.nbytes <= read
-    return apart or (offset is not None and read == written + offset * output.element_size())
+    return output if apart or (offset is not None and read == written + offset * output.element_size()) else None
 
 
 def split_into(label: str, received: Tensor, outputs: Sequence[Tensor]) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from hvdlite.errors import AbortedError, OperationTimeoutError
+from hvdlite.errors import AbortedError, InvalidArgumentError, OperationTimeoutError
 from hvdlite.handles import Handle
-from hvdlite.torch.gpu import Mark, mark
+from hvdlite.torch.gpu import events_of, order_after
 
 __all__ = ["HvdliteWork"]
 
@@ -80,8 +80,10 @@ class HvdliteWork(Work):
         self._done = False
         self._error: BaseException | None = None
         self._future: _Future | None = None
-        self._late: OperationTimeoutError | None = None  # the future's error if the operation has not ended in time
-        self._marks: list[Mark] = []  # the points in the GPUs' work after which the results are ready
+        self._failure: Exception | None = (
+            None  # what the thread of the future has got: the error, or that the operation is late
+        )
+        self._events: list[Any] = []  # in the GPUs' work, after which the results are ready
         if _TORCH_FREES_WORKS:
             _recent.append(self)
 
@@ -98,30 +100,30 @@ class HvdliteWork(Work):
             HorovodInternalError: the operation failed; the text says why.
             OperationTimeoutError: the operation has not ended in time. It stays in flight.
             AbortedError: this rank has aborted the group. The operation stays in flight, and may still write to its tensors.
-            InvalidArgumentError: the result does not fit the tensors given for it.
+            InvalidArgumentError: the result does not fit the tensors given for it, or the timeout is negative.
         """
         limit = (timeout or self._timeout).total_seconds()
+        if limit < 0:
+            raise InvalidArgumentError(f"{self._what}: wait(timeout={limit:g} s): pass a timedelta above 0, or leave it out")
         deadline = time.monotonic() + limit
         if not self._lock.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
             raise self._timed_out(limit)
         try:
-            if self._done:
-                for point in self._marks:
-                    point.order_current_stream()
-            else:
-                self._end(max(0.0, deadline - time.monotonic()), limit)
+            if not self._done:
+                self._end(deadline, limit)
+            order_after(self._events)
         finally:
             self._lock.release()
         if self._error is not None:
             raise self._error
         return True
 
-    def _end(self, left: float, limit: float) -> None:
+    def _end(self, deadline: float, limit: float) -> None:
         try:
-            result = self._result_within(left)
+            result = self._result_until(deadline)
             if self._finish is not None:
                 self._finish(result)
-            self._marks = mark(self._outputs)
+            self._events = events_of(self._outputs)
         except TimeoutError:
             raise self._timed_out(limit) from None
         except Exception as error:
@@ -129,16 +131,15 @@ class HvdliteWork(Work):
         self._done = True
         self._finish = None  # frees the tensors to which it refers
 
-    def _result_within(self, left: float) -> Any:
-        deadline = time.monotonic() + left
+    def _result_until(self, deadline: float) -> Any:
         while True:
+            left = max(0.0, deadline - time.monotonic())
             try:
                 return self._handle.synchronize(min(left, _LOOK_SECONDS))
             except TimeoutError:
                 if self._is_aborted():
                     raise AbortedError(f"{self._what}: this rank has aborted the group, and waits no longer") from None
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if not left:
                     raise
 
     def _timed_out(self, seconds: float) -> OperationTimeoutError:
@@ -149,7 +150,7 @@ class HvdliteWork(Work):
 
     def is_completed(self) -> bool:
         """Has the operation ended, with or without an error? On a GPU: has the GPU also computed the results?"""
-        return self._has_ended() and all(point.is_reached() for point in self._marks)
+        return self._has_ended() and all(event.query() for event in self._events)
 
     def _has_ended(self) -> bool:
         if not self._done and self._lock.acquire(blocking=False):
@@ -184,10 +185,8 @@ class HvdliteWork(Work):
         """A future of the tensors that hold the result. If the operation fails, the future's error is a RuntimeError with the
         text of hvdlite's error.
         """
-        if self._future is not None:
-            return self._future
         with _first_call:
-            if self._future is not None:  # another thread has made it
+            if self._future is not None:
                 return self._future
             devices = sorted({output.device.index for output in self._outputs if output.is_cuda})
             begun: _Future = torch.futures.Future(devices=[torch.device("cuda", index) for index in devices])
@@ -202,7 +201,7 @@ class HvdliteWork(Work):
         return future
 
     def _outcome(self, _: _Future) -> list[torch.Tensor]:
-        error = self._late or self._error
+        error = self._failure or self._error
         if error is not None:
             raise error
         return self._outputs
@@ -210,16 +209,13 @@ class HvdliteWork(Work):
     def _complete(self, begun: _Future) -> None:
         try:
             self.wait()
-        except OperationTimeoutError as error:
-            self._late = error
         except Exception as error:
-            self._error = error
+            self._failure = error
         self._begin(begun)
 
     def _begin(self, begun: _Future) -> None:
         """Completes `begun`, whose callback is `_outcome`. If a completed future holds GPU tensors, torch orders the streams of
         the future's callbacks after the current streams.
         """
-        for point in self._marks:
-            point.order_current_stream()
-        begun.set_result(self._outputs if self._marks else None)
+        order_after(self._events)
+        begun.set_result(self._outputs if self._events else None)

@@ -1,6 +1,5 @@
 """The state of an `ElasticJob`: what a step may have to take back, and what a rank copies from another one."""
 
-import copy
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from hvdlite.basics import rank
 from hvdlite.errors import PeerLostError, UnsupportedError
 from hvdlite.torch.coded_methods import codings_of
 from hvdlite.torch.elastic.random_numbers import copied_numbers, restore_numbers
-from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler
+from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler, copied_to_host
 from hvdlite.torch.sharding import sharded_state_of
 
 __all__ = ["Commit", "JobState", "Snapshot"]
@@ -91,10 +90,7 @@ class JobState:
         If the optimizer is sharded, the call is collective over all ranks, unless its state was `loaded`
         (`OptimizerStateHandler.copied`).
         """
-        model = {
-            name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-            for name, value in self._model.state_dict().items()
-        }
+        model = copied_to_host(self._model.state_dict())
         others = {name: handler.copied() for name, handler in self._others.items()}
         return self._snapshot({"model": model, "optimizer": self._in_optimizer.copied(loaded), **others})
 

@@ -12,7 +12,7 @@ from hvdlite.errors import HostsUpdatedInterrupt
 from hvdlite.ops import barrier
 from hvdlite.torch.elastic.sampler import ElasticSampler
 from hvdlite.torch.sharding import sharded_state_of
-from hvdlite.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from hvdlite.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters, mapped
 
 __all__ = [
     "GeneratorStateHandler",
@@ -82,7 +82,9 @@ class TorchState(ObjectState):
 
 
 class StateDictHandler(StateHandler):
-    """For objects whose ``state_dict()`` has tensors and plain values. `ElasticJob` uses `copied`, `load` and `receive`."""
+    """For objects whose ``state_dict()`` has tensors and plain values, and the base of all others: `save`, `restore` and `sync`
+    consist of `copied`, `load` and `receive`, which `ElasticJob` uses as well.
+    """
 
     def copied(self) -> Any:
         """A copy of the present state."""
@@ -140,7 +142,7 @@ class OptimizerStateHandler(StateDictHandler):
             return super().copied()
         with sharded.whole_state(self.value, torch.device("cpu"), loaded):
             if loaded:
-                return _copied_to_host(self.value.state_dict())
+                return copied_to_host(self.value.state_dict())
             state = self.value.state_dict()  # its tensors have been gathered into memory of their own
             return {**state, "param_groups": copy.deepcopy(state["param_groups"])}
 
@@ -149,15 +151,9 @@ class OptimizerStateHandler(StateDictHandler):
         broadcast_optimizer_state(self.value, root_rank)
 
 
-def _copied_to_host(tree: Any) -> Any:
+def copied_to_host(state: Any) -> Any:
     """A deep copy of a ``state_dict()``, with its tensors in host memory."""
-    if isinstance(tree, torch.Tensor):
-        return tree.to("cpu", copy=True)
-    if isinstance(tree, dict):
-        return {key: _copied_to_host(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_copied_to_host(value) for value in tree)
-    return copy.deepcopy(tree)
+    return mapped(lambda value: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value), state)
 
 
 class SamplerStateHandler(StateDictHandler):
@@ -171,39 +167,37 @@ class SamplerStateHandler(StateDictHandler):
         self.save()
 
 
-class ParameterStateHandler(StateHandler):
+class ParameterStateHandler(StateDictHandler):
     """For single parameters, to which other objects (a model, an optimizer) refer."""
 
-    def save(self) -> None:
-        """Copies the elements."""
-        self._saved = self.value.detach().clone()
+    def copied(self) -> Any:
+        """A copy of the elements."""
+        return self.value.detach().clone()
 
-    def restore(self) -> None:
-        """Puts back the elements."""
+    def load(self, state: Any) -> None:
+        """Gives the parameter these elements."""
         with torch.no_grad():
-            self.value.copy_(self._saved)
+            self.value.copy_(state)
 
-    def sync(self) -> None:
-        """Gives all ranks the elements of rank 0's parameter, and saves them."""
-        broadcast_parameters([self.value], root_rank=0)
-        self.save()
+    def receive(self, root_rank: int) -> None:
+        """Gives all ranks the elements of the root's parameter. Collective over all ranks."""
+        broadcast_parameters([self.value], root_rank)
 
 
-class GeneratorStateHandler(StateHandler):
+class GeneratorStateHandler(StateDictHandler):
     """For generators of random numbers, to which loaders refer."""
 
-    def save(self) -> None:
-        """Saves the state of the generator."""
-        self._saved = self.value.get_state()
+    def copied(self) -> Any:
+        """The present state of the generator."""
+        return self.value.get_state()
 
-    def restore(self) -> None:
-        """Restores the saved state."""
-        self.value.set_state(self._saved)
+    def load(self, state: Any) -> None:
+        """Gives the generator this state."""
+        self.value.set_state(state)
 
-    def sync(self) -> None:
-        """Gives all ranks the state of rank 0's generator, and saves it."""
-        self.value.set_state(broadcast_object(self.value.get_state()))
-        self.save()
+    def receive(self, root_rank: int) -> None:
+        """Gives all ranks the state of the root's generator. Collective over all ranks."""
+        self.load(broadcast_object(self.copied(), root_rank))
 
 
 _registry: list[tuple[type, type[StateHandler]]] = [

@@ -294,6 +294,8 @@ def test_timeouts(hvd):
         work = dist.all_reduce(tensor, async_op=True)
         with pytest.raises(hvd.HorovodInternalError, match=r"all_reduce in group '0' .* within the timeout of 0\.2 s"):
             work.wait(timedelta(seconds=0.2))
+        with pytest.raises(ValueError, match=r"all_reduce in group '0' .*wait\(timeout=-1 s\): pass a timedelta above 0"):
+            work.wait(timedelta(seconds=-1))
         assert not work.is_completed()
     WORLD.Barrier()
     if RANK != 0:

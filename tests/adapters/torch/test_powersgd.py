@@ -344,7 +344,7 @@ def test_ctrl_c_before_the_first_round(hvd):
     train(optimizer, params, [0])
     optimizer.zero_grad()
     if RANK == 0:
-        optimizer._hvdlite.reducer._in_flight = _Interrupted()
+        optimizer._hvdlite.reducer.in_flight = _Interrupted()
         with pytest.raises(KeyboardInterrupt):
             backward(params, 10)
         optimizer._hvdlite.reducer.settle()
