@@ -62,7 +62,7 @@ class AllreducePush final : public SharedCollective {
         cursor_(args_.parts, reducer_.result_bytes()),
         places_(args_.mapped.size()) {
     const std::size_t count = args_.count();
-    slice_ = part_of(count, static_cast<std::size_t>(size()), static_cast<std::size_t>(me()),
+    slice_ = part_of({0, count}, static_cast<std::size_t>(size()), static_cast<std::size_t>(me()),
                      alignment_grain(count, size(), reducer_.result_bytes()));
   }
 

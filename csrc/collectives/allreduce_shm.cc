@@ -70,11 +70,9 @@ struct Cut {
   std::size_t slices;
   std::size_t grain;  // elements of a cache line
 
-  Range tile(std::size_t index) const { return part_of(count, tiles, index, grain); }
+  Range tile(std::size_t index) const { return part_of({0, count}, tiles, index, grain); }
   Range slice(std::size_t index, int member) const {
-    const Range whole = tile(index);
-    const Range slice = part_of(whole.count, slices, static_cast<std::size_t>(member), grain);
-    return {whole.offset + slice.offset, slice.count};
+    return part_of(tile(index), slices, static_cast<std::size_t>(member), grain);
   }
 };
 

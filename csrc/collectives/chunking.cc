@@ -7,15 +7,15 @@
 
 namespace hvdlite::collectives {
 
-Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
-  const std::size_t grains = pieces_in(count, grain);
+Range part_of(const Range& run, std::size_t parts, std::size_t index, std::size_t grain) {
+  const std::size_t grains = pieces_in(run.count, grain);
   const std::size_t each = grains / parts;
   const std::size_t larger = grains % parts;  // this many parts have one grain more
   const auto begin_of = [&](std::size_t part) {
-    return std::min(count, (part * each + std::min(part, larger)) * grain);
+    return std::min(run.count, (part * each + std::min(part, larger)) * grain);
   };
   const std::size_t begin = begin_of(index);
-  return {begin, begin_of(index + 1) - begin};
+  return {run.offset + begin, begin_of(index + 1) - begin};
 }
 
 Range piece_of(const Range& run, std::size_t index, std::size_t limit) {
@@ -55,15 +55,11 @@ Pieces Pieces::of_parts(const std::vector<std::size_t>& counts, std::size_t limi
 Range Pieces::piece(std::size_t round, int rank) const {
   const auto index = static_cast<std::size_t>(rank);
   if (chunks_.empty()) {
-    const Range block = part_of(count_, rounds_, round, grain_);
-    const Range piece = part_of(block.count, ranks_, index, grain_);
-    return {block.offset + piece.offset, piece.count};
+    return part_of(part_of({0, count_}, rounds_, round, grain_), ranks_, index, grain_);
   }
-  const Range chunk = chunks_[index];
+  const Range& chunk = chunks_[index];
   const std::size_t segments = pieces_in(chunk.count, limit_);
-  if (round >= segments) return {chunk.offset, 0};
-  const Range segment = part_of(chunk.count, segments, round);
-  return {chunk.offset + segment.offset, segment.count};
+  return round < segments ? part_of(chunk, segments, round) : Range{chunk.offset, 0};
 }
 
 std::size_t Pieces::chunk_offset(int rank) const {

@@ -15,9 +15,9 @@ struct Range {
   std::size_t count = 0;
 };
 
-// Part `index` when `count` elements are cut into `parts` runs, the larger ones first. They differ by at most one grain, except
-// that the last grain of the buffer may be incomplete. All boundaries but the end are multiples of grain.
-Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain = 1);
+// Part `index` of a run that is cut into `parts`, the larger ones first. They differ by at most one grain, except that the last
+// grain of the run may be incomplete. All boundaries but the end are multiples of grain, counted from the run's begin.
+Range part_of(const Range& run, std::size_t parts, std::size_t index, std::size_t grain = 1);
 
 // Piece `index` of a run that is cut into pieces of `limit`: the last one may be shorter, and later ones are empty.
 Range piece_of(const Range& run, std::size_t index, std::size_t limit);

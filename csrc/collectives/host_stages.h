@@ -50,10 +50,8 @@ struct SlicePlan {
 
  private:
   Range even_slice(std::size_t round, int owner) const {
-    const Range whole = part_of(count, rounds, round, grain);
-    const Range slice = part_of(whole.count, static_cast<std::size_t>(owners),
-                                static_cast<std::size_t>(owner), grain);
-    return {whole.offset + slice.offset, slice.count};
+    return part_of(part_of({0, count}, rounds, round, grain), static_cast<std::size_t>(owners),
+                   static_cast<std::size_t>(owner), grain);
   }
 };
 

@@ -140,7 +140,7 @@ std::vector<std::size_t> allreduce_parts(std::size_t count, int members,
   const std::size_t grain = alignment_grain(count, members, element_bytes);
   std::vector<std::size_t> parts;
   for (std::size_t member = 0; member < static_cast<std::size_t>(members); ++member) {
-    parts.push_back(part_of(count, static_cast<std::size_t>(members), member, grain).count);
+    parts.push_back(part_of({0, count}, static_cast<std::size_t>(members), member, grain).count);
   }
   return parts;
 }
