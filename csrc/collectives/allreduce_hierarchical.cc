@@ -164,8 +164,8 @@ class AllreduceHierarchical final : public Collective {
                                       same_type(), tuning_);
     Tuning tuning = tuning_;
     tuning.segment_bytes = std::max<std::size_t>(tuning.segment_bytes / 2, 1);
-    return find_algorithm(allreduce_algorithms(), name)
-        .make(between_.half(static_cast<int>(slot)), std::move(args), tuning);
+    return kAllreduce.find(name).make(between_.half(static_cast<int>(slot)), std::move(args),
+                                      tuning);
   }
 
   // A slice of the buffer in this member's slot; with a codec the tensors stay apart, because a block never spans two.
