@@ -82,6 +82,12 @@ CpuSet allowed_cpus() {
   return result;
 }
 
+Error no_thread(const std::system_error& error) {
+  return {ErrorCode::kSystem,
+          "no thread can be started: " + error.code().message() +
+              "; raise the limit to threads and memory (ulimit -u, ulimit -v, the container's)"};
+}
+
 void name_this_thread(const char* name) { pthread_setname_np(pthread_self(), name); }
 
 void sharpen_timers() { prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL); }

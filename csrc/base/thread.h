@@ -7,6 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <system_error>
+
+#include "base/error.h"
 
 namespace hvdlite::base {
 
@@ -52,6 +55,8 @@ struct CpuSet {
 };
 CpuSet allowed_cpus();
 
+// For what std::thread throws if no thread can be started. It names the remedy.
+Error no_thread(const std::system_error& error);
 void name_this_thread(const char* name);  // at most 15 characters
 // From now on this thread wakes from timed sleeps within a microsecond instead of the default 50.
 void sharpen_timers();

@@ -80,9 +80,7 @@ int keep_exception() {
   } catch (const Error& error) {
     return keep(error.code(), error.what());
   } catch (const std::system_error& error) {  // std::thread throws it
-    return keep(ErrorCode::kSystem, "no thread can be started: " + error.code().message() +
-                                        "; raise the limit to threads and memory (ulimit -u, "
-                                        "ulimit -v, the container's)");
+    return keep(ErrorCode::kSystem, base::no_thread(error).what());
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
