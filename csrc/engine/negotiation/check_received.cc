@@ -41,7 +41,7 @@ void check_received_codec(const Request& request) {
 
 void check_received_reduction(const Request& request, std::size_t ranks) {
   if (request.op == ReduceOp::kAdasum) {
-    require(request.kind == OpKind::kAllreduce && kernels::is_float(request.dtype) &&
+    require(request.kind == OpKind::kAllreduce && base::is_float(request.dtype) &&
                 std::has_single_bit(ranks),
             request, "Adasum does not fit its kind, its dtype or the number of members");
     return;

@@ -167,8 +167,7 @@ bool DeviceOperation::lacks_all_outputs() const {
 
 void DeviceOperation::watch_finite(bool wanted) {
   const Request& first = first_request();
-  watches_finite_ =
-      wanted && first.kind == base::OpKind::kAllreduce && kernels::is_float(first.dtype);
+  watches_finite_ = wanted && first.kind == base::OpKind::kAllreduce && base::is_float(first.dtype);
 }
 
 std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {
