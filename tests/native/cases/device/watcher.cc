@@ -1,6 +1,4 @@
 // The thread that waits for the GPU's events, on a machine that gives no thread.
-#include "engine/execution/gpu/device_watcher.h"
-
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <mutex>
 
 #include "device_test.h"
+#include "engine/execution/gpu/device_watcher.h"
 
 using namespace device_test;
 
@@ -45,10 +44,12 @@ TEST(a_watcher_that_gets_no_thread_names_the_remedy_and_tries_again) {
     rung = true;
     changed.notify_all();
   });
+  gpu->record(stream.get())->synchronize();  // so that the driver has its thread
   {
     const NoRoomForThreads none;
-    EXPECT(error_of(ErrorCode::kSystem, [&] { watcher.watch(gpu->record(stream.get())); })
-               .find("raise the limit to threads") != std::string::npos);
+    EXPECT(error_of(ErrorCode::kSystem, [&] {
+             watcher.watch(gpu->record(stream.get()));
+           }).find("raise the limit to threads") != std::string::npos);
   }
   watcher.watch(gpu->record(stream.get()));
   std::unique_lock lock(mutex);
