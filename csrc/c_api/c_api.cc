@@ -191,8 +191,9 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     for (int peer = 0; peer < fabric->size; ++peer) {
       leaders[static_cast<std::size_t>(peer)] = transport->host_of(peer);
     }
-    const hvdlite::base::WaitPolicy waiting = hvdlite::transport::choose_waiting(
-        knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
+    const hvdlite::base::CpuSet cpus = hvdlite::base::allowed_cpus();
+    const hvdlite::base::WaitPolicy waiting =
+        hvdlite::transport::choose_waiting(knobs, CPU_COUNT(&cpus), fabric->size);
     adopt(std::make_unique<Engine>(std::move(transport),
                                    topology_of(hvdlite::transport::place(leaders, rank)), knobs,
                                    waiting),
