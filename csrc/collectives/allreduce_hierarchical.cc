@@ -213,11 +213,11 @@ SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tun
   }
   const std::size_t bytes =
       plan.blocks ? plan.blocks->encoded_bytes({0, count}) : count * element_bytes;
-  plan.count = count;
   plan.owners = static_cast<int>(
       std::clamp<std::size_t>(bytes / smallest, 1, static_cast<std::size_t>(hosts.fewest())));
-  plan.rounds = pieces_in(bytes, largest * static_cast<std::size_t>(plan.owners));
-  plan.grain = alignment_grain(count, plan.owners, element_bytes);
+  const auto owners = static_cast<std::size_t>(plan.owners);
+  plan.cut = {count, pieces_in(bytes, largest * owners), owners,
+              alignment_grain(count, plan.owners, element_bytes)};
   return plan;
 }
 

@@ -31,13 +31,11 @@ std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_by
 
 Pieces Pieces::of_buffer(std::size_t count, int ranks, std::size_t limit, std::size_t grain) {
   Pieces pieces;
-  pieces.count_ = count;
-  pieces.ranks_ = static_cast<std::size_t>(ranks);
-  pieces.grain_ = grain;
   limit = std::clamp<std::size_t>(limit, 1, std::max<std::size_t>(count, 1));
-  pieces.rounds_ = pieces_in(pieces_in(count, limit), pieces.ranks_);
+  const auto parts = static_cast<std::size_t>(ranks);
+  pieces.cut_ = {count, pieces_in(pieces_in(count, limit), parts), parts, grain};
   // part_of puts the larger parts first.
-  if (pieces.rounds_ > 0) pieces.largest_ = pieces.piece(0, 0).count;
+  if (pieces.rounds() > 0) pieces.largest_ = pieces.piece(0, 0).count;
   return pieces;
 }
 
@@ -46,18 +44,15 @@ Pieces Pieces::of_parts(const std::vector<std::size_t>& counts, std::size_t limi
   pieces.limit_ = std::max<std::size_t>(limit, 1);
   pieces.chunks_ = runs_of(counts);
   for (const std::size_t count : counts) {
-    pieces.rounds_ = std::max(pieces.rounds_, pieces_in(count, pieces.limit_));
+    pieces.cut_.rounds = std::max(pieces.cut_.rounds, pieces_in(count, pieces.limit_));
     pieces.largest_ = std::max(pieces.largest_, std::min(count, pieces.limit_));
   }
   return pieces;
 }
 
 Range Pieces::piece(std::size_t round, int rank) const {
-  const auto index = static_cast<std::size_t>(rank);
-  if (chunks_.empty()) {
-    return part_of(part_of({0, count_}, rounds_, round, grain_), ranks_, index, grain_);
-  }
-  const Range& chunk = chunks_[index];
+  if (chunks_.empty()) return cut_.part(round, rank);
+  const Range& chunk = chunks_[static_cast<std::size_t>(rank)];
   const std::size_t segments = pieces_in(chunk.count, limit_);
   return round < segments ? part_of(chunk, segments, round) : Range{chunk.offset, 0};
 }

@@ -40,8 +40,7 @@ bool SharedCollective::advance() {
 }
 
 void SharedCollective::finish(std::uint64_t tiles) {
-  channel().add_tiles(tiles);
-  channel().end_turn();
+  channel().end_turn(tiles);
   finished_ = true;
 }
 
@@ -82,11 +81,6 @@ TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int fi
       filler_(filler),
       stores_(tuning.tile_stores) {}
 
-TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, HeldBack)
-    : TilePipeline(std::move(comm), tuning, /*reduces=*/false) {
-  rings_done_ = true;
-}
-
 void TilePipeline::set_result_bytes(std::size_t bytes, const Tuning& tuning) {
   const auto members = static_cast<std::size_t>(size());
   streams_ = members > 1 && tuning.streaming_bytes > 0 &&
@@ -97,7 +91,7 @@ void TilePipeline::set_tiles(std::size_t tiles, std::size_t bytes) {
   tiles_ = tiles;
   tile_bytes_ = bytes;
   if (size() == 1) return;
-  class_ = TileClass::of(bytes);
+  class_ = tile_class_of(bytes);
   // If only one member fills, the first member's work on a tile says nothing about the work of the others.
   times_ = class_ && me() == 0 && filler_ == kEverybody && stores_ == TileStores::kAuto;
 }

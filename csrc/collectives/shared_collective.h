@@ -101,9 +101,8 @@ class TilePipeline : public SharedCollective {
   // filler: the only member that fills. The others wait only for it. They ring it when they have their turn and whenever they
   // are done with a tile, since nothing else would wake it.
   TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler = kEverybody);
-  // Held back: fill and drain of a tile also wait for may_fill and may_drain.
-  struct HeldBack {};
-  TilePipeline(Comm comm, const Tuning& tuning, HeldBack);
+  // Fill and drain of a tile also wait for may_fill and may_drain.
+  void hold_back() { rings_done_ = true; }
 
   // Call it before the first step. bytes: of one member in the largest tile.
   void set_tiles(std::size_t tiles, std::size_t bytes);
