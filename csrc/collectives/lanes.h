@@ -9,9 +9,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "collectives/chunking.h"
 #include "collectives/collective.h"
@@ -46,6 +46,7 @@ class InLanes : public Collective {
  public:
   explicit InLanes(Job job)
       : job_(std::move(job)), staging_(job_.cache, job_.lanes(), Lane::staging_bytes(job_)) {
+    lanes_.reserve(job_.lanes());
     for (std::size_t lane = 0; lane < job_.lanes(); ++lane) {
       lanes_.emplace_back(job_, static_cast<int>(lane), staging_.take());
     }
@@ -62,7 +63,7 @@ class InLanes : public Collective {
 
  private:
   Staging staging_;
-  std::deque<Lane> lanes_;
+  std::vector<Lane> lanes_;
 };
 
 // The reduction of a single rank.
