@@ -2,14 +2,12 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <climits>
 
 namespace hvdlite::base {
@@ -60,26 +58,17 @@ int spin_pauses_in(microseconds time) {
   return static_cast<int>(std::min(pauses, static_cast<double>(INT_MAX)));
 }
 
-int CpuSet::count() const {
-  int total = 0;
-  for (const std::uint64_t word : words) total += std::popcount(word);
-  return total;
-}
-
-void CpuSet::add(const CpuSet& other) {
-  for (int i = 0; i < kWords; ++i) words[i] |= other.words[i];
-}
-
 CpuSet allowed_cpus() {
-  CpuSet result;
-  cpu_set_t set;
+  CpuSet set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return result;
-  const int limit = std::min(CPU_SETSIZE, CpuSet::kWords * 64);
-  for (int cpu = 0; cpu < limit; ++cpu) {
-    if (CPU_ISSET(cpu, &set)) result.words[cpu / 64] |= std::uint64_t{1} << (cpu % 64);
-  }
-  return result;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_ZERO(&set);
+  return set;
+}
+
+Error no_thread(const std::system_error& error) {
+  return {ErrorCode::kSystem,
+          "no thread can be started: " + error.code().message() +
+              "; raise the limit to threads and memory (ulimit -u, ulimit -v, the container's)"};
 }
 
 void name_this_thread(const char* name) { pthread_setname_np(pthread_self(), name); }

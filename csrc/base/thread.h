@@ -4,9 +4,14 @@
 // std::atomic::wait is private to a process; the doorbells of ranks lie in shared memory and need a non-private futex.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <system_error>
+
+#include "base/error.h"
 
 namespace hvdlite::base {
 
@@ -43,15 +48,12 @@ struct WaitPolicy {
 // How often spin_pause() fits into this time, as measured now; at most INT_MAX.
 int spin_pauses_in(microseconds time);
 
-// One bit for each processor this thread may run on (the first 1024).
-struct CpuSet {
-  static constexpr int kWords = 16;
-  std::uint64_t words[kWords] = {};
-  int count() const;
-  void add(const CpuSet& other);
-};
+// The processors this thread may run on, of the first 1024.
+using CpuSet = cpu_set_t;
 CpuSet allowed_cpus();
 
+// For what std::thread throws if no thread can be started. It names the remedy.
+Error no_thread(const std::system_error& error);
 void name_this_thread(const char* name);  // at most 15 characters
 // From now on this thread wakes from timed sleeps within a microsecond instead of the default 50.
 void sharpen_timers();

@@ -2,14 +2,6 @@
 
 namespace hvdlite::base {
 
-std::string_view name_of(DType dtype) {
-  constexpr std::string_view kNames[kNumDTypes] = {
-      "uint8",   "int8",     "uint16",  "int16",   "uint32", "int32",     "uint64",    "int64",
-      "float16", "bfloat16", "float32", "float64", "bool",   "complex64", "complex128"};
-  const auto index = static_cast<std::size_t>(dtype);
-  return index < kNumDTypes ? kNames[index] : "unknown dtype";
-}
-
 std::string_view name_of(ReduceOp op) {
   constexpr std::string_view kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
   const auto index = static_cast<std::size_t>(op);

@@ -29,23 +29,35 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kNumDTypes = 15;
 
-// Can numbers of this type have fractions?
-constexpr bool has_fractions(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kFloat32:
-    case DType::kFloat64:
-    case DType::kComplex64:
-    case DType::kComplex128:
-      return true;
-    default:
-      return false;
-  }
+struct DTypeFacts {
+  std::string_view name;
+  std::size_t size;
+};
+
+constexpr DTypeFacts facts_of(DType dtype) {
+  constexpr DTypeFacts kFacts[kNumDTypes] = {
+      {"uint8", 1},   {"int8", 1},    {"uint16", 2}, {"int16", 2},     {"uint32", 4},
+      {"int32", 4},   {"uint64", 8},  {"int64", 8},  {"float16", 2},   {"bfloat16", 2},
+      {"float32", 4}, {"float64", 8}, {"bool", 1},   {"complex64", 8}, {"complex128", 16}};
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < kNumDTypes ? kFacts[index] : DTypeFacts{"unknown dtype", 0};
 }
 
+constexpr std::string_view name_of(DType dtype) { return facts_of(dtype).name; }  // "float32"
+constexpr std::size_t size_of(DType dtype) { return facts_of(dtype).size; }
+
+constexpr bool is_float(DType dtype) {
+  return dtype >= DType::kFloat16 && dtype <= DType::kFloat64;
+}
 constexpr bool is_complex(DType dtype) {
   return dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+// Can numbers of this type have fractions?
+constexpr bool has_fractions(DType dtype) { return is_float(dtype) || is_complex(dtype); }
+
+// The size of one real number: of a complex number, the size of each of its two parts.
+constexpr std::size_t size_of_real(DType dtype) {
+  return is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype);
 }
 
 // Horovod's numbering. Average is a Sum whose result is divided by the number of ranks before it is rounded.
@@ -106,38 +118,6 @@ struct SetId {
   friend auto operator<=>(const SetId&, const SetId&) = default;
 };
 
-constexpr std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kUInt8:
-    case DType::kInt8:
-    case DType::kBool:
-      return 1;
-    case DType::kUInt16:
-    case DType::kInt16:
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kUInt32:
-    case DType::kInt32:
-    case DType::kFloat32:
-      return 4;
-    case DType::kUInt64:
-    case DType::kInt64:
-    case DType::kFloat64:
-    case DType::kComplex64:
-      return 8;
-    case DType::kComplex128:
-      return 16;
-  }
-  return 0;
-}
-
-// The size of one real number: of a complex number, the size of each of its two parts.
-constexpr std::size_t size_of_real(DType dtype) {
-  return is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype);
-}
-
-std::string_view name_of(DType dtype);  // "float32"
 std::string_view name_of(ReduceOp op);  // "Average"
 std::string_view name_of(OpKind kind);  // "allreduce"
 

@@ -27,11 +27,7 @@ class Writer {
     const auto* bytes = reinterpret_cast<const std::byte*>(&value);
     buffer_.insert(buffer_.end(), bytes, bytes + sizeof(T));
   }
-  void put_string(const std::string& text) {
-    put(static_cast<std::uint32_t>(text.size()));
-    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-    buffer_.insert(buffer_.end(), bytes, bytes + text.size());
-  }
+  void put_string(const std::string& text) { put_bytes(std::as_bytes(std::span(text))); }
   template <typename T>
     requires std::is_trivially_copyable_v<T>
   void put_vector(const std::vector<T>& values) {

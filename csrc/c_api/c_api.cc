@@ -76,9 +76,7 @@ int keep_exception() {
   } catch (const Error& error) {
     return keep(error.code(), error.what());
   } catch (const std::system_error& error) {  // std::thread throws it
-    return keep(ErrorCode::kSystem, "no thread can be started: " + error.code().message() +
-                                        "; raise the limit to threads and memory (ulimit -u, "
-                                        "ulimit -v, the container's)");
+    return keep(ErrorCode::kSystem, base::no_thread(error).what());
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
@@ -189,8 +187,9 @@ int hvdlite_engine_create_inproc(hvdlite_fabric* fabric, int rank, const hvdlite
     for (int peer = 0; peer < fabric->size; ++peer) {
       leaders[static_cast<std::size_t>(peer)] = transport->host_of(peer);
     }
-    const hvdlite::base::WaitPolicy waiting = hvdlite::transport::choose_waiting(
-        knobs, hvdlite::base::allowed_cpus().count(), fabric->size);
+    const hvdlite::base::CpuSet cpus = hvdlite::base::allowed_cpus();
+    const hvdlite::base::WaitPolicy waiting =
+        hvdlite::transport::choose_waiting(knobs, CPU_COUNT(&cpus), fabric->size);
     *out = new hvdlite_engine{std::make_unique<Engine>(
         std::move(transport), hvdlite::transport::place(leaders, rank), knobs, waiting)};
   });

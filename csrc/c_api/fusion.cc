@@ -125,8 +125,7 @@ int hvdlite_fusion_open(const char* cuda_library, const char* nvrtc_library,
   return guarded([&] {
     hvdlite::device::DeviceSettings settings;
     settings.cuda = parse_candidates(cuda_library);
-    settings.nvrtc = parse_candidates(nvrtc_library);
-    settings.kernel_cache = kernel_cache;
+    settings.kernels = {parse_candidates(nvrtc_library), kernel_cache};
     auto fusion = std::make_unique<hvdlite_fusion>(settings, gpu);
     fusion->device.kernels();
     *out = fusion.release();

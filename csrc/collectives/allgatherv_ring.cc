@@ -28,6 +28,7 @@
 // A simple, pipelined algorithm for large, irregular all-gather problems (IJHPCA 24, 2010).
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "collectives/algorithms.h"
@@ -41,26 +42,23 @@ namespace {
 
 class AllgathervRing final : public Collective {
  public:
-  AllgathervRing(Comm comm, AllgathervArgs args, const Tuning& tuning)
+  AllgathervRing(Comm comm, const AllgathervArgs& args, const Tuning& tuning)
       : comm_(std::move(comm)),
         input_(static_cast<const std::byte*>(args.input)),
-        output_(static_cast<std::byte*>(args.output)),
-        sizes_(std::move(args.bytes)),
-        offsets_(offsets_of(sizes_)),
-        segment_(std::max<std::size_t>(tuning.segment_bytes, 1)),
-        own_segments_(segments(comm_.rank())) {
-    const int size = comm_.size();
-    const int right = (comm_.rank() + 1) % size;
-    std::size_t total = 0;
-    for (int part = 0; part < size; ++part) total += segments(part);
-    if (size > 1) {
-      num_receives_ = total - own_segments_;
-      num_sends_ = total - segments(right);
+        output_(static_cast<std::byte*>(args.output)) {
+    const std::vector<Range> parts = runs_of(args.bytes);
+    const std::size_t size = parts.size();
+    const auto rank = static_cast<std::size_t>(comm_.rank());
+    own_ = parts[rank];
+    for (std::size_t step = 0; step < size; ++step) {
+      const Range& part = parts[(rank + size - step) % size];
+      const std::size_t segments =
+          pieces_in(part.count, std::max<std::size_t>(tuning.segment_bytes, 1));
+      for (std::size_t i = 0; i < segments; ++i) stream_.push_back(part_of(part, segments, i));
+      if (step == 0) own_segments_ = stream_.size();
+      if (step + 2 == size) num_sends_ = stream_.size();
     }
-    incoming_.part = (comm_.rank() + size - 1) % size;
-    outgoing_.part = comm_.rank();
-    skip_empty(incoming_);
-    skip_empty(outgoing_);
+    num_receives_ = stream_.size() - own_segments_;
   }
 
   bool advance() override {
@@ -76,74 +74,43 @@ class AllgathervRing final : public Collective {
   }
 
  private:
-  // A place in the stream of a link: parts in descending order, cyclically, each segment by
-  // segment.
-  struct Cursor {
-    int part = 0;
-    std::size_t segment = 0;
-  };
-
-  std::size_t size_of(int part) const { return sizes_[static_cast<std::size_t>(part)]; }
-  std::size_t segments(int part) const { return pieces_in(size_of(part), segment_); }
-
-  void skip_empty(Cursor& cursor) const {
-    for (int seen = 0; seen < comm_.size() && cursor.segment == segments(cursor.part); ++seen) {
-      cursor.segment = 0;
-      cursor.part = (cursor.part + comm_.size() - 1) % comm_.size();
-    }
-  }
-
-  // The bytes of the segment at the cursor within its part, and the cursor moved on.
-  Range take(Cursor& cursor) const {
-    const Range range = part_of(size_of(cursor.part), segments(cursor.part), cursor.segment);
-    ++cursor.segment;
-    skip_empty(cursor);
-    return range;
-  }
-
-  std::byte* place(int part) const { return output_ + offsets_[static_cast<std::size_t>(part)]; }
-
   void post_receives() {
     const int left = (comm_.rank() + comm_.size() - 1) % comm_.size();
     while (receives_.posted() < num_receives_ && receives_.has_room()) {
-      const int part = incoming_.part;
-      const Range range = take(incoming_);
-      receives_.push(comm_.recv(left, 0, place(part) + range.offset, range.count));
+      const Range& segment = stream_[own_segments_ + receives_.posted()];
+      receives_.push(comm_.recv(left, 0, output_ + segment.offset, segment.count));
     }
   }
 
-  // The stream to the right is the own part and then the stream from the left.
   void post_sends() {
     const int right = (comm_.rank() + 1) % comm_.size();
     const std::size_t available = std::min(num_sends_, own_segments_ + receives_.done());
     while (sends_.posted() < available && sends_.has_room()) {
-      const int part = outgoing_.part;
-      const Range range = take(outgoing_);
-      const std::byte* const source = part == comm_.rank() ? input_ : place(part);
-      sends_.push(comm_.send(right, 0, source + range.offset, range.count));
+      const Range& segment = stream_[sends_.posted()];
+      const std::byte* const source = sends_.posted() < own_segments_
+                                          ? input_ + (segment.offset - own_.offset)
+                                          : output_ + segment.offset;
+      sends_.push(comm_.send(right, 0, source, segment.count));
     }
   }
 
   void copy_own() {
     if (copied_) return;
     copied_ = true;
-    std::byte* const mine = place(comm_.rank());
-    if (input_ != mine && size_of(comm_.rank()) > 0) {
-      kernels::plain_copy(mine, input_, size_of(comm_.rank()));
-    }
+    std::byte* const mine = output_ + own_.offset;
+    if (input_ != mine && own_.count > 0) kernels::plain_copy(mine, input_, own_.count);
   }
 
   Comm comm_;
   const std::byte* input_;
   std::byte* output_;
-  std::vector<std::size_t> sizes_;
-  std::vector<std::size_t> offsets_;
-  std::size_t segment_;
-  std::size_t own_segments_;
+  Range own_;
+  // The segments of all parts, as bytes of the output: of the own part, of the left neighbour's, and so on. All but the first
+  // own_segments_ come from the left. All but those of the last part, the right neighbour's, go to the right.
+  std::vector<Range> stream_;
+  std::size_t own_segments_ = 0;
   std::size_t num_receives_ = 0;
   std::size_t num_sends_ = 0;
-  Cursor incoming_;
-  Cursor outgoing_;
   InFlight receives_;
   InFlight sends_;
   bool copied_ = false;
@@ -153,7 +120,7 @@ class AllgathervRing final : public Collective {
 
 std::unique_ptr<Collective> allgatherv_ring(Comm comm, AllgathervArgs args, const Tuning& tuning) {
   HVD_CHECK(args.bytes.size() == static_cast<std::size_t>(comm.size()));
-  return std::make_unique<AllgathervRing>(std::move(comm), std::move(args), tuning);
+  return std::make_unique<AllgathervRing>(std::move(comm), args, tuning);
 }
 
 }  // namespace hvdlite::collectives

@@ -185,7 +185,7 @@ class Adasum final : public Collective {
 }  // namespace
 
 std::unique_ptr<Collective> allreduce_adasum(Comm comm, AllreduceArgs args, const Tuning& tuning) {
-  HVD_CHECK(kernels::is_float(args.reduction.dtype));
+  HVD_CHECK(base::is_float(args.reduction.dtype));
   if (args.reduction.dtype == base::DType::kFloat64) {
     return std::make_unique<Adasum<double>>(std::move(comm), std::move(args), tuning);
   }

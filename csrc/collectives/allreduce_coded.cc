@@ -36,10 +36,7 @@
 #include "base/cache_line.h"
 #include "collectives/algorithms.h"
 #include "collectives/block_layout.h"
-#include "collectives/chunking.h"
 #include "collectives/direct_reduction.h"
-#include "collectives/in_flight.h"
-#include "collectives/staging.h"
 #include "kernels/codec.h"
 
 namespace hvdlite::collectives {
@@ -158,39 +155,44 @@ struct CodedJob {
   Comm comm;
   Coder coder;
   Pieces pieces;
+  std::shared_ptr<StagingCache> cache;
   std::size_t slot_bytes = 0;  // room for an encoded piece
-  std::size_t lanes = 0;
   CodedBytes sent = {};
 
+  std::size_t lanes() const { return std::min(pieces.rounds(), kMostLanes); }
   Range piece(std::size_t round, int rank) const {
     return coder.layout().whole_blocks(pieces.piece(round, rank));
   }
+  std::size_t encoded_bytes(const Range& piece) const {
+    return coder.layout().encoded_bytes(piece);
+  }
 };
 
-// One round of pieces at a time: the rounds `channel`, `channel` + lanes, ...
 class CodedLane {
  public:
-  // slots: room for 2 (n-1) + 1 encoded pieces of slot_bytes; sum: for one piece of float32.
-  CodedLane(CodedJob& job, int channel, std::byte* slots, std::byte* sum)
-      : job_(&job),
-        channel_(channel),
-        slots_(slots),
-        sum_(sum),
-        shifts_(static_cast<std::size_t>(job.comm.size() - 1)),
-        round_(static_cast<std::size_t>(channel)) {}
+  // 2 (n-1) + 1 encoded pieces, and one piece of float32.
+  static std::size_t staging_bytes(const CodedJob& job) {
+    const auto block = static_cast<std::size_t>(job.coder.layout().codec().block);
+    return num_slots(job) * job.slot_bytes + (job.pieces.largest() + block) * sizeof(float);
+  }
 
-  // True once all rounds of this lane are done.
+  CodedLane(CodedJob& job, int channel, std::byte* memory)
+      : job_(&job),
+        slots_(memory),
+        sum_(memory + num_slots(job) * job.slot_bytes),
+        round_(static_cast<std::size_t>(channel)),
+        scatter_(job.comm, channel),
+        gather_(job.comm, channel) {}
+
   bool advance() {
-    while (round_ < job_->pieces.rounds()) {
+    for (; round_ < job_->pieces.rounds(); round_ += job_->lanes()) {
       const bool scattered = scatter();
       add_in_rank_order();
       if (!gather() || !scattered) return false;
-      round_ += job_->lanes;
       added_ = 0;
-      for (InFlight* window :
-           {&scatter_sends_, &scatter_receives_, &gather_sends_, &gather_receives_}) {
-        window->reset();
-      }
+      decoded_ = 0;
+      scatter_.reset();
+      gather_.reset();
     }
     return true;
   }
@@ -198,37 +200,25 @@ class CodedLane {
  private:
   // Sends contributions to their owners. Returns true when all sends and receives are complete.
   bool scatter() {
-    Comm& comm = job_->comm;
-    const Range mine = job_->piece(round_, comm.rank());
-    for (bool moved = true; moved;) {
-      while (scatter_receives_.posted() < shifts_ && scatter_receives_.has_room()) {
-        const std::size_t shift = scatter_receives_.posted() + 1;
-        scatter_receives_.push(receive(peer(shifts_ + 1 - shift), mine, received(shift)));
-      }
-      while (scatter_sends_.posted() < shifts_ && scatter_sends_.has_room()) {
-        const std::size_t shift = scatter_sends_.posted() + 1;
-        const int owner = peer(shift);
-        const Range piece = job_->piece(round_, owner);
-        job_->coder.encode_own(piece, sent(shift));
-        scatter_sends_.push(send(owner, piece, sent(shift)));
-      }
-      moved = scatter_receives_.drain(comm);
-      moved = scatter_sends_.drain(comm) || moved;
-      moved = moved && (scatter_receives_.posted() < shifts_ || scatter_sends_.posted() < shifts_);
-    }
-    return scatter_receives_.done() == shifts_ && scatter_sends_.done() == shifts_;
+    const std::size_t mine = job_->encoded_bytes(job_->piece(round_, job_->comm.rank()));
+    return scatter_.advance([&](int rank) { return std::span(received(rank), mine); },
+                            [&](int owner) {
+                              const Range piece = job_->piece(round_, owner);
+                              job_->coder.encode_own(piece, sent(owner));
+                              return message(piece, sent(owner));
+                            });
   }
 
   // Adds contributions that have arrived, but never rank q+1's before rank q's. After the last one the result is encoded.
   void add_in_rank_order() {
     const int size = job_->comm.size();
+    const int rank = job_->comm.rank();
     if (added_ == size) return;
-    const Range piece = job_->piece(round_, job_->comm.rank());
+    const Range piece = job_->piece(round_, rank);
     for (; added_ < size; ++added_) {
-      const auto shift = static_cast<std::size_t>((job_->comm.rank() - added_ + size) % size);
-      if (shift > scatter_receives_.done()) return;
-      if (shift == 0) job_->coder.encode_own(piece, own());
-      job_->coder.add(piece, sum_, shift == 0 ? own() : received(shift), added_ == 0);
+      if (!scatter_.has_arrived(added_)) return;
+      if (added_ == rank) job_->coder.encode_own(piece, own());
+      job_->coder.add(piece, sum_, added_ == rank ? own() : received(added_), added_ == 0);
     }
     job_->coder.encode_sum(piece, sum_, own());
     job_->coder.decode_result(piece, own());
@@ -238,94 +228,53 @@ class CodedLane {
   bool gather() {
     // A result overwrites the slot of a sent contribution, so the send must be complete. Between two ranks the scatter message
     // also has to be posted before the gather message, on both sides.
-    if (scatter_sends_.done() < shifts_ || scatter_receives_.posted() < shifts_) return false;
-    Comm& comm = job_->comm;
-    const Range mine = job_->piece(round_, comm.rank());
-    const bool is_finished = added_ == comm.size();
-    for (bool moved = true; moved;) {
-      while (gather_receives_.posted() < shifts_ && gather_receives_.has_room()) {
-        const std::size_t place = gather_receives_.posted();
-        const int owner = peer(shifts_ - place);
-        gather_receives_.push(receive(owner, job_->piece(round_, owner), sent(place + 1)));
-      }
-      while (is_finished && gather_sends_.posted() < shifts_ && gather_sends_.has_room()) {
-        gather_sends_.push(send(peer(gather_sends_.posted() + 1), mine, own()));
-      }
-      const std::size_t before = gather_receives_.done();
-      moved = gather_receives_.drain(comm);
-      for (std::size_t place = before; place < gather_receives_.done(); ++place) {
-        job_->coder.decode_result(job_->piece(round_, peer(shifts_ - place)), sent(place + 1));
-      }
-      moved = gather_sends_.drain(comm) || moved;
-      moved = moved && (gather_receives_.posted() < shifts_ || gather_sends_.posted() < shifts_);
+    if (!scatter_.may_be_followed()) return false;
+    const Range mine = job_->piece(round_, job_->comm.rank());
+    const bool done = gather_.advance(
+        [&](int owner) {
+          return std::span(sent(owner), job_->encoded_bytes(job_->piece(round_, owner)));
+        },
+        [&](int) { return message(mine, own()); },
+        /*may_send=*/added_ == job_->comm.size());
+    for (; decoded_ < gather_.arrived(); ++decoded_) {
+      const int owner = gather_.sender_in(decoded_ + 1);
+      job_->coder.decode_result(job_->piece(round_, owner), sent(owner));
     }
-    return gather_receives_.done() == shifts_ && gather_sends_.done() == shifts_;
+    return done;
   }
 
-  transport::Ticket send(int to, const Range& piece, const std::byte* from) {
-    const std::size_t bytes = job_->coder.layout().encoded_bytes(piece);
+  std::span<const std::byte> message(const Range& piece, const std::byte* from) {
+    const std::size_t bytes = job_->encoded_bytes(piece);
     job_->sent.before += piece.count * job_->coder.output_bytes();
     job_->sent.after += bytes;
-    return bytes == 0 ? transport::Ticket{} : job_->comm.send(to, channel_, from, bytes);
-  }
-  transport::Ticket receive(int from, const Range& piece, std::byte* to) {
-    const std::size_t bytes = job_->coder.layout().encoded_bytes(piece);
-    return bytes == 0 ? transport::Ticket{} : job_->comm.recv(from, channel_, to, bytes);
+    return {from, bytes};
   }
 
-  // The rank `shift` places to the right; n - shift places to the right is `shift` to the left.
-  int peer(std::size_t shift) const {
-    return (job_->comm.rank() + static_cast<int>(shift)) % job_->comm.size();
+  static std::size_t num_slots(const CodedJob& job) {
+    return static_cast<std::size_t>(2 * job.comm.size() - 1);
   }
+  // The slots: the own piece; for each other rank, the contribution to its piece, and later its result; their contributions.
   std::byte* own() const { return slots_; }
-  std::byte* sent(std::size_t shift) const { return slots_ + shift * job_->slot_bytes; }
-  std::byte* received(std::size_t shift) const {
-    return slots_ + (shifts_ + shift) * job_->slot_bytes;
+  std::byte* sent(int rank) const { return slots_ + scatter_.shift_of(rank) * job_->slot_bytes; }
+  std::byte* received(int rank) const {
+    const auto others = static_cast<std::size_t>(job_->comm.size() - 1);
+    return slots_ + (others + scatter_.shift_of(rank)) * job_->slot_bytes;
   }
 
   CodedJob* job_;
-  int channel_;
-  std::byte* slots_;  // own, n-1 sent, n-1 received
+  std::byte* slots_;
   std::byte* sum_;
-  std::size_t shifts_;  // n-1
-
   std::size_t round_;
-  int added_ = 0;  // ranks 0 .. added_-1 are in the sum
-  InFlight scatter_sends_;
-  InFlight scatter_receives_;
-  InFlight gather_sends_;
-  InFlight gather_receives_;
+  int added_ = 0;            // ranks 0 .. added_-1 are in the sum
+  std::size_t decoded_ = 0;  // results
+  Shifts scatter_;
+  Shifts gather_;
 };
 
-class AllreduceCoded final : public Collective {
+class AllreduceCoded final : public InLanes<CodedLane, CodedJob> {
  public:
-  AllreduceCoded(CodedJob job, const Tuning& tuning)
-      : job_(std::move(job)),
-        slots_(tuning.staging, job_.lanes,
-               static_cast<std::size_t>(2 * job_.comm.size() - 1) * job_.slot_bytes),
-        sums_(tuning.staging, job_.lanes, largest_piece() * sizeof(float)) {
-    lanes_.reserve(job_.lanes);
-    for (std::size_t lane = 0; lane < job_.lanes; ++lane) {
-      lanes_.emplace_back(job_, static_cast<int>(lane), slots_.take(), sums_.take());
-    }
-  }
-
-  bool advance() override {
-    bool done = true;
-    for (CodedLane& lane : lanes_) done = lane.advance() && done;
-    return done;
-  }
+  using InLanes::InLanes;
   CodedBytes coded_bytes() const override { return job_.sent; }
-
- private:
-  std::size_t largest_piece() const {
-    return job_.pieces.largest() + static_cast<std::size_t>(job_.coder.layout().codec().block);
-  }
-
-  CodedJob job_;
-  Staging slots_;
-  Staging sums_;
-  std::vector<CodedLane> lanes_;
 };
 
 }  // namespace
@@ -335,19 +284,17 @@ std::unique_ptr<Collective> allreduce_coded(Comm comm, AllreduceArgs args, const
   const base::Codec codec = args.reduction.codec;
   const auto block = static_cast<std::size_t>(codec.block);
   const std::size_t blocks =
-      direct_piece_limit(tuning, comm.size(), 1) / kernels::encoded_bytes(codec, block);
+      direct_piece_bytes(tuning, comm.size()) / kernels::encoded_bytes(codec, block);
   const Pieces pieces = Pieces::of_buffer(coder.layout().count(), comm.size(),
                                           std::max<std::size_t>(blocks, 1) * block, 1);
-  CodedJob job{std::move(comm), std::move(coder), pieces};
+  CodedJob job{std::move(comm), std::move(coder), pieces, tuning.staging};
   for (std::size_t round = 0; round < job.pieces.rounds(); ++round) {
     for (int rank = 0; rank < job.comm.size(); ++rank) {
-      job.slot_bytes =
-          std::max(job.slot_bytes, job.coder.layout().encoded_bytes(job.piece(round, rank)));
+      job.slot_bytes = std::max(job.slot_bytes, job.encoded_bytes(job.piece(round, rank)));
     }
   }
   job.slot_bytes = base::round_up_to_cache_lines(job.slot_bytes);
-  job.lanes = static_cast<std::size_t>(direct_lanes(job.pieces.rounds()));
-  return std::make_unique<AllreduceCoded>(std::move(job), tuning);
+  return std::make_unique<AllreduceCoded>(std::move(job));
 }
 
 }  // namespace hvdlite::collectives

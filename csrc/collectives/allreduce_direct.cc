@@ -42,15 +42,7 @@
 namespace hvdlite::collectives {
 
 std::unique_ptr<Collective> allreduce_direct(Comm comm, AllreduceArgs args, const Tuning& tuning) {
-  const AllreducePart& buffer = args.whole();
-  const std::size_t element_bytes = base::size_of(args.reduction.dtype);
-  const Pieces pieces = Pieces::of_buffer(
-      buffer.count, comm.size(), direct_piece_limit(tuning, comm.size(), element_bytes),
-      alignment_grain(buffer.count, comm.size(), element_bytes));
-  ElementReducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
-  return std::make_unique<DirectReduction>(
-      DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(buffer.output),
-                /*gather=*/true, direct_lanes(pieces.rounds()), tuning.staging});
+  return reduce_in_lanes<DirectLane>(comm, args, tuning);
 }
 
 }  // namespace hvdlite::collectives

@@ -164,8 +164,8 @@ class AllreduceHierarchical final : public Collective {
                                       same_type(), tuning_);
     Tuning tuning = tuning_;
     tuning.segment_bytes = std::max<std::size_t>(tuning.segment_bytes / 2, 1);
-    return find_algorithm(allreduce_algorithms(), name)
-        .make(between_.half(static_cast<int>(slot)), std::move(args), tuning);
+    return kAllreduce.find(name).make(between_.half(static_cast<int>(slot)), std::move(args),
+                                      tuning);
   }
 
   // A slice of the buffer in this member's slot; with a codec the tensors stay apart, because a block never spans two.
@@ -213,11 +213,11 @@ SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tun
   }
   const std::size_t bytes =
       plan.blocks ? plan.blocks->encoded_bytes({0, count}) : count * element_bytes;
-  plan.count = count;
   plan.owners = static_cast<int>(
       std::clamp<std::size_t>(bytes / smallest, 1, static_cast<std::size_t>(hosts.fewest())));
-  plan.rounds = pieces_in(bytes, largest * static_cast<std::size_t>(plan.owners));
-  plan.grain = alignment_grain(count, plan.owners, element_bytes);
+  const auto owners = static_cast<std::size_t>(plan.owners);
+  plan.cut = {count, pieces_in(bytes, largest * owners), owners,
+              alignment_grain(count, plan.owners, element_bytes)};
   return plan;
 }
 

@@ -9,7 +9,7 @@
 //   fold          a0 + a1 + a2 -> output    a0 + a1 + a2 -> output    a0 + a1 + a2 -> output
 //
 // Two kinds of places:
-//   line      Up to WindowFlags::kInlineBytes: the cache line of the flag that announces the payload (InlineTile).
+//   line      Up to WindowFlags::kInlineBytes: the cache line of the flag that announces the payload (SharedCollective).
 //   tiles     Larger buffers: one tile after the other, as shared_collective.h draws it, without a reduce step.
 //
 // A prepared allreduce (prepared.h) folds in the same way, and does not wait.
@@ -51,34 +51,31 @@ class AllreduceLine final : public SharedCollective {
 
  private:
   bool step() override {
-    const InlineTile tile(channel().tiles());
-    if (!published_) return published_ = publish(tile);
-    if (!tile.all_arrived(channel())) return false;
-    fold(tile);
-    tile.done(channel());
+    if (!published_) return published_ = publish();
+    if (!all_inline_arrived()) return false;
+    fold();
+    inline_done();
     finish(1);
     return true;
   }
 
-  bool publish(const InlineTile& tile) {
-    std::byte payload[InlineTile::kBytes];
+  bool publish() {
+    std::byte payload[kInlineBytes];
     PartCursor cursor(parts_, reducer_.result_bytes());
     cursor.walk({0, count_}, [&](const void* input, void*, std::size_t offset, std::size_t n) {
       reducer_.contribute(payload + offset * reducer_.contribution_bytes(), input, n);
     });
-    if (!tile.publish(channel(), payload, count_ * reducer_.contribution_bytes())) return false;
-    ring_others();
-    return true;
+    return publish_inline(payload, count_ * reducer_.contribution_bytes());
   }
 
-  void fold(const InlineTile& tile) {
+  void fold() {
     std::vector<const void*> inputs(static_cast<std::size_t>(size()));
     PartCursor cursor(parts_, reducer_.result_bytes());
     cursor.walk({0, count_}, [&](const void*, void* output, std::size_t offset, std::size_t n) {
       if (output == nullptr) return;
       for (int member = 0; member < size(); ++member) {
         inputs[static_cast<std::size_t>(member)] =
-            tile.payload(channel(), member) + offset * reducer_.contribution_bytes();
+            inline_payload(member) + offset * reducer_.contribution_bytes();
       }
       reducer_.fold(&output, 1, inputs.data(), size(), n);
     });
@@ -146,7 +143,7 @@ std::unique_ptr<Collective> allreduce_inline(Comm comm, AllreduceArgs args, cons
   const std::size_t element = reducer.contribution_bytes();
   const std::size_t count = args.count();
   std::vector<AllreducePart> parts = merged_parts(args.parts, reducer.result_bytes());
-  if (count > 0 && count * element <= InlineTile::kBytes) {
+  if (count > 0 && count * element <= transport::WindowFlags::kInlineBytes) {
     return std::make_unique<AllreduceLine>(std::move(comm), tuning, reducer, std::move(parts),
                                            count);
   }

@@ -62,26 +62,17 @@ class AllreducePush final : public SharedCollective {
         cursor_(args_.parts, reducer_.result_bytes()),
         places_(args_.mapped.size()) {
     const std::size_t count = args_.count();
-    slice_ = part_of(count, static_cast<std::size_t>(size()), static_cast<std::size_t>(me()),
+    slice_ = part_of({0, count}, static_cast<std::size_t>(size()), static_cast<std::size_t>(me()),
                      alignment_grain(count, size(), reducer_.result_bytes()));
   }
 
  protected:
   bool step() override {
-    switch (stage_) {
-      case Stage::kArrive:
-        return arrive();
-      case Stage::kFold:
-        return fold();
-      case Stage::kLeave:
-        return leave();
-    }
-    return false;
+    if (!arrived_) return arrived_ = arrive();
+    return reduced_ ? leave() : fold();
   }
 
  private:
-  enum class Stage : std::uint8_t { kArrive, kFold, kLeave };
-
   std::uint64_t count() const { return channel().tiles() + 1; }
 
   bool arrive() {
@@ -92,7 +83,6 @@ class AllreducePush final : public SharedCollective {
     }
     channel().flags(me()).arrived.store(count(), std::memory_order_release);
     ring_others();
-    stage_ = Stage::kFold;
     return true;
   }
 
@@ -111,8 +101,7 @@ class AllreducePush final : public SharedCollective {
     if (folded_ < slice_.count) return true;
     channel().flags(me()).reduced.store(count(), std::memory_order_release);
     ring_others();
-    stage_ = Stage::kLeave;
-    return true;
+    return reduced_ = true;
   }
 
   bool leave() {
@@ -128,7 +117,8 @@ class AllreducePush final : public SharedCollective {
   Range slice_;
   std::size_t folded_ = 0;
   std::vector<void*> places_;
-  Stage stage_ = Stage::kArrive;
+  bool arrived_ = false;
+  bool reduced_ = false;  // this member's slice
 };
 
 }  // namespace

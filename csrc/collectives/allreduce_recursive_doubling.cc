@@ -31,6 +31,7 @@
 // MPICH (IJHPCA 19, 2005), section 4; the fold as in MPICH's allreduce.
 #include <bit>
 #include <utility>
+#include <vector>
 
 #include "collectives/algorithms.h"
 #include "collectives/reducer.h"
@@ -56,133 +57,100 @@ class RecursiveDoubling final : public Collective {
   }
 
   bool advance() override {
-    while (next_ < num_steps_) {
-      if (!posted_) post(steps_[next_]);
+    for (; next_ < steps_.size(); ++next_) {
+      const Step& step = steps_[next_];
+      if (!posted_ && step.receives != nullptr) {
+        receive_ = comm_.recv(step.peer, 0, step.receives, step.bytes);
+      }
+      if (!posted_ && step.sends != nullptr) {
+        send_ = comm_.send(step.peer, 0, step.sends, step.bytes);
+      }
       posted_ = true;
       if (!comm_.test(receive_) || !comm_.test(send_)) return false;
-      complete(steps_[next_]);
+      complete(step);
       posted_ = false;
-      ++next_;
     }
     return true;
   }
 
  private:
-  enum class Kind {
-    kGiveContribution,  // folded rank: sends its contribution to the partner, before the exchanges
-    kTakeContribution,
-    kSwapContributions,  // the first exchange, if no rank is folded
-    kHold,               // the own contribution becomes the partial
-    kExchange,
-    kFinish,      // the partial becomes the result
-    kGiveResult,  // sends the result to the folded rank, after the exchanges
-    kTakeResult,
+  // What follows when a step's messages are there.
+  enum class Then {
+    kNothing,
+    kHold,    // the own contribution becomes the partial
+    kBegin,   // the two contributions become the partial
+    kMerge,   // the peer's partial is added to it
+    kFinish,  // the partial becomes the result
     kAlone,
   };
+  // Null: the step sends (or receives) nothing.
   struct Step {
-    Kind kind;
+    Then then = Then::kNothing;
     int peer = 0;
+    const std::byte* sends = nullptr;
+    std::byte* receives = nullptr;
+    std::size_t bytes = 0;
   };
-  // An exchange for each bit of a rank's number, and the fold's.
-  static constexpr int kMaxSteps = 31 + 5;
-
-  void add_step(Kind kind, int peer = 0) {
-    HVD_CHECK(num_steps_ < kMaxSteps);
-    steps_[num_steps_++] = {kind, peer};
-  }
 
   void plan() {
     const int size = comm_.size();
     const int rank = comm_.rank();
     if (count_ == 0) return;
-    if (size == 1) return add_step(Kind::kAlone);
+    if (size == 1) return steps_.push_back({Then::kAlone});
+    const std::byte* const own = reducer_.own(0);
+    const std::size_t contribution_bytes = count_ * reducer_.contribution_bytes();
+    const std::size_t partial_bytes = count_ * reducer_.partial_bytes();
+    const std::size_t result_bytes = count_ * reducer_.result_bytes();
     const int participants = static_cast<int>(std::bit_floor(static_cast<unsigned>(size)));
     const int rest = size - participants;
     const bool folded = rank < 2 * rest;
     if (folded && rank % 2 == 0) {
-      add_step(Kind::kGiveContribution, rank + 1);
-      return add_step(Kind::kTakeResult, rank + 1);
+      steps_.push_back({Then::kNothing, rank + 1, own, nullptr, contribution_bytes});
+      return steps_.push_back({Then::kNothing, rank + 1, nullptr, output_, result_bytes});
     }
+    // If no rank is folded, the first exchange is one of contributions.
     const bool swaps = rest == 0;
     if (swaps) {
-      add_step(Kind::kSwapContributions, rank ^ 1);
+      steps_.push_back({Then::kBegin, rank ^ 1, own, spare_, contribution_bytes});
+    } else if (folded) {
+      steps_.push_back({Then::kBegin, rank - 1, nullptr, spare_, contribution_bytes});
     } else {
-      add_step(folded ? Kind::kTakeContribution : Kind::kHold, rank - 1);
+      steps_.push_back({Then::kHold});
     }
     // Participants are numbered without the gaps that folding left; their order stays that of
     // ranks.
     const int number = folded ? rank / 2 : rank - rest;
     for (int distance = swaps ? 2 : 1; distance < participants; distance *= 2) {
       const int partner = number ^ distance;
-      add_step(Kind::kExchange, partner < rest ? 2 * partner + 1 : partner + rest);
+      const int peer = partner < rest ? 2 * partner + 1 : partner + rest;
+      steps_.push_back({Then::kMerge, peer, held_, spare_, partial_bytes});
     }
-    add_step(Kind::kFinish);
-    if (folded) add_step(Kind::kGiveResult, rank - 1);
-  }
-
-  void post(const Step& step) {
-    const std::size_t partial_bytes = count_ * reducer_.partial_bytes();
-    const std::size_t contribution_bytes = count_ * reducer_.contribution_bytes();
-    const std::size_t result_bytes = count_ * reducer_.result_bytes();
-    switch (step.kind) {
-      case Kind::kGiveContribution:
-        send_ = comm_.send(step.peer, 0, reducer_.own(0), contribution_bytes);
-        break;
-      case Kind::kTakeContribution:
-        receive_ = comm_.recv(step.peer, 0, spare_, contribution_bytes);
-        break;
-      case Kind::kSwapContributions:
-        receive_ = comm_.recv(step.peer, 0, spare_, contribution_bytes);
-        send_ = comm_.send(step.peer, 0, reducer_.own(0), contribution_bytes);
-        break;
-      case Kind::kExchange:
-        receive_ = comm_.recv(step.peer, 0, spare_, partial_bytes);
-        send_ = comm_.send(step.peer, 0, held_, partial_bytes);
-        break;
-      case Kind::kGiveResult:
-        send_ = comm_.send(step.peer, 0, output_, result_bytes);
-        break;
-      case Kind::kTakeResult:
-        receive_ = comm_.recv(step.peer, 0, output_, result_bytes);
-        break;
-      case Kind::kHold:
-      case Kind::kFinish:
-      case Kind::kAlone:
-        break;
-    }
+    steps_.push_back({Then::kFinish});
+    if (folded) steps_.push_back({Then::kNothing, rank - 1, output_, nullptr, result_bytes});
   }
 
   void complete(const Step& step) {
-    switch (step.kind) {
-      case Kind::kTakeContribution:
-        reducer_.begin(held_, spare_, reducer_.own(0), count_);
+    const bool received_is_lower = step.peer < comm_.rank();
+    const std::byte* const own = reducer_.own(0);
+    switch (step.then) {
+      case Then::kNothing:
         break;
-      case Kind::kSwapContributions:
-        if (step.peer < comm_.rank()) {
-          reducer_.begin(held_, spare_, reducer_.own(0), count_);
-        } else {
-          reducer_.begin(held_, reducer_.own(0), spare_, count_);
-        }
+      case Then::kHold:
+        reducer_.load(held_, own, count_);
         break;
-      case Kind::kHold:
-        reducer_.load(held_, reducer_.own(0), count_);
+      case Then::kBegin:
+        reducer_.begin(held_, received_is_lower ? spare_ : own, received_is_lower ? own : spare_,
+                       count_);
         break;
-      case Kind::kExchange:
-        if (step.peer < comm_.rank()) {
-          reducer_.merge(held_, spare_, held_, count_);
-        } else {
-          reducer_.merge(held_, held_, spare_, count_);
-        }
+      case Then::kMerge:
+        reducer_.merge(held_, received_is_lower ? spare_ : held_,
+                       received_is_lower ? held_ : spare_, count_);
         break;
-      case Kind::kFinish:
+      case Then::kFinish:
         reducer_.finish(output_, held_, count_);
         break;
-      case Kind::kAlone:
+      case Then::kAlone:
         reducer_.finish_alone(output_);
-        break;
-      case Kind::kGiveContribution:
-      case Kind::kGiveResult:
-      case Kind::kTakeResult:
         break;
     }
   }
@@ -194,9 +162,8 @@ class RecursiveDoubling final : public Collective {
   Staging staging_;
   std::byte* held_;   // this rank's partial
   std::byte* spare_;  // what a partner sends
-  Step steps_[kMaxSteps];
-  int num_steps_ = 0;
-  int next_ = 0;
+  std::vector<Step> steps_;
+  std::size_t next_ = 0;
   bool posted_ = false;  // the messages of steps_[next_] are posted
   transport::Ticket receive_;
   transport::Ticket send_;

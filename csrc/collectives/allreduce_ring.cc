@@ -42,16 +42,7 @@
 namespace hvdlite::collectives {
 
 std::unique_ptr<Collective> allreduce_ring(Comm comm, AllreduceArgs args, const Tuning& tuning) {
-  const AllreducePart& buffer = args.whole();
-  const base::DType accumulator = kernels::accumulator_of(args.reduction.dtype, args.reduction.op);
-  const std::size_t limit = tuning.segment_bytes / base::size_of(accumulator);
-  const std::size_t grain =
-      alignment_grain(buffer.count, comm.size(), base::size_of(args.reduction.dtype));
-  const Pieces pieces = Pieces::of_buffer(buffer.count, comm.size(), limit, grain);
-  ElementReducer reducer(args.reduction, tuning.isa, buffer.input, buffer.count, pieces.largest());
-  return std::make_unique<RingReduction>(
-      RingJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(buffer.output),
-              /*gather=*/true, ring_lanes(pieces.rounds()), tuning.staging});
+  return reduce_in_lanes<RingLane>(comm, args, tuning);
 }
 
 }  // namespace hvdlite::collectives

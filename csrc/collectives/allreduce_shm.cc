@@ -63,21 +63,6 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// How the buffer is cut into tiles, and a tile into slices; the same on all ranks.
-struct Cut {
-  std::size_t count;  // elements
-  std::size_t tiles;
-  std::size_t slices;
-  std::size_t grain;  // elements of a cache line
-
-  Range tile(std::size_t index) const { return part_of(count, tiles, index, grain); }
-  Range slice(std::size_t index, int member) const {
-    const Range whole = tile(index);
-    const Range slice = part_of(whole.count, slices, static_cast<std::size_t>(member), grain);
-    return {whole.offset + slice.offset, slice.count};
-  }
-};
-
 class AllreduceTiles final : public TilePipeline {
  public:
   AllreduceTiles(Comm comm, const Tuning& tuning, const TileReducer& reducer,
@@ -92,7 +77,7 @@ class AllreduceTiles final : public TilePipeline {
         reducing_(parts_, reducer.result_bytes()),
         publishing_(parts_, reducer.result_bytes()),
         draining_(parts_, reducer.result_bytes()) {
-    if (cut.tiles > 0) set_tiles(cut.tiles, cut.tile(0).count * reducer.contribution_bytes());
+    if (cut.rounds > 0) set_tiles(cut.rounds, cut.round(0).count * reducer.contribution_bytes());
     std::size_t out_of_place = 0;  // elements of outputs whose lines were not just read as inputs
     for (const AllreducePart& part : parts_) {
       if (part.output != nullptr && part.input != part.output) out_of_place += part.count;
@@ -106,9 +91,9 @@ class AllreduceTiles final : public TilePipeline {
 
  private:
   void fill(std::size_t tile) override {
-    const Range whole = cut_.tile(tile);
+    const Range whole = cut_.round(tile);
     if (tile == 0) channel().tell_result(first_tile(), place_);
-    const Range mine = cut_.slice(tile, me());
+    const Range mine = cut_.part(tile, me());
     contribute(tile, {whole.offset, mine.offset - whole.offset});
     const std::size_t behind = mine.offset + mine.count;
     contribute(tile, {behind, whole.offset + whole.count - behind});
@@ -125,7 +110,7 @@ class AllreduceTiles final : public TilePipeline {
   // other ranks. The buffer's lines are in the other ranks' caches. Writing to them while reading the others' lines would stall
   // both (it takes twice as long).
   void reduce(std::size_t tile) override {
-    const Range mine = cut_.slice(tile, me());
+    const Range mine = cut_.part(tile, me());
     std::byte* const results = contribution(me(), tile, mine.offset);
     const std::size_t bytes = reducer_.result_bytes();
     if (tile == 0) find_results();
@@ -178,7 +163,7 @@ class AllreduceTiles final : public TilePipeline {
     if (place_ != 0) return;  // the other ranks have stored their slices into the output
     for (int owner = 0; owner < size(); ++owner) {
       if (owner == me()) continue;
-      const Range slice = cut_.slice(tile, owner);
+      const Range slice = cut_.part(tile, owner);
       const std::byte* const results = contribution(owner, tile, slice.offset);
       const std::size_t bytes = reducer_.result_bytes();
       draining_.walk(slice, [&](const void*, void* output, std::size_t offset, std::size_t n) {
@@ -192,7 +177,7 @@ class AllreduceTiles final : public TilePipeline {
   // The place in a member's tile of its contribution to the elements from this one on.
   std::byte* contribution(int member, std::size_t tile, std::size_t element) const {
     return buffer(member, tile) +
-           (element - cut_.tile(tile).offset) * reducer_.contribution_bytes();
+           (element - cut_.round(tile).offset) * reducer_.contribution_bytes();
   }
   // gather: finds all members' contributions to the elements from this one on. collect: the same, `count` elements later.
   void gather(std::size_t tile, std::size_t element) {
@@ -208,7 +193,7 @@ class AllreduceTiles final : public TilePipeline {
 
   TileReducer reducer_;
   std::vector<AllreducePart> parts_;
-  Cut cut_;
+  Cut cut_;                                 // into tiles, and a tile into slices
   std::vector<const std::byte*> gathered_;  // by member
   std::vector<const void*> inputs_;         // of one fold, by member
   std::uint64_t place_ = 0;               // the place of this rank's open result; 0: it is not open
@@ -235,7 +220,7 @@ std::unique_ptr<Collective> allreduce_shm(Comm comm, AllreduceArgs args, const T
   Cut cut{count, 0, static_cast<std::size_t>(members),
           std::max<std::size_t>(base::kCacheLine / element, 1)};
   const std::size_t lines = pipelined_tile(bytes, tile_bytes) / (cut.grain * element);
-  cut.tiles = pieces_in(count, lines * cut.grain);
+  cut.rounds = pieces_in(count, lines * cut.grain);
   return std::make_unique<AllreduceTiles>(std::move(comm), tuning, reducer, std::move(parts), cut);
 }
 

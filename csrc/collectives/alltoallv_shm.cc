@@ -50,25 +50,18 @@ class AlltoallvShm final : public TilePipeline {
  private:
   bool step() override {
     if (agreed_) return TilePipeline::step();
-    const InlineTile tile(channel().tiles());
-    if (!published_) return published_ = publish(tile);
-    if (!tile.all_arrived(channel())) return false;
+    if (!published_) return published_ = publish_inline(&largest_, sizeof(largest_));
+    if (!all_inline_arrived()) return false;
     std::uint64_t largest = 0;
     for (int member = 0; member < size(); ++member) {
       std::uint64_t theirs = 0;
-      std::memcpy(&theirs, tile.payload(channel(), member), sizeof(theirs));
+      std::memcpy(&theirs, inline_payload(member), sizeof(theirs));
       largest = std::max(largest, theirs);
     }
-    tile.done(channel());
+    inline_done();
     set_tiles(pieces_in(largest, lanes_.bytes()),
               std::min<std::size_t>(largest, lanes_.bytes()) * static_cast<std::size_t>(size()));
     return agreed_ = true;
-  }
-
-  bool publish(const InlineTile& tile) {
-    if (!tile.publish(channel(), &largest_, sizeof(largest_))) return false;
-    ring_others();
-    return true;
   }
 
   void fill(std::size_t tile) override {

@@ -28,14 +28,9 @@ class BarrierShm final : public SharedCollective {
 
  private:
   bool step() override {
-    const InlineTile tile(channel().tiles());
-    if (!entered_) {
-      if (!tile.publish(channel(), nullptr, 0)) return false;
-      ring_others();
-      return entered_ = true;
-    }
-    if (!tile.all_arrived(channel())) return false;
-    tile.done(channel());
+    if (!entered_) return entered_ = publish_inline(nullptr, 0);
+    if (!all_inline_arrived()) return false;
+    inline_done();
     finish(1);
     return true;
   }

@@ -37,7 +37,7 @@ std::size_t BroadcastStream::available() const {
 bool BroadcastStream::receive() {
   if (parent_ < 0) return false;
   while (receives_.posted() < segments_ && receives_.has_room()) {
-    const Range range = part_of(bytes_, segments_, receives_.posted());
+    const Range range = part_of({0, bytes_}, segments_, receives_.posted());
     receives_.push(comm_.recv(parent_, 0, data_ + range.offset, range.count));
   }
   return receives_.drain(comm_);
@@ -45,7 +45,7 @@ bool BroadcastStream::receive() {
 
 bool BroadcastStream::feed(Child& child) {
   while (child.sends.posted() < available() && child.sends.has_room()) {
-    const Range range = part_of(bytes_, segments_, child.sends.posted());
+    const Range range = part_of({0, bytes_}, segments_, child.sends.posted());
     child.sends.push(comm_.send(child.rank, 0, data_ + range.offset, range.count));
   }
   return child.sends.drain(comm_);

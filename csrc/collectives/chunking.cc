@@ -7,15 +7,15 @@
 
 namespace hvdlite::collectives {
 
-Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain) {
-  const std::size_t grains = pieces_in(count, grain);
+Range part_of(const Range& run, std::size_t parts, std::size_t index, std::size_t grain) {
+  const std::size_t grains = pieces_in(run.count, grain);
   const std::size_t each = grains / parts;
   const std::size_t larger = grains % parts;  // this many parts have one grain more
   const auto begin_of = [&](std::size_t part) {
-    return std::min(count, (part * each + std::min(part, larger)) * grain);
+    return std::min(run.count, (part * each + std::min(part, larger)) * grain);
   };
   const std::size_t begin = begin_of(index);
-  return {begin, begin_of(index + 1) - begin};
+  return {run.offset + begin, begin_of(index + 1) - begin};
 }
 
 Range piece_of(const Range& run, std::size_t index, std::size_t limit) {
@@ -31,13 +31,11 @@ std::size_t alignment_grain(std::size_t count, int ranks, std::size_t element_by
 
 Pieces Pieces::of_buffer(std::size_t count, int ranks, std::size_t limit, std::size_t grain) {
   Pieces pieces;
-  pieces.count_ = count;
-  pieces.ranks_ = static_cast<std::size_t>(ranks);
-  pieces.grain_ = grain;
   limit = std::clamp<std::size_t>(limit, 1, std::max<std::size_t>(count, 1));
-  pieces.rounds_ = pieces_in(pieces_in(count, limit), pieces.ranks_);
+  const auto parts = static_cast<std::size_t>(ranks);
+  pieces.cut_ = {count, pieces_in(pieces_in(count, limit), parts), parts, grain};
   // part_of puts the larger parts first.
-  if (pieces.rounds_ > 0) pieces.largest_ = pieces.piece(0, 0).count;
+  if (pieces.rounds() > 0) pieces.largest_ = pieces.piece(0, 0).count;
   return pieces;
 }
 
@@ -46,24 +44,17 @@ Pieces Pieces::of_parts(const std::vector<std::size_t>& counts, std::size_t limi
   pieces.limit_ = std::max<std::size_t>(limit, 1);
   pieces.chunks_ = runs_of(counts);
   for (const std::size_t count : counts) {
-    pieces.rounds_ = std::max(pieces.rounds_, pieces_in(count, pieces.limit_));
+    pieces.cut_.rounds = std::max(pieces.cut_.rounds, pieces_in(count, pieces.limit_));
     pieces.largest_ = std::max(pieces.largest_, std::min(count, pieces.limit_));
   }
   return pieces;
 }
 
 Range Pieces::piece(std::size_t round, int rank) const {
-  const auto index = static_cast<std::size_t>(rank);
-  if (chunks_.empty()) {
-    const Range block = part_of(count_, rounds_, round, grain_);
-    const Range piece = part_of(block.count, ranks_, index, grain_);
-    return {block.offset + piece.offset, piece.count};
-  }
-  const Range chunk = chunks_[index];
+  if (chunks_.empty()) return cut_.part(round, rank);
+  const Range& chunk = chunks_[static_cast<std::size_t>(rank)];
   const std::size_t segments = pieces_in(chunk.count, limit_);
-  if (round >= segments) return {chunk.offset, 0};
-  const Range segment = part_of(chunk.count, segments, round);
-  return {chunk.offset + segment.offset, segment.count};
+  return round < segments ? part_of(chunk, segments, round) : Range{chunk.offset, 0};
 }
 
 std::size_t Pieces::chunk_offset(int rank) const {

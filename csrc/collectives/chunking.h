@@ -15,9 +15,22 @@ struct Range {
   std::size_t count = 0;
 };
 
-// Part `index` when `count` elements are cut into `parts` runs, the larger ones first. They differ by at most one grain, except
-// that the last grain of the buffer may be incomplete. All boundaries but the end are multiples of grain.
-Range part_of(std::size_t count, std::size_t parts, std::size_t index, std::size_t grain = 1);
+// Part `index` of a run that is cut into `parts`, the larger ones first. They differ by at most one grain, except that the last
+// grain of the run may be incomplete. All boundaries but the end are multiples of grain, counted from the run's begin.
+Range part_of(const Range& run, std::size_t parts, std::size_t index, std::size_t grain = 1);
+
+// A buffer that is cut into rounds, and each round into parts.
+struct Cut {
+  std::size_t count = 0;  // elements
+  std::size_t rounds = 0;
+  std::size_t parts = 1;  // of each round
+  std::size_t grain = 1;
+
+  Range round(std::size_t index) const { return part_of({0, count}, rounds, index, grain); }
+  Range part(std::size_t index, int number) const {
+    return part_of(round(index), parts, static_cast<std::size_t>(number), grain);
+  }
+};
 
 // Piece `index` of a run that is cut into pieces of `limit`: the last one may be shorter, and later ones are empty.
 Range piece_of(const Range& run, std::size_t index, std::size_t limit);
@@ -36,7 +49,7 @@ class Pieces {
   // k-th of each (none of a chunk that has fewer).
   static Pieces of_parts(const std::vector<std::size_t>& counts, std::size_t limit);
 
-  std::size_t rounds() const { return rounds_; }
+  std::size_t rounds() const { return cut_.rounds; }
   std::size_t largest() const { return largest_; }  // no piece has more elements
   Range piece(std::size_t round, int rank) const;
   // The offset of a rank's chunk; 0 for of_buffer, where a chunk is not one run.
@@ -45,12 +58,8 @@ class Pieces {
  private:
   Pieces() = default;
 
-  std::size_t rounds_ = 0;
+  Cut cut_;  // for of_parts only its rounds
   std::size_t largest_ = 0;
-  // of_buffer
-  std::size_t count_ = 0;
-  std::size_t ranks_ = 0;
-  std::size_t grain_ = 1;
   // of_parts; empty for of_buffer
   std::size_t limit_ = 1;
   std::vector<Range> chunks_;

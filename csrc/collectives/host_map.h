@@ -21,15 +21,15 @@ class HostMap {
       hosts_[place->second].push_back(static_cast<int>(member));
       if (static_cast<int>(member) == rank) own_ = static_cast<int>(place->second);
     }
-    for (const std::vector<int>& host : hosts_) {
-      const int count = static_cast<int>(host.size());
-      fewest_ = fewest_ == 0 ? count : std::min(fewest_, count);
-    }
   }
 
   int hosts() const { return static_cast<int>(hosts_.size()); }
-  int own() const { return own_; }        // this rank's host; -1: it is no member
-  int fewest() const { return fewest_; }  // members on the host that has the fewest
+  int own() const { return own_; }  // this rank's host; -1: it is no member
+  // Members on the host that has the fewest.
+  int fewest() const {
+    const auto smallest = std::ranges::min_element(hosts_, {}, &std::vector<int>::size);
+    return static_cast<int>(smallest->size());
+  }
 
   const std::vector<int>& members_on(int host) const {
     return hosts_[static_cast<std::size_t>(host)];
@@ -47,7 +47,6 @@ class HostMap {
  private:
   std::vector<std::vector<int>> hosts_;
   int own_ = -1;
-  int fewest_ = 0;
 };
 
 }  // namespace hvdlite::collectives

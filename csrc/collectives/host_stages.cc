@@ -13,20 +13,21 @@ namespace {
 std::size_t piece_limit(const SlicePlan& plan, std::size_t lane_bytes, std::size_t element_bytes) {
   const std::size_t limit =
       pipelined_tile(plan.largest() * element_bytes, lane_bytes) / element_bytes;
-  return limit > plan.grain ? limit / plan.grain * plan.grain : limit;
+  return limit > plan.cut.grain ? limit / plan.cut.grain * plan.cut.grain : limit;
 }
 
 }  // namespace
 
 HostStage::HostStage(Comm comm, const Tuning& tuning, HostJob& job, std::size_t element_bytes,
                      std::size_t result_bytes)
-    : TilePipeline(std::move(comm), tuning, HeldBack{}),
+    : TilePipeline(std::move(comm), tuning, /*reduces=*/false),
       job_(job),
       lanes_(channel().tile_bytes(), job.plan.owners, element_bytes),
       limit_(piece_limit(job.plan, lanes_.bytes(), element_bytes)),
       tiles_per_round_(pieces_in(job.plan.largest(), limit_)),
       cursors_(static_cast<std::size_t>(job.plan.owners), PartCursor(job.parts, result_bytes)) {
-  set_tiles(job.plan.rounds * tiles_per_round_,
+  hold_back();
+  set_tiles(job.plan.cut.rounds * tiles_per_round_,
             static_cast<std::size_t>(job.plan.owners) * limit_ * element_bytes);
 }
 

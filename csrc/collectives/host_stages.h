@@ -30,30 +30,20 @@ namespace hvdlite::collectives {
 
 // How a buffer is cut: the same on all hosts.
 struct SlicePlan {
-  std::size_t count = 0;  // elements
-  std::size_t rounds = 0;
-  int owners = 1;         // on each host
-  std::size_t grain = 1;  // elements of a cache line, or 1 (alignment_grain)
+  Cut cut;         // a part for each owner; the grain is alignment_grain
+  int owners = 1;  // on each host
   // With a codec: slices begin and end with its blocks. Otherwise null.
   std::shared_ptr<const BlockLayout> blocks;
 
   Range slice(std::size_t round, int owner) const {
-    const Range even = even_slice(round, owner);
+    const Range even = cut.part(round, owner);
     return blocks ? blocks->whole_blocks(even) : even;
   }
   // No slice has more elements: part_of puts the larger parts first, and whole_blocks moves an end by less than a block.
   std::size_t largest() const {
-    if (rounds == 0) return 0;
+    if (cut.rounds == 0) return 0;
     const std::size_t block = blocks ? static_cast<std::size_t>(blocks->codec().block) : 0;
-    return even_slice(0, 0).count + block;
-  }
-
- private:
-  Range even_slice(std::size_t round, int owner) const {
-    const Range whole = part_of(count, rounds, round, grain);
-    const Range slice = part_of(whole.count, static_cast<std::size_t>(owners),
-                                static_cast<std::size_t>(owner), grain);
-    return {whole.offset + slice.offset, slice.count};
+    return cut.part(0, 0).count + block;
   }
 };
 

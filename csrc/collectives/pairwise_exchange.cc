@@ -14,48 +14,34 @@ PairwiseExchange::PairwiseExchange(Comm comm, const void* input, std::vector<Ran
       output_(static_cast<std::byte*>(output)),
       sent_(std::move(sent)),
       received_(std::move(received)),
-      shifts_(static_cast<std::size_t>(comm_.size() - 1)) {
+      shifts_(comm_, /*channel=*/0) {
   const auto size = static_cast<std::size_t>(comm_.size());
+  const auto own = static_cast<std::size_t>(comm_.rank());
   HVD_CHECK(sent_.size() == size && received_.size() == size);
-  HVD_CHECK(sent_[own_rank()].count == received_[own_rank()].count);
+  HVD_CHECK(sent_[own].count == received_[own].count);
 }
 
 bool PairwiseExchange::advance() {
-  bool moved = true;
-  while (moved) {
-    while (receives_.posted() < shifts_ && receives_.has_room()) post_receive();
-    while (sends_.posted() < shifts_ && sends_.has_room()) post_send();
-    moved = receives_.drain(comm_);
-    moved = sends_.drain(comm_) || moved;
-  }
+  const bool done = shifts_.advance(
+      [&](int rank) {
+        const Range& run = received_[static_cast<std::size_t>(rank)];
+        return std::span(output_ + run.offset, run.count);
+      },
+      [&](int rank) {
+        const Range& run = sent_[static_cast<std::size_t>(rank)];
+        return std::span(input_ + run.offset, run.count);
+      });
   copy_own();  // after the first posts, so that the transfers run during the copy
-  return receives_.done() == shifts_ && sends_.done() == shifts_;
-}
-
-void PairwiseExchange::post_receive() {
-  const std::size_t source = wrap(own_rank() + shifts_ - receives_.posted());
-  const Range& run = received_[source];
-  receives_.push(run.count == 0
-                     ? transport::Ticket{}
-                     : comm_.recv(static_cast<int>(source), 0, output_ + run.offset, run.count));
-}
-
-void PairwiseExchange::post_send() {
-  const std::size_t target = wrap(own_rank() + sends_.posted() + 1);
-  const Range& run = sent_[target];
-  sends_.push(run.count == 0
-                  ? transport::Ticket{}
-                  : comm_.send(static_cast<int>(target), 0, input_ + run.offset, run.count));
+  return done;
 }
 
 void PairwiseExchange::copy_own() {
   if (copied_) return;
   copied_ = true;
-  const Range& run = sent_[own_rank()];
-  std::byte* const place = output_ + received_[own_rank()].offset;
-  if (run.count > 0 && place != input_ + run.offset) {
-    kernels::plain_copy(place, input_ + run.offset, run.count);
-  }
+  const auto own = static_cast<std::size_t>(comm_.rank());
+  const std::byte* const from = input_ + sent_[own].offset;
+  std::byte* const to = output_ + received_[own].offset;
+  if (sent_[own].count > 0 && to != from) kernels::plain_copy(to, from, sent_[own].count);
 }
 
 }  // namespace hvdlite::collectives

@@ -68,6 +68,15 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
+// The output: this many bytes of each member's input, from `offset` on.
+void gather(const PreparedInputs& inputs, std::size_t offset, const std::vector<std::size_t>& sizes,
+            std::byte* output) {
+  for (std::size_t member = 0; member < sizes.size(); ++member) {
+    copy(output, inputs.part(static_cast<int>(member), offset, sizes[member]), sizes[member]);
+    output += sizes[member];
+  }
+}
+
 // Reduces `count` elements from element `first` of all inputs.
 void fold(const PreparedInputs& inputs, std::size_t first, std::size_t count, void* output,
           const Reduction& reduction, kernels::Isa isa) {
@@ -140,7 +149,7 @@ std::vector<std::size_t> allreduce_parts(std::size_t count, int members,
   const std::size_t grain = alignment_grain(count, members, element_bytes);
   std::vector<std::size_t> parts;
   for (std::size_t member = 0; member < static_cast<std::size_t>(members); ++member) {
-    parts.push_back(part_of(count, static_cast<std::size_t>(members), member, grain).count);
+    parts.push_back(part_of({0, count}, static_cast<std::size_t>(members), member, grain).count);
   }
   return parts;
 }
@@ -166,12 +175,7 @@ void reducescatter_prepared(const PreparedInputs& inputs, int rank, const Reduce
 }
 
 void allgatherv_prepared(const PreparedInputs& inputs, const AllgathervArgs& args) {
-  auto* output = static_cast<std::byte*>(args.output);
-  for (std::size_t member = 0; member < args.bytes.size(); ++member) {
-    const std::size_t bytes = args.bytes[member];
-    copy(output, inputs.part(static_cast<int>(member), 0, bytes), bytes);
-    output += bytes;
-  }
+  gather(inputs, 0, args.bytes, static_cast<std::byte*>(args.output));
 }
 
 void broadcast_prepared(const PreparedInputs& inputs, const BroadcastArgs& args) {
@@ -180,12 +184,7 @@ void broadcast_prepared(const PreparedInputs& inputs, const BroadcastArgs& args)
 
 void alltoallv_prepared(const PreparedInputs& inputs, int rank, const AlltoallvArgs& args) {
   const std::size_t mine = offsets_of(args.send_bytes)[static_cast<std::size_t>(rank)];
-  auto* output = static_cast<std::byte*>(args.output);
-  for (std::size_t member = 0; member < args.recv_bytes.size(); ++member) {
-    const std::size_t bytes = args.recv_bytes[member];
-    copy(output, inputs.part(static_cast<int>(member), mine, bytes), bytes);
-    output += bytes;
-  }
+  gather(inputs, mine, args.recv_bytes, static_cast<std::byte*>(args.output));
 }
 
 }  // namespace hvdlite::collectives

@@ -9,12 +9,8 @@
 
 namespace hvdlite::collectives {
 
-namespace {
-
 using base::DType;
 using base::ReduceOp;
-
-}  // namespace
 
 bool identity_survives(const Reduction& reduction) {
   if (reduction.own_prescale) return false;
@@ -40,15 +36,16 @@ ElementReducer::ElementReducer(const Reduction& reduction, kernels::Isa isa, con
                      reduction.dtype != DType::kBool) {
   if (reduction.from_partials) {
     HVD_CHECK(input != nullptr || count == 0);
-    contribution_bytes_ = partial_bytes_;
-    prescale_ = 1.0;
-    plain_ = true;
-    contributions_are_elements_ = same_type_;
   } else if (!identity_survives(reduction)) {
     scale_into_copy(input);
-  } else if (input == nullptr) {
-    make_identity();
+  } else {
+    if (input == nullptr) make_identity();
+    return;
   }
+  contribution_bytes_ = partial_bytes_;
+  prescale_ = 1.0;
+  plain_ = true;
+  contributions_are_elements_ = same_type_;
 }
 
 void ElementReducer::scale_into_copy(const void* input) {
@@ -59,10 +56,6 @@ void ElementReducer::scale_into_copy(const void* input) {
     kernels_->fill_identity(copy_.data(), count_);
   }
   input_ = copy_.data();
-  contribution_bytes_ = partial_bytes_;
-  prescale_ = 1.0;
-  plain_ = true;
-  contributions_are_elements_ = same_type_;
 }
 
 void ElementReducer::make_identity() {

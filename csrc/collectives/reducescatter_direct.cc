@@ -17,7 +17,6 @@
 //
 // Source: the pairwise-exchange reduce-scatter in Thakur, Rabenseifner and Gropp, Optimization of
 // collective communication operations in MPICH (IJHPCA 19, 2005), with a fixed order of additions.
-#include "base/error.h"
 #include "collectives/algorithms.h"
 #include "collectives/direct_reduction.h"
 
@@ -25,15 +24,7 @@ namespace hvdlite::collectives {
 
 std::unique_ptr<Collective> reducescatter_direct(Comm comm, ReducescatterArgs args,
                                                  const Tuning& tuning) {
-  HVD_CHECK(args.counts.size() == static_cast<std::size_t>(comm.size()));
-  const std::size_t total = total_of(args.counts);
-  const std::size_t element_bytes = base::size_of(args.reduction.dtype);
-  const Pieces pieces =
-      Pieces::of_parts(args.counts, direct_piece_limit(tuning, comm.size(), element_bytes));
-  ElementReducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
-  return std::make_unique<DirectReduction>(
-      DirectJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
-                /*gather=*/false, direct_lanes(pieces.rounds()), tuning.staging});
+  return reduce_in_lanes<DirectLane>(comm, args, tuning);
 }
 
 }  // namespace hvdlite::collectives

@@ -14,7 +14,6 @@
 //
 // Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations
 // (JPDC 69, 2009), its reduce-scatter half.
-#include "base/error.h"
 #include "collectives/algorithms.h"
 #include "collectives/ring_reduction.h"
 
@@ -22,15 +21,7 @@ namespace hvdlite::collectives {
 
 std::unique_ptr<Collective> reducescatter_ring(Comm comm, ReducescatterArgs args,
                                                const Tuning& tuning) {
-  HVD_CHECK(args.counts.size() == static_cast<std::size_t>(comm.size()));
-  const base::DType accumulator = kernels::accumulator_of(args.reduction.dtype, args.reduction.op);
-  const std::size_t limit = tuning.segment_bytes / base::size_of(accumulator);
-  const std::size_t total = total_of(args.counts);
-  const Pieces pieces = Pieces::of_parts(args.counts, limit);
-  ElementReducer reducer(args.reduction, tuning.isa, args.input, total, pieces.largest());
-  return std::make_unique<RingReduction>(
-      RingJob{comm, std::move(reducer), pieces, static_cast<std::byte*>(args.output),
-              /*gather=*/false, ring_lanes(pieces.rounds()), tuning.staging});
+  return reduce_in_lanes<RingLane>(comm, args, tuning);
 }
 
 }  // namespace hvdlite::collectives

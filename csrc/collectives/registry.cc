@@ -1,15 +1,12 @@
 #include "collectives/registry.h"
 
-#include <string>
-
-#include "base/error.h"
 #include "collectives/algorithms.h"
 
 namespace hvdlite::collectives {
 
 namespace {
 
-constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
+constexpr Algorithm<AllreduceArgs> kAllreduceRows[] = {
     {"ring", allreduce_ring, /*layout_independent=*/false},
     {"direct", allreduce_direct},
     {"recursive_doubling", allreduce_recursive_doubling},
@@ -19,35 +16,41 @@ constexpr Algorithm<AllreduceArgs> kAllreduce[] = {
      .make = allreduce_push,
      .scattered = true,
      .runs_on = shares_memory,
-     .in_arena = true},
+     .serves_only = "tensors that lie in an arena, and auto takes it for those"},
     // layout_independent: if Tuning::deterministic is set, or on up to eight hosts
     {.name = "hierarchical",
      .make = allreduce_hierarchical,
      .scattered = true,
      .runs_on = shares_memory_on_hosts},
-    {.name = "coded", .make = allreduce_coded, .scattered = true, .only_coded = true},
-    {.name = "adasum", .make = allreduce_adasum, .scattered = true, .adasum = true},
+    {.name = "coded",
+     .make = allreduce_coded,
+     .scattered = true,
+     .serves_only = "reductions with a codec as compression, whatever this knob says"},
+    {.name = "adasum",
+     .make = allreduce_adasum,
+     .scattered = true,
+     .serves_only = "reductions with op=Adasum, whatever this knob says"},
 };
-constexpr Algorithm<ReducescatterArgs> kReducescatter[] = {
+constexpr Algorithm<ReducescatterArgs> kReducescatterRows[] = {
     {"ring", reducescatter_ring, /*layout_independent=*/false},
     {"direct", reducescatter_direct},
     {.name = "shm", .make = reducescatter_shm, .runs_on = shares_memory},
 };
-constexpr Algorithm<AllgathervArgs> kAllgatherv[] = {
+constexpr Algorithm<AllgathervArgs> kAllgathervRows[] = {
     {"ring", allgatherv_ring},
     {"direct", allgatherv_direct},
     {.name = "shm", .make = allgatherv_shm, .runs_on = shares_memory},
 };
-constexpr Algorithm<BroadcastArgs> kBroadcast[] = {
+constexpr Algorithm<BroadcastArgs> kBroadcastRows[] = {
     {"binomial", broadcast_binomial},
     {"chain", broadcast_chain},
     {.name = "shm", .make = broadcast_shm, .runs_on = shares_memory},
 };
-constexpr Algorithm<AlltoallvArgs> kAlltoallv[] = {
+constexpr Algorithm<AlltoallvArgs> kAlltoallvRows[] = {
     {"pairwise", alltoallv_pairwise},
     {.name = "shm", .make = alltoallv_shm, .runs_on = shares_memory},
 };
-constexpr Algorithm<Barrier> kBarrier[] = {
+constexpr Algorithm<Barrier> kBarrierRows[] = {
     {"dissemination", barrier_dissemination},
     {.name = "shm", .make = barrier_shm, .runs_on = shares_memory},
 };
@@ -60,62 +63,16 @@ bool shares_memory(const Comm& comm) {
 
 bool shares_memory_on_hosts(const Comm& comm) { return comm.hosts() != nullptr; }
 
-std::span<const Algorithm<AllreduceArgs>> allreduce_algorithms() { return kAllreduce; }
-std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms() { return kReducescatter; }
-std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms() { return kAllgatherv; }
-std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms() { return kBroadcast; }
-std::span<const Algorithm<AlltoallvArgs>> alltoallv_algorithms() { return kAlltoallv; }
-std::span<const Algorithm<Barrier>> barrier_algorithms() { return kBarrier; }
-
-template <>
-std::string_view collective_name<AllreduceArgs>() {
-  return "allreduce";
-}
-template <>
-std::string_view collective_name<ReducescatterArgs>() {
-  return "reducescatter";
-}
-template <>
-std::string_view collective_name<AllgathervArgs>() {
-  return "allgatherv";
-}
-template <>
-std::string_view collective_name<BroadcastArgs>() {
-  return "broadcast";
-}
-template <>
-std::string_view collective_name<AlltoallvArgs>() {
-  return "alltoallv";
-}
-template <>
-std::string_view collective_name<Barrier>() {
-  return "barrier";
-}
-
-template <typename Args>
-const Algorithm<Args>& find_algorithm(std::span<const Algorithm<Args>> algorithms,
-                                      std::string_view name) {
-  std::string known;
-  for (const Algorithm<Args>& algorithm : algorithms) {
-    if (algorithm.name == name) return algorithm;
-    known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
-  }
-  throw base::Error(base::ErrorCode::kInvalidArgument,
-                    "unknown " + std::string(collective_name<Args>()) + " algorithm '" +
-                        std::string(name) + "'; known: " + known);
-}
-
-template const Algorithm<AllreduceArgs>& find_algorithm(std::span<const Algorithm<AllreduceArgs>>,
-                                                        std::string_view);
-template const Algorithm<ReducescatterArgs>& find_algorithm(
-    std::span<const Algorithm<ReducescatterArgs>>, std::string_view);
-template const Algorithm<AllgathervArgs>& find_algorithm(std::span<const Algorithm<AllgathervArgs>>,
-                                                         std::string_view);
-template const Algorithm<BroadcastArgs>& find_algorithm(std::span<const Algorithm<BroadcastArgs>>,
-                                                        std::string_view);
-template const Algorithm<AlltoallvArgs>& find_algorithm(std::span<const Algorithm<AlltoallvArgs>>,
-                                                        std::string_view);
-template const Algorithm<Barrier>& find_algorithm(std::span<const Algorithm<Barrier>>,
-                                                  std::string_view);
+constexpr AlgorithmList<AllreduceArgs> kAllreduce = {"allreduce", "HVDLITE_ALLREDUCE_ALGORITHM",
+                                                     kAllreduceRows};
+constexpr AlgorithmList<ReducescatterArgs> kReducescatter = {
+    "reducescatter", "HVDLITE_REDUCESCATTER_ALGORITHM", kReducescatterRows};
+constexpr AlgorithmList<AllgathervArgs> kAllgatherv = {"allgatherv", "HVDLITE_ALLGATHERV_ALGORITHM",
+                                                       kAllgathervRows};
+constexpr AlgorithmList<BroadcastArgs> kBroadcast = {"broadcast", "HVDLITE_BROADCAST_ALGORITHM",
+                                                     kBroadcastRows};
+constexpr AlgorithmList<AlltoallvArgs> kAlltoallv = {"alltoallv", "HVDLITE_ALLTOALLV_ALGORITHM",
+                                                     kAlltoallvRows};
+constexpr AlgorithmList<Barrier> kBarrier = {"barrier", "HVDLITE_BARRIER_ALGORITHM", kBarrierRows};
 
 }  // namespace hvdlite::collectives

@@ -6,8 +6,10 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "collectives/collective.h"
 
 namespace hvdlite::collectives {
@@ -23,15 +25,10 @@ struct Algorithm {
   bool scattered = false;
   // Comms that it can run on, null: all. The answer is the same on all ranks.
   bool (*runs_on)(const Comm& comm) = nullptr;
-  // Does it work only in memory that all members map (AllreduceArgs::mapped)? Then it cannot be forced, because only the caller
-  // decides which tensors lie there.
-  bool in_arena = false;
-  // Does it serve only the op Adasum? Then it cannot be forced either, because the op decides.
-  bool adasum = false;
-  // Does it serve only reductions with a codec? Then it cannot be forced either: the caller asks for the codec.
-  bool only_coded = false;
+  // If it serves only some operations: which. Then it cannot be forced, because these operations take it in any case.
+  std::string_view serves_only = {};
 
-  bool can_be_forced() const { return !in_arena && !adasum && !only_coded; }
+  bool can_be_forced() const { return serves_only.empty(); }
 };
 
 // All members of the Comm share memory.
@@ -41,21 +38,30 @@ bool shares_memory_on_hosts(const Comm& comm);
 
 struct Barrier {};  // a barrier has no arguments
 
-// The name of the collective with these Args: "allreduce" and so on, as in its knob.
-template <typename Args>
-std::string_view collective_name();
-
 // All algorithms of a collective.
-std::span<const Algorithm<AllreduceArgs>>
-allreduce_algorithms();  // ring direct recursive_doubling shm inline push hierarchical coded adasum
-std::span<const Algorithm<ReducescatterArgs>> reducescatter_algorithms();  // ring direct shm
-std::span<const Algorithm<AllgathervArgs>> allgatherv_algorithms();        // ring direct shm
-std::span<const Algorithm<BroadcastArgs>> broadcast_algorithms();          // binomial chain shm
-std::span<const Algorithm<AlltoallvArgs>> alltoallv_algorithms();          // pairwise shm
-std::span<const Algorithm<Barrier>> barrier_algorithms();                  // dissemination shm
-
 template <typename Args>
-const Algorithm<Args>& find_algorithm(std::span<const Algorithm<Args>> algorithms,
-                                      std::string_view name);
+struct AlgorithmList {
+  std::string_view collective;
+  std::string_view knob;
+  std::span<const Algorithm<Args>> algorithms;
+
+  const Algorithm<Args>& find(std::string_view name) const {
+    std::string known;
+    for (const Algorithm<Args>& algorithm : algorithms) {
+      if (algorithm.name == name) return algorithm;
+      known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+    }
+    throw base::Error(base::ErrorCode::kInvalidArgument, "unknown " + std::string(collective) +
+                                                             " algorithm '" + std::string(name) +
+                                                             "'; known: " + known);
+  }
+};
+
+extern const AlgorithmList<AllreduceArgs> kAllreduce;
+extern const AlgorithmList<ReducescatterArgs> kReducescatter;
+extern const AlgorithmList<AllgathervArgs> kAllgatherv;
+extern const AlgorithmList<BroadcastArgs> kBroadcast;
+extern const AlgorithmList<AlltoallvArgs> kAlltoallv;
+extern const AlgorithmList<Barrier> kBarrier;
 
 }  // namespace hvdlite::collectives

@@ -1,35 +1,45 @@
 #include "collectives/ring_reduction.h"
 
-#include <algorithm>
-#include <utility>
+#include "base/cache_line.h"
 
 namespace hvdlite::collectives {
 
 namespace {
 
-// With this number of lanes, the transfer of one overlaps with the addition of another, and their staging memory takes 2 to 3
-// MiB with the usual segments, about as much as a core's second-level cache has.
-constexpr std::size_t kRingLanes = 4;
-static_assert(kRingLanes <= kPartChannels);
-
 int wrap(int rank, int size) { return ((rank % size) + size) % size; }
+
+std::size_t partial_room(const ReductionJob& job) {
+  return base::round_up_to_cache_lines(job.pieces.largest() * job.reducer.partial_bytes());
+}
 
 }  // namespace
 
-int ring_lanes(std::size_t rounds) { return static_cast<int>(std::min(rounds, kRingLanes)); }
+std::size_t RingLane::piece_limit(const Reduction& reduction, int, const Tuning& tuning) {
+  const base::DType accumulator = kernels::accumulator_of(reduction.dtype, reduction.op);
+  return tuning.segment_bytes / base::size_of(accumulator);
+}
 
-RingLane::RingLane(RingJob& job, int channel, std::array<std::byte*, 2> staging, std::byte* first)
+// Two pieces of partials, and one of contributions if those are no partials. So the staging of four lanes takes 2 to 3 MiB with
+// the usual segments, about as much as a core's second-level cache has.
+std::size_t RingLane::staging_bytes(const ReductionJob& job) {
+  const std::size_t first = job.reducer.contributions_are_partials()
+                                ? 0
+                                : job.pieces.largest() * job.reducer.contribution_bytes();
+  return 2 * partial_room(job) + first;
+}
+
+RingLane::RingLane(ReductionJob& job, int channel, std::byte* memory)
     : job_(&job),
       channel_(channel),
-      staging_(staging),
-      first_(first),
+      staging_{memory, memory + partial_room(job)},
+      first_(job.reducer.contributions_are_partials() ? nullptr : memory + 2 * partial_room(job)),
       hops_((job.gather ? 2 : 1) * (job.comm.size() - 1)),
       round_(static_cast<std::size_t>(channel)) {}
 
 bool RingLane::advance() {
   while (round_ < job_->pieces.rounds()) {
     if (!advance_round()) return false;
-    round_ += static_cast<std::size_t>(job_->lanes);
+    round_ += job_->lanes();
     posted_ = arrived_ = processed_ = sent_ = 0;
   }
   return true;
@@ -74,7 +84,7 @@ void RingLane::post_receive() {
     // In place, a finished piece overwrites this rank's contribution to it, which must not be needed any more. The contribution
     // to piece r-1 was sent at hop 0, every other one was added at a reduce hop.
     if (hop == size - 1 && !send_done(0)) return;
-    target = place(piece);
+    target = job_->place(piece);
     element_bytes = job_->reducer.result_bytes();
   }
   if (piece.count > 0) {
@@ -100,7 +110,7 @@ void RingLane::post_sends() {
       source = staging_[static_cast<std::size_t>((hop - 1) % 2)];
       element_bytes = job_->reducer.partial_bytes();
     } else {
-      source = place(piece);
+      source = job_->place(piece);
       element_bytes = job_->reducer.result_bytes();
     }
     if (piece.count > 0) {
@@ -123,12 +133,12 @@ void RingLane::process(int hop) {
   if (hop == 0) {
     const std::byte* const arrived = first_ != nullptr ? first_ : partial;
     if (last) {
-      reducer.begin_and_finish(place(piece), partial, arrived, own, piece.count);
+      reducer.begin_and_finish(job_->place(piece), partial, arrived, own, piece.count);
     } else {
       reducer.begin(partial, arrived, own, piece.count);
     }
   } else if (last) {
-    reducer.add_and_finish(place(piece), partial, own, piece.count);
+    reducer.add_and_finish(job_->place(piece), partial, own, piece.count);
   } else {
     reducer.add(partial, own, piece.count);
   }
@@ -142,36 +152,6 @@ Range RingLane::piece_sent(int hop) const {
 Range RingLane::piece_received(int hop) const {
   const int steps = reduces(hop) ? hop + 2 : hop - (job_->comm.size() - 1) + 1;
   return job_->pieces.piece(round_, wrap(job_->comm.rank() - steps, job_->comm.size()));
-}
-
-std::byte* RingLane::place(const Range& piece) const {
-  const std::size_t begin = job_->gather ? 0 : job_->pieces.chunk_offset(job_->comm.rank());
-  return job_->output + (piece.offset - begin) * job_->reducer.result_bytes();
-}
-
-RingReduction::RingReduction(RingJob job)
-    : job_(std::move(job)),
-      staging_(job_.cache, 2 * static_cast<std::size_t>(job_.lanes),
-               job_.comm.size() == 1 ? 0 : job_.pieces.largest() * job_.reducer.partial_bytes()),
-      first_(job_.cache, static_cast<std::size_t>(job_.lanes),
-             job_.comm.size() == 1 || job_.reducer.contributions_are_partials()
-                 ? 0
-                 : job_.pieces.largest() * job_.reducer.contribution_bytes()) {
-  lanes_.reserve(static_cast<std::size_t>(job_.lanes));
-  for (int lane = 0; lane < job_.lanes; ++lane) {
-    const std::array<std::byte*, 2> staging = {staging_.take(), staging_.take()};
-    lanes_.emplace_back(job_, lane, staging, first_.take());
-  }
-}
-
-bool RingReduction::advance() {
-  if (job_.comm.size() == 1) {
-    if (!alone_done_) job_.reducer.finish_alone(job_.output);
-    return alone_done_ = true;
-  }
-  bool done = true;
-  for (RingLane& lane : lanes_) done = lane.advance() && done;
-  return done;
 }
 
 }  // namespace hvdlite::collectives

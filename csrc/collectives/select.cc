@@ -45,37 +45,23 @@ constexpr std::size_t kInlineShare = 64;
 // parts would send fewer bytes, but it takes the delay of another message.
 constexpr std::size_t kSmallPayloads = std::size_t{16} << 10;
 
-std::string knob_of(std::string_view collective) {
-  std::string knob = "HVDLITE_" + std::string(collective) + "_ALGORITHM";
-  std::transform(knob.begin(), knob.end(), knob.begin(), [](char letter) {
-    return letter >= 'a' && letter <= 'z' ? static_cast<char>(letter - 'a' + 'A') : letter;
-  });
-  return knob;
-}
-
 template <typename Args>
-void check(std::span<const Algorithm<Args>> algorithms, const std::string& forced,
-           bool deterministic) {
+void check(const AlgorithmList<Args>& list, const std::string& forced, bool deterministic) {
   if (forced == kAuto) return;
-  const Algorithm<Args>& algorithm = find_algorithm(algorithms, forced);
+  const Algorithm<Args>& algorithm = list.find(forced);
+  const std::string knob(list.knob);
   if (!algorithm.can_be_forced()) {
-    const std::string knob = knob_of(collective_name<Args>());
-    const std::string served =
-        algorithm.adasum       ? "reductions with op=Adasum, whatever this knob says"
-        : algorithm.only_coded ? "reductions with a codec as compression, whatever this knob says"
-                               : "tensors that lie in an arena, and auto takes it for those";
     throw base::Error(base::ErrorCode::kInvalidArgument,
-                      knob + "=" + forced + " cannot be forced: " + forced + " serves " + served +
-                          "; set " + knob + " to auto");
+                      knob + "=" + forced + " cannot be forced: " + forced + " serves " +
+                          std::string(algorithm.serves_only) + "; set " + knob + " to auto");
   }
   if (!deterministic || algorithm.layout_independent) return;
   std::string allowed;
-  for (const Algorithm<Args>& other : algorithms) {
+  for (const Algorithm<Args>& other : list.algorithms) {
     if (other.layout_independent && other.can_be_forced()) {
       allowed += std::string(other.name) + ", ";
     }
   }
-  const std::string knob = knob_of(collective_name<Args>());
   throw base::Error(base::ErrorCode::kInvalidArgument,
                     knob + "=" + forced +
                         " contradicts HVDLITE_DETERMINISTIC=1: from 3 ranks on the bits of this "
@@ -101,20 +87,19 @@ std::string obstacle(const Comm& comm, bool for_several_hosts) {
 // The algorithm with this name. A single rank exchanges nothing: if the algorithm cannot run on one rank, the first one of the
 // list serves it, which runs everywhere.
 template <typename Args>
-const Algorithm<Args>& pick(std::span<const Algorithm<Args>> algorithms, std::string_view name,
+const Algorithm<Args>& pick(const AlgorithmList<Args>& list, std::string_view name,
                             const Comm& comm) {
-  const Algorithm<Args>& algorithm = find_algorithm(algorithms, name);
+  const Algorithm<Args>& algorithm = list.find(name);
   const bool lonely = comm.size() == 1 && algorithm.runs_on != nullptr && !algorithm.runs_on(comm);
-  return lonely ? algorithms.front() : algorithm;
+  return lonely ? list.algorithms.front() : algorithm;
 }
 
 template <typename Args>
-std::unique_ptr<Collective> start(std::span<const Algorithm<Args>> algorithms,
-                                  std::string_view name, Comm comm, Args args,
-                                  const Selection& selection) {
-  const Algorithm<Args>& algorithm = pick(algorithms, name, comm);
+std::unique_ptr<Collective> start(const AlgorithmList<Args>& list, std::string_view name, Comm comm,
+                                  Args args, const Selection& selection) {
+  const Algorithm<Args>& algorithm = pick(list, name, comm);
   if (algorithm.runs_on != nullptr && !algorithm.runs_on(comm)) {
-    const std::string knob = knob_of(collective_name<Args>());
+    const std::string knob(list.knob);
     throw base::Error(base::ErrorCode::kUnsupported,
                       knob + "=" + std::string(name) + " cannot serve process set " +
                           std::to_string(comm.set().id) + " (" +
@@ -262,8 +247,7 @@ bool takes_scattered(std::size_t bytes, const Reduction& reduction, const Comm& 
                      const Selection& selection) {
   if (reduction.op == base::ReduceOp::kAdasum) return true;
   if (!coded_algorithm(reduction.codec, comm).empty()) return true;
-  return pick(allreduce_algorithms(), chosen_allreduce(bytes, shape_of(comm), selection), comm)
-      .scattered;
+  return pick(kAllreduce, chosen_allreduce(bytes, shape_of(comm), selection), comm).scattered;
 }
 
 std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
@@ -276,48 +260,48 @@ std::unique_ptr<Collective> start_allreduce(Comm comm, AllreduceArgs args,
                                 : !coded.empty()                             ? coded
                                 : pushes ? kInArena
                                          : chosen_allreduce(bytes, shape_of(comm), selection);
-  return start(allreduce_algorithms(), name, std::move(comm), std::move(args), selection);
+  return start(kAllreduce, name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_reducescatter(Comm comm, ReducescatterArgs args,
                                                 const Selection& selection) {
   const std::size_t bytes = total_of(args.counts) * base::size_of(args.reduction.dtype);
   const std::string_view name = chosen_reducescatter(bytes, shape_of(comm), selection);
-  return start(reducescatter_algorithms(), name, std::move(comm), std::move(args), selection);
+  return start(kReducescatter, name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_allgatherv(Comm comm, AllgathervArgs args,
                                              const Selection& selection) {
   const std::string_view name = chosen_allgatherv(args.bytes, shape_of(comm), selection);
-  return start(allgatherv_algorithms(), name, std::move(comm), std::move(args), selection);
+  return start(kAllgatherv, name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_broadcast(Comm comm, BroadcastArgs args,
                                             const Selection& selection) {
   const std::string_view name = chosen_broadcast(args.bytes, shape_of(comm), selection);
-  return start(broadcast_algorithms(), name, std::move(comm), args, selection);
+  return start(kBroadcast, name, std::move(comm), args, selection);
 }
 
 std::unique_ptr<Collective> start_alltoallv(Comm comm, AlltoallvArgs args,
                                             const Selection& selection) {
   const std::string_view name =
       forced_or(selection.alltoallv, shares_memory(comm) ? kShared : "pairwise");
-  return start(alltoallv_algorithms(), name, std::move(comm), std::move(args), selection);
+  return start(kAlltoallv, name, std::move(comm), std::move(args), selection);
 }
 
 std::unique_ptr<Collective> start_barrier(Comm comm, const Selection& selection) {
   const std::string_view name =
       forced_or(selection.barrier, shares_memory(comm) ? kShared : "dissemination");
-  return start(barrier_algorithms(), name, std::move(comm), Barrier{}, selection);
+  return start(kBarrier, name, std::move(comm), Barrier{}, selection);
 }
 
 void check_selection(const Selection& selection) {
-  check(allreduce_algorithms(), selection.allreduce, selection.deterministic);
-  check(reducescatter_algorithms(), selection.reducescatter, selection.deterministic);
-  check(allgatherv_algorithms(), selection.allgatherv, selection.deterministic);
-  check(broadcast_algorithms(), selection.broadcast, selection.deterministic);
-  check(alltoallv_algorithms(), selection.alltoallv, selection.deterministic);
-  check(barrier_algorithms(), selection.barrier, selection.deterministic);
+  check(kAllreduce, selection.allreduce, selection.deterministic);
+  check(kReducescatter, selection.reducescatter, selection.deterministic);
+  check(kAllgatherv, selection.allgatherv, selection.deterministic);
+  check(kBroadcast, selection.broadcast, selection.deterministic);
+  check(kAlltoallv, selection.alltoallv, selection.deterministic);
+  check(kBarrier, selection.barrier, selection.deterministic);
 }
 
 }  // namespace hvdlite::collectives

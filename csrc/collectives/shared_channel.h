@@ -94,12 +94,15 @@ class SharedChannel {
   // Turns: taken when an operation is made, which happens in the same order on all members.
   std::uint64_t take_turn() { return next_turn_++; }
   bool has_turn(std::uint64_t turn) { return turn == turn_ && is_free(); }
-  void end_turn() { ++turn_; }
+  // tiles: that the operation has used.
+  void end_turn(std::uint64_t tiles) {
+    tiles_ += tiles;
+    ++turn_;
+  }
   bool all_turns_ended() const { return turn_ == next_turn_; }
 
-  // Tiles used before the operation that has the turn; it adds those it used when it ends its turn.
+  // Tiles used before the operation that has the turn.
   std::uint64_t tiles() const { return tiles_; }
-  void add_tiles(std::uint64_t count) { tiles_ += count; }
 
   // Tiles of a class, by their numbers within it: are they written past the caches? The first member tells how long it took to
   // handle one (tile_stores.h).
@@ -172,8 +175,8 @@ class SharedChannel {
   std::uint64_t turn_ = 0;
   std::uint64_t tiles_;
   std::uint64_t prepared_count_ = 0;
-  std::array<std::uint64_t, TileClass::kClasses> class_tiles_ = {};
-  std::array<StoreTrials, TileClass::kClasses> trials_;
+  std::array<std::uint64_t, kTileClasses> class_tiles_ = {};
+  std::array<StoreTrials, kTileClasses> trials_;
 };
 
 }  // namespace hvdlite::collectives

@@ -14,8 +14,6 @@
 
 namespace hvdlite::collectives {
 
-using transport::WindowFlags;
-
 SharedCollective::SharedCollective(Comm comm, const Tuning& tuning)
     : comm_(std::move(comm)),
       turn_(comm_.shared()->take_turn()),
@@ -42,8 +40,7 @@ bool SharedCollective::advance() {
 }
 
 void SharedCollective::finish(std::uint64_t tiles) {
-  channel().add_tiles(tiles);
-  channel().end_turn();
+  channel().end_turn(tiles);
   finished_ = true;
 }
 
@@ -53,31 +50,29 @@ void SharedCollective::ring_others() {
   }
 }
 
-bool InlineTile::publish(SharedChannel& channel, const void* payload, std::size_t bytes) const {
-  HVD_CHECK(bytes <= kBytes);
-  if (number_ > 0 && !channel.all_done(number_ - 1)) return false;
-  WindowFlags::Inline& line = channel.flags(channel.index()).small[number_ & 1];
+bool SharedCollective::publish_inline(const void* payload, std::size_t bytes) {
+  HVD_CHECK(bytes <= kInlineBytes);
+  const std::uint64_t number = channel().tiles();
+  if (number > 0 && !channel().all_done(number - 1)) return false;
+  transport::WindowFlags::Inline& line = inline_line(me());
   if (bytes > 0) std::memcpy(line.payload, payload, bytes);
-  line.done.store(number_, std::memory_order_relaxed);  // all earlier tiles: ordered by arrived
-  line.arrived.store(number_ + 1, std::memory_order_release);
+  line.done.store(number, std::memory_order_relaxed);  // all earlier tiles: ordered by arrived
+  line.arrived.store(number + 1, std::memory_order_release);
+  ring_others();
   return true;
 }
 
-bool InlineTile::all_arrived(SharedChannel& channel) const {
-  for (int member = 0; member < channel.size(); ++member) {
-    const WindowFlags::Inline& line = channel.flags(member).small[number_ & 1];
-    if (line.arrived.load(std::memory_order_acquire) < number_ + 1) return false;
-    channel.saw_done(member, line.done.load(std::memory_order_relaxed));
+bool SharedCollective::all_inline_arrived() {
+  for (int member = 0; member < size(); ++member) {
+    const transport::WindowFlags::Inline& line = inline_line(member);
+    if (line.arrived.load(std::memory_order_acquire) < channel().tiles() + 1) return false;
+    channel().saw_done(member, line.done.load(std::memory_order_relaxed));
   }
   return true;
 }
 
-const std::byte* InlineTile::payload(const SharedChannel& channel, int member) const {
-  return channel.flags(member).small[number_ & 1].payload;
-}
-
-void InlineTile::done(SharedChannel& channel) const {
-  channel.flags(channel.index()).done.store(number_ + 1, std::memory_order_release);
+void SharedCollective::inline_done() {
+  channel().flags(me()).done.store(channel().tiles() + 1, std::memory_order_release);
 }
 
 TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler)
@@ -85,11 +80,6 @@ TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int fi
       reduces_(reduces),
       filler_(filler),
       stores_(tuning.tile_stores) {}
-
-TilePipeline::TilePipeline(Comm comm, const Tuning& tuning, HeldBack)
-    : TilePipeline(std::move(comm), tuning, /*reduces=*/false) {
-  rings_done_ = true;
-}
 
 void TilePipeline::set_result_bytes(std::size_t bytes, const Tuning& tuning) {
   const auto members = static_cast<std::size_t>(size());
@@ -101,7 +91,7 @@ void TilePipeline::set_tiles(std::size_t tiles, std::size_t bytes) {
   tiles_ = tiles;
   tile_bytes_ = bytes;
   if (size() == 1) return;
-  class_ = TileClass::of(bytes);
+  class_ = tile_class_of(bytes);
   // If only one member fills, the first member's work on a tile says nothing about the work of the others.
   times_ = class_ && me() == 0 && filler_ == kEverybody && stores_ == TileStores::kAuto;
 }

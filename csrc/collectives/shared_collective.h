@@ -70,31 +70,27 @@ class SharedCollective : public Collective {
   int me() const { return channel().index(); }
   void ring_others();
 
+  // The operation's first tile, if it lies in the same cache line as the flag that announces it. The line's own flag stands for
+  // arrived above. The line also has the member's count of done at that time, so that the others need not fetch another line to
+  // see it. A member overwrites the line two tiles later.
+  static constexpr std::size_t kInlineBytes = transport::WindowFlags::kInlineBytes;
+  // Writes the payload and its flag, and rings the other members. Returns false if the line is not free yet.
+  bool publish_inline(const void* payload, std::size_t bytes);
+  bool all_inline_arrived();
+  // After all_inline_arrived(), until inline_done().
+  const std::byte* inline_payload(int member) const { return inline_line(member).payload; }
+  void inline_done();
+
  private:
+  transport::WindowFlags::Inline& inline_line(int member) const {
+    return channel().flags(member).small[channel().tiles() & 1];
+  }
+
   Comm comm_;
   std::uint64_t turn_;
   int spin_;
   int max_steps_;
   bool finished_ = false;
-};
-
-// A tile in the same cache line as the flag that announces it. The line's own flag stands for arrived above. The line also has
-// the member's count of done at that time, so that the others need not fetch another line to see it. A member overwrites the
-// line two tiles later.
-class InlineTile {
- public:
-  static constexpr std::size_t kBytes = transport::WindowFlags::kInlineBytes;
-  explicit InlineTile(std::uint64_t number) : number_(number) {}
-
-  // Writes the payload and its flag; the caller then rings the other members. Returns false if the line is not free yet.
-  bool publish(SharedChannel& channel, const void* payload, std::size_t bytes) const;
-  bool all_arrived(SharedChannel& channel) const;
-  // After all_arrived(), until done().
-  const std::byte* payload(const SharedChannel& channel, int member) const;
-  void done(SharedChannel& channel) const;
-
- private:
-  std::uint64_t number_;
 };
 
 // Passes tiles through the buffers, as drawn above.
@@ -105,9 +101,8 @@ class TilePipeline : public SharedCollective {
   // filler: the only member that fills. The others wait only for it. They ring it when they have their turn and whenever they
   // are done with a tile, since nothing else would wake it.
   TilePipeline(Comm comm, const Tuning& tuning, bool reduces, int filler = kEverybody);
-  // Held back: fill and drain of a tile also wait for may_fill and may_drain.
-  struct HeldBack {};
-  TilePipeline(Comm comm, const Tuning& tuning, HeldBack);
+  // Fill and drain of a tile also wait for may_fill and may_drain.
+  void hold_back() { rings_done_ = true; }
 
   // Call it before the first step. bytes: of one member in the largest tile.
   void set_tiles(std::size_t tiles, std::size_t bytes);

@@ -53,11 +53,12 @@ class StagingCache {
 
  private:
   static constexpr std::align_val_t kAlignment{base::kCacheLine};
-  static constexpr std::size_t kLargestKept = std::size_t{8} << 20;
+  // What the lanes of one direct allreduce need (direct_reduction.cc), and more.
+  static constexpr std::size_t kLargestKept = std::size_t{10} << 20;
 
   static void release(const Block& block) { ::operator delete(block.memory, kAlignment); }
 
-  std::array<Block, 8> kept_;  // at most 64 MiB in all
+  std::array<Block, 6> kept_;  // at most 60 MiB in all
 };
 
 class Staging {

@@ -32,22 +32,19 @@
 
 namespace hvdlite::collectives {
 
+inline constexpr std::size_t kTileClasses = transport::WindowHead::kTileClasses;
+
 enum class TileStores : std::uint8_t { kAuto, kOrdinary, kStreaming };
 
 // The size class of a tile. The last class has no upper limit. Tiles below the first class have no trials: kAuto writes them
 // with ordinary stores.
-class TileClass {
- public:
-  static constexpr std::size_t kSmallest = 16 * 1024;
-  static constexpr std::size_t kClasses = transport::WindowHead::kTileClasses;
-
-  static std::optional<std::size_t> of(std::size_t tile_bytes) {
-    if (tile_bytes < kSmallest) return std::nullopt;
-    std::size_t number = 0;
-    while (number + 1 < kClasses && tile_bytes >= 2 * kSmallest << number) ++number;
-    return number;
-  }
-};
+inline std::optional<std::size_t> tile_class_of(std::size_t tile_bytes) {
+  constexpr std::size_t kSmallest = 16 * 1024;
+  if (tile_bytes < kSmallest) return std::nullopt;
+  std::size_t number = 0;
+  while (number + 1 < kTileClasses && tile_bytes >= 2 * kSmallest << number) ++number;
+  return number;
+}
 
 // The trials of one class of tiles, on the first member.
 class StoreTrials {

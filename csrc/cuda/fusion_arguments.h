@@ -53,7 +53,7 @@ static_assert(sizeof(Arguments) == 64 + 20 * kInlinePieces && sizeof(Arguments) 
 
 }  // namespace hvdlite_kernels
 
-// The kernels by name: every pair of floats, X(name, from, to); and all of them, X(name).
+// The kernels by name: every pair of floats, X(name, from, to); and all of them, X(name, ...).
 #define HVDLITE_FLOAT_KERNELS(X)                   \
   X(hvdlite_float16_float16, float16, float16)     \
   X(hvdlite_float16_bfloat16, float16, bfloat16)   \
@@ -74,19 +74,4 @@ static_assert(sizeof(Arguments) == 64 + 20 * kInlinePieces && sizeof(Arguments) 
 #define HVDLITE_KERNEL_LIST(X) \
   X(hvdlite_copy)              \
   X(hvdlite_integers)          \
-  X(hvdlite_float16_float16)   \
-  X(hvdlite_float16_bfloat16)  \
-  X(hvdlite_float16_float32)   \
-  X(hvdlite_float16_float64)   \
-  X(hvdlite_bfloat16_float16)  \
-  X(hvdlite_bfloat16_bfloat16) \
-  X(hvdlite_bfloat16_float32)  \
-  X(hvdlite_bfloat16_float64)  \
-  X(hvdlite_float32_float16)   \
-  X(hvdlite_float32_bfloat16)  \
-  X(hvdlite_float32_float32)   \
-  X(hvdlite_float32_float64)   \
-  X(hvdlite_float64_float16)   \
-  X(hvdlite_float64_bfloat16)  \
-  X(hvdlite_float64_float32)   \
-  X(hvdlite_float64_float64)
+  HVDLITE_FLOAT_KERNELS(X)

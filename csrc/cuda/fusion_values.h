@@ -7,6 +7,9 @@
 #pragma once
 
 #include "cuda/fusion_arguments.h"
+#if defined(HVDLITE_HOST_KERNELS)
+#include "base/half.h"
+#endif
 
 #if defined(__CUDACC__)
 #define HVD_DEVICE __device__ __forceinline__
@@ -20,32 +23,16 @@ namespace hvdlite_kernels {
 
 // --- bits ----------------------------------------------------------------------------------------
 
-#if defined(__CUDA_ARCH__)
+#if defined(HVDLITE_HOST_KERNELS)
+HVD_DEVICE U32 bits_of(float value) { return __builtin_bit_cast(U32, value); }
+HVD_DEVICE float float_of(U32 bits) { return __builtin_bit_cast(float, bits); }
+HVD_DEVICE U64 bits_of(double value) { return __builtin_bit_cast(U64, value); }
+HVD_DEVICE double double_of(U64 bits) { return __builtin_bit_cast(double, bits); }
+#else
 HVD_DEVICE U32 bits_of(float value) { return __float_as_uint(value); }
 HVD_DEVICE float float_of(U32 bits) { return __uint_as_float(bits); }
 HVD_DEVICE U64 bits_of(double value) { return (U64)__double_as_longlong(value); }
 HVD_DEVICE double double_of(U64 bits) { return __longlong_as_double((I64)bits); }
-#else
-HVD_DEVICE U32 bits_of(float value) {
-  U32 bits;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-HVD_DEVICE float float_of(U32 bits) {
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-HVD_DEVICE U64 bits_of(double value) {
-  U64 bits;
-  __builtin_memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-HVD_DEVICE double double_of(U64 bits) {
-  double value;
-  __builtin_memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 #endif
 
 // 32 of 64 bits, from bit `bits` on; below 32.
@@ -72,44 +59,22 @@ HVD_DEVICE float round_to_odd(double value) {
 // --- 16 bits -------------------------------------------------------------------------------------
 
 HVD_DEVICE float from_float16(U16 bits) {
-#if defined(__CUDA_ARCH__)
+#if defined(HVDLITE_HOST_KERNELS)
+  return hvdlite::base::to_float(hvdlite::base::Float16{bits});
+#else
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
-#else
-  const U32 sign = (bits & 0x8000u) << 16;
-  const U32 exponent = bits >> 10 & 0x1fu;
-  const U32 fraction = bits & 0x3ffu;
-  if (exponent == 0) {  // a multiple of 2^-24
-    return float_of(sign | bits_of(static_cast<float>(fraction) * 0x1p-24f));
-  }
-  if (exponent != 31) return float_of(sign | (exponent + 112) << 23 | fraction << 13);
-  return float_of(sign | 0x7f800000u | fraction << 13 | (fraction != 0 ? 0x400000u : 0u));
 #endif
 }
 
 HVD_DEVICE U16 to_float16(float value) {
-#if defined(__CUDA_ARCH__)
+#if defined(HVDLITE_HOST_KERNELS)
+  return hvdlite::base::to_float16(value).bits;
+#else
   U16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
-#else
-  const U32 bits = bits_of(value);
-  const U32 sign = bits >> 16 & 0x8000u;
-  const U32 magnitude = bits & 0x7fffffffu;
-  U32 result = 0;
-  if (magnitude > 0x7f800000u) {
-    result = 0x7e00u | (magnitude >> 13 & 0x3ffu);
-  } else if (magnitude >= 0x477ff000u) {  // from 65520 on: infinite
-    result = 0x7c00u;
-  } else if (magnitude >= 0x38800000u) {  // 2^-14: normal
-    result = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
-  } else if (magnitude >= 0x33000000u) {  // 2^-25: a multiple of 2^-24
-    const U32 fraction = (magnitude & 0x7fffffu) | 0x800000u;
-    const U32 shift = 126 - (magnitude >> 23);
-    result = (fraction + (1u << (shift - 1)) - 1 + (fraction >> shift & 1u)) >> shift;
-  }
-  return static_cast<U16>(sign | result);
 #endif
 }
 

@@ -122,19 +122,13 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
   bool running_ = false;
 };
 
-Buffer::Buffer(Buffer&& other) noexcept
-    : home_(std::move(other.home_)),
-      data_(std::exchange(other.data_, nullptr)),
-      capacity_(std::exchange(other.capacity_, 0)),
-      free_after_(std::move(other.free_after_)),
-      lent_(std::exchange(other.lent_, false)) {}
+Buffer::Buffer(Buffer&& other) noexcept : Buffer() { *this = std::move(other); }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(home_, other.home_);
   std::swap(data_, other.data_);
   std::swap(capacity_, other.capacity_);
   std::swap(free_after_, other.free_after_);
-  std::swap(lent_, other.lent_);
   return *this;
 }
 
@@ -325,15 +319,12 @@ Buffer BufferPool::get(std::size_t bytes, cuda::Stream stream) {
 }
 
 void Buffer::abandon() {
-  if (lent_ && home_->state_->gpu->in_own_process()) {
+  if (data_ != nullptr && home_->state_->gpu->in_own_process()) {
     const std::lock_guard lock(home_->state_->mutex);
     home_->take_lent(data_);
   }
-  lent_ = false;
   data_ = nullptr;
-  capacity_ = 0;
-  free_after_.reset();
-  home_.reset();
+  *this = Buffer();
 }
 
 void Buffer::lend() {
@@ -341,7 +332,6 @@ void Buffer::lend() {
   const std::lock_guard lock(state.mutex);
   state.lent[reinterpret_cast<std::uintptr_t>(data_)] = {capacity_, {}};
   state.num_lent = state.lent.size();
-  lent_ = true;
 }
 
 // Finds the lent buffer in which the address lies: the last one that begins at or below it.
@@ -371,10 +361,8 @@ std::vector<EventPtr> BufferPool::take_lent(const void* data) noexcept {
 void BufferPool::give_back(Buffer& buffer) noexcept {
   if (!state_->gpu->in_own_process()) return;  // in a forked child the lock may be held for ever
   const std::lock_guard lock(state_->mutex);
-  std::vector<EventPtr> also;
-  if (buffer.lent_) also = take_lent(buffer.data_);
   state_->kept.push_back(
-      {buffer.data_, buffer.capacity_, std::move(buffer.free_after_), std::move(also)});
+      {buffer.data_, buffer.capacity_, std::move(buffer.free_after_), take_lent(buffer.data_)});
   state_->kept_bytes += buffer.capacity_;
   const std::size_t limit = state_->closed ? 0 : state_->keep_bytes;
   if (state_->kept_bytes > limit) state_->trim(limit);

@@ -42,7 +42,6 @@ class Buffer {
   void* data_ = nullptr;
   std::size_t capacity_ = 0;
   EventPtr free_after_;
-  bool lent_ = false;
 };
 
 // Always held by a shared_ptr, because buffers keep their pool alive.

@@ -20,7 +20,7 @@ Device::Device(GpuPtr opened, const DeviceSettings& settings)
     : gpu(std::move(opened)),
       memory(std::make_shared<BufferPool>(gpu, BufferPool::Kind::kDevice, settings.keep_bytes)),
       pinned(std::make_shared<BufferPool>(gpu, BufferPool::Kind::kPinned, settings.keep_bytes)),
-      source_{settings.nvrtc, settings.kernel_cache, settings.log} {}
+      source_(settings.kernels) {}
 
 Device::~Device() = default;
 

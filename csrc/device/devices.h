@@ -19,10 +19,8 @@ namespace hvdlite::device {
 struct DeviceSettings {
   Candidates cuda;
   Candidates nccl;
-  Candidates nvrtc;
-  std::string kernel_cache;
+  KernelSource kernels;
   std::size_t keep_bytes = 0;  // of returned buffers, for each GPU and each kind of memory
-  base::Logger log = {};
 };
 
 // One GPU with its buffers and kernels.

@@ -24,6 +24,11 @@ class Driver {
   void check(cuda::Result result, const char* function) const {
     if (result != cuda::kSuccess) fail(result, function);
   }
+  // For a query of what the GPU has done.
+  bool is_done(cuda::Result result, const char* function) const {
+    if (result != cuda::kNotReady) check(result, function);
+    return result == cuda::kSuccess;
+  }
   // The text of that exception.
   std::string describe(cuda::Result result, const char* function) const;
 

@@ -10,33 +10,13 @@
 
 #include <array>
 #include <cstdio>
-#include <mutex>
 #include <utility>
 
 #include "base/error.h"
-#include "device/fusion_plan.h"
-#include "device/piece_layout.h"
-#include "device/piece_lists.h"
 
 namespace hvdlite::device {
 
 using hvdlite_kernels::Arguments;
-
-struct FusionKernels::State {
-  State(GpuPtr opened, const KernelSource& source)
-      : gpu(std::move(opened)), module(gpu, source), lists(gpu) {
-    for (int i = 0; i < kNumKernels; ++i) functions[i] = module.function(kKernelNames[i]);
-  }
-  void move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
-            const Conversion& conversion, std::int32_t* nonfinite, cuda::Stream stream);
-  void launch(const FusionPlan& plan, Arguments* arguments, cuda::Stream stream) const;
-
-  const GpuPtr gpu;
-  const KernelModule module;
-  std::array<cuda::Function, kNumKernels> functions{};
-  std::mutex mutex;  // of the lists
-  PieceLists lists;
-};
 
 namespace {
 
@@ -73,31 +53,29 @@ void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool 
 }  // namespace
 
 FusionKernels::FusionKernels(GpuPtr gpu, const KernelSource& source)
-    : state_(std::make_unique<State>(std::move(gpu), source)) {}
-
-FusionKernels::~FusionKernels() = default;
+    : gpu_(std::move(gpu)), module_(gpu_, source), lists_(gpu_) {
+  for (int i = 0; i < kNumKernels; ++i) functions_[i] = module_.function(kKernelNames[i]);
+}
 
 void FusionKernels::pack(std::span<const Piece> pieces, void* buffer, const Conversion& conversion,
                          std::int32_t* nonfinite, cuda::Stream stream) {
-  state_->move(pieces, reinterpret_cast<std::uintptr_t>(buffer), false, conversion, nonfinite,
-               stream);
+  move(pieces, reinterpret_cast<std::uintptr_t>(buffer), false, conversion, nonfinite, stream);
 }
 
 void FusionKernels::unpack(std::span<const Piece> pieces, const void* buffer,
                            const Conversion& conversion, std::int32_t* nonfinite,
                            cuda::Stream stream) {
-  state_->move(pieces, reinterpret_cast<std::uintptr_t>(buffer), true, conversion, nonfinite,
-               stream);
+  move(pieces, reinterpret_cast<std::uintptr_t>(buffer), true, conversion, nonfinite, stream);
 }
 
 // Both directions: pack and unpack differ in which side is the buffer.
-void FusionKernels::State::move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
-                                const Conversion& conversion, std::int32_t* nonfinite,
-                                cuda::Stream stream) {
+void FusionKernels::move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
+                         const Conversion& conversion, std::int32_t* nonfinite,
+                         cuda::Stream stream) {
   const FusionPlan plan = plan_fusion(conversion, nonfinite != nullptr);
   check_alignment(pieces, buffer, unpack, plan);
   Arguments arguments;  // a launch does not read the fields that stay uninitialised
-  const bool fits = describe_pieces(pieces, plan, unpack, gpu->multiprocessors(), &arguments);
+  const bool fits = describe_pieces(pieces, plan, unpack, gpu_->multiprocessors(), &arguments);
   if (arguments.tiles == 0) return;
   arguments.buffer = buffer;
   arguments.nonfinite = reinterpret_cast<std::uintptr_t>(nonfinite);
@@ -108,27 +86,25 @@ void FusionKernels::State::move(std::span<const Piece> pieces, std::uintptr_t bu
   arguments.to = plan.to;
   arguments.unused = 0;
   if (fits) return launch(plan, &arguments, stream);
-  const std::lock_guard lock(mutex);
-  arguments.table = lists.table(pieces, plan, arguments, stream);
+  const std::lock_guard lock(mutex_);
+  arguments.table = lists_.table(pieces, plan, arguments, stream);
   launch(plan, &arguments, stream);
-  lists.used(stream);
+  lists_.used(stream);
 }
 
-void FusionKernels::State::launch(const FusionPlan& plan, Arguments* arguments,
-                                  cuda::Stream stream) const {
+void FusionKernels::launch(const FusionPlan& plan, Arguments* arguments,
+                           cuda::Stream stream) const {
   void* parameters[] = {arguments};
-  const Current current(*gpu);
-  gpu->driver().check(gpu->call().LaunchKernel(functions[static_cast<std::size_t>(plan.number)],
-                                               arguments->tiles, 1, 1, hvdlite_kernels::kThreads, 1,
-                                               1, 0, stream, parameters, nullptr),
-                      "cuLaunchKernel");
+  const Current current(*gpu_);
+  gpu_->driver().check(gpu_->call().LaunchKernel(functions_[static_cast<std::size_t>(plan.number)],
+                                                 arguments->tiles, 1, 1, hvdlite_kernels::kThreads,
+                                                 1, 1, 0, stream, parameters, nullptr),
+                       "cuLaunchKernel");
 }
-
-const std::string& FusionKernels::origin() const { return state_->module.origin(); }
 
 std::int64_t FusionKernels::uploads() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->lists.uploads();
+  const std::lock_guard lock(mutex_);
+  return lists_.uploads();
 }
 
 }  // namespace hvdlite::device

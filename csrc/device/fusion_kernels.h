@@ -6,45 +6,22 @@
 // Error(InvalidArgument) for a tensor that is not aligned for the conversion; Error(System) from the driver.
 #pragma once
 
-#include <cstddef>
+#include <array>
 #include <cstdint>
-#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 
-#include "base/types.h"
-#include "device/buffers.h"
+#include "device/fusion_plan.h"
 #include "device/gpu.h"
 #include "device/kernel_module.h"
+#include "device/piece_lists.h"
 
 namespace hvdlite::device {
-
-// A run of elements of one tensor, and its place in the buffer. Offsets count elements of the buffer's dtype.
-struct Piece {
-  void* tensor = nullptr;  // pack: null means the identity of the op
-  std::size_t offset = 0;  // in the buffer, elements
-  std::size_t count = 0;   // elements
-};
-
-// y = T2(x * factor / divisor), element by element, with the results of csrc/kernels. Floats are multiplied by the quotient, in
-// double if one of the two types is float64 and in float32 otherwise, and rounded once. Integers are divided exactly and
-// truncated toward zero; with a factor they are computed in double first. A result outside of T2's range becomes T2's nearest
-// limit. The kernels convert between floats, between integers (including bool, which ignores factor and divisor), and between
-// complex numbers (pairs of floats); other pairs are refused. Equal types with a factor and a divisor of 1 copy bits, unless
-// floats are checked (nonfinite). A converted NaN becomes the GPU's own NaN.
-struct Conversion {
-  base::DType from = base::DType::kFloat32;
-  base::DType to = base::DType::kFloat32;
-  double factor = 1.0;
-  std::int64_t divisor = 1;
-  // A null tensor means the identity of this op, as type `to`.
-  base::ReduceOp op = base::ReduceOp::kSum;
-};
 
 class FusionKernels {
  public:
   FusionKernels(GpuPtr gpu, const KernelSource& source);
-  ~FusionKernels();
   FusionKernels(const FusionKernels&) = delete;
   FusionKernels& operator=(const FusionKernels&) = delete;
   // buffer[offset + i] = convert(tensor[i]). nonfinite: null, or an int in device memory for each piece; the kernel sets it to
@@ -57,13 +34,21 @@ class FusionKernels {
   void unpack(std::span<const Piece> pieces, const void* buffer, const Conversion& conversion,
               std::int32_t* nonfinite, cuda::Stream stream);
   // The source of the kernels (kernel_module.h).
-  const std::string& origin() const;
+  const std::string& origin() const { return module_.origin(); }
   // How many lists of pieces were copied to the GPU. A list is copied if it is new and too long for the arguments of a launch.
   std::int64_t uploads() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  void move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
+            const Conversion& conversion, std::int32_t* nonfinite, cuda::Stream stream);
+  void launch(const FusionPlan& plan, hvdlite_kernels::Arguments* arguments,
+              cuda::Stream stream) const;
+
+  const GpuPtr gpu_;
+  const KernelModule module_;
+  std::array<cuda::Function, kNumKernels> functions_{};
+  mutable std::mutex mutex_;  // of the lists
+  PieceLists lists_;
 };
 
 }  // namespace hvdlite::device

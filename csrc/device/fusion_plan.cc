@@ -25,7 +25,6 @@ using base::ReduceOp;
 namespace {
 
 // A kernel of floats is numbered by a pair of these; its number follows those of the kernels for bits and for integers.
-constexpr DType kFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64};
 constexpr int kNumFloats = 4;
 constexpr int kCopy = 0;
 constexpr int kIntegers = 1;
@@ -39,10 +38,7 @@ DType unit_of(DType dtype) {
 }
 
 int float_number(DType dtype) {
-  for (int i = 0; i < kNumFloats; ++i) {
-    if (kFloats[i] == dtype) return i;
-  }
-  return -1;
+  return base::is_float(dtype) ? static_cast<int>(dtype) - static_cast<int>(DType::kFloat16) : -1;
 }
 
 // The bits of one element. A Sum of floats starts from -0, as in csrc/kernels.
@@ -129,7 +125,6 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
   }
   plan.from = static_cast<std::uint8_t>(from);
   plan.to = static_cast<std::uint8_t>(to);
-  plan.kernel = kKernelNames[plan.number];
   return plan;
 }
 

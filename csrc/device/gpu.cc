@@ -50,10 +50,7 @@ void Event::order(cuda::Stream stream, const Gpu& stream_gpu) const {
 
 bool Event::finished() const {
   const Current current(*gpu_);
-  const cuda::Result result = gpu_->call().EventQuery(event_);
-  if (result == cuda::kNotReady) return false;
-  gpu_->driver().check(result, "cuEventQuery");
-  return true;
+  return gpu_->driver().is_done(gpu_->call().EventQuery(event_), "cuEventQuery");
 }
 
 void Event::synchronize() const {
@@ -184,10 +181,7 @@ void Gpu::fill(void* to, unsigned char value, std::size_t bytes, cuda::Stream st
 
 bool Gpu::is_idle(cuda::Stream stream) const {
   const Current current(*this);
-  const cuda::Result result = call().StreamQuery(stream);
-  if (result == cuda::kNotReady) return false;
-  driver_->check(result, "cuStreamQuery");
-  return true;
+  return driver_->is_done(call().StreamQuery(stream), "cuStreamQuery");
 }
 
 int gpu_of_address(const Driver& driver, const void* address) {

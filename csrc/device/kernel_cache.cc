@@ -60,17 +60,15 @@ std::string make_folder(const std::string& folder) {
 // Writes a temporary file and renames it, so that no process reads half a file. Returns why it failed, or "".
 std::string write_file(const std::string& path, const ImageHeader& header,
                        const std::string& image) {
-  std::string part = path + ".XXXXXX";
-  const base::File file(::mkostemp(part.data(), O_CLOEXEC));  // of mode 0600
-  if (file.get() < 0) return path + ": " + base::reason();
-  if (base::write_all(file.get(), &header, sizeof(header)) &&
-      base::write_all(file.get(), image.data(), image.size()) &&
-      ::rename(part.c_str(), path.c_str()) == 0) {
-    return "";
+  const std::string head(reinterpret_cast<const char*>(&header), sizeof(header));
+  std::string part = path + ".";
+  std::string why = base::write_new_file(part, "", head + image);
+  if (why.empty()) {
+    if (::rename(part.c_str(), path.c_str()) == 0) return "";
+    why = base::reason();
+    ::unlink(part.c_str());
   }
-  const std::string why = path + ": " + base::reason();
-  ::unlink(part.c_str());
-  return why;
+  return path + ": " + why;
 }
 
 }  // namespace

@@ -66,10 +66,8 @@ Library::Library(const char* what, const Candidates& candidates, const char* kno
                                            (tried.empty() ? ", and is empty" : "; tried:" + tried));
 }
 
-void* Library::find(const char* symbol) const { return dlsym(handle_, symbol); }
-
 void* Library::require(const char* symbol) const {
-  void* address = find(symbol);
+  void* const address = dlsym(handle_, symbol);
   if (address == nullptr) {
     throw Error(ErrorCode::kUnsupported, std::string(what_) + " (" + path_ + ") has no " + symbol +
                                              "; it is too old or another library");

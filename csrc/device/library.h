@@ -23,8 +23,6 @@ class Library {
   // knob: the variable with the candidates, for the error's text.
   Library(const char* what, const Candidates& candidates, const char* knob);
   const std::string& path() const { return path_; }
-  // Null if there is no such symbol.
-  void* find(const char* symbol) const;
   template <typename Function>
   void require(Function** function, const char* symbol) const {
     *function = reinterpret_cast<Function*>(require(symbol));

@@ -11,9 +11,7 @@
 // Devices::close() waits for these threads for a limited time (wait_for_endings).
 #include "device/nccl.h"
 
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -28,42 +26,24 @@ namespace {
 
 constexpr base::microseconds kCommNap{500};
 
-// The data of the thread that ends a communicator. They may outlive the NcclComm.
-struct CommunicatorTeardown {
-  nccl::Functions call;
-  GpuPtr gpu;
-  nccl::Comm comm;
-  bool in_order;
-  base::microseconds patience;
-};
-
 // Waits until the communicator's last call is complete. Returns false if that fails or takes too long.
-bool settle(const CommunicatorTeardown& ending) {
-  const base::Clock::time_point limit = base::Clock::now() + ending.patience;
+bool settle(const nccl::Functions& call, nccl::Comm comm, base::microseconds patience) {
+  const base::Clock::time_point limit = base::Clock::now() + patience;
   for (;;) {
     nccl::Result state = nccl::kSuccess;
-    const nccl::Result asked = ending.call.CommGetAsyncError(ending.comm, &state);
-    if (asked != nccl::kSuccess) return false;
+    if (call.CommGetAsyncError(comm, &state) != nccl::kSuccess) return false;
     if (state != nccl::kInProgress) return state == nccl::kSuccess;
     if (base::Clock::now() > limit) return false;
     std::this_thread::sleep_for(kCommNap);
   }
 }
 
-// Destroying a communicator is local, because finalising has already told the peers that this rank ends it.
-void run(const CommunicatorTeardown& ending) noexcept {
-  ending.gpu->clean_up([&](const cuda::Functions&) {
-    bool good = ending.in_order && settle(ending);
-    if (good) {
-      const nccl::Result result = ending.call.CommFinalize(ending.comm);
-      good = (result == nccl::kSuccess || result == nccl::kInProgress) && settle(ending);
-    }
-    if (good) {
-      ending.call.CommDestroy(ending.comm);
-    } else {
-      ending.call.CommAbort(ending.comm);
-    }
-  });
+// Does the communicator end in order? Destroying it is local then, because finalising has already told the peers that this rank
+// ends it.
+bool finalized(const nccl::Functions& call, nccl::Comm comm, base::microseconds patience) {
+  if (!settle(call, comm, patience)) return false;
+  const nccl::Result result = call.CommFinalize(comm);
+  return (result == nccl::kSuccess || result == nccl::kInProgress) && settle(call, comm, patience);
 }
 
 }  // namespace
@@ -74,25 +54,7 @@ std::string nccl_version_text(int version) {
          std::to_string(version % 100);
 }
 
-// The number of communicators that are being ended.
-struct Nccl::Endings {
-  std::mutex mutex;
-  std::condition_variable changed;
-  int running = 0;
-
-  void begin() {
-    const std::lock_guard lock(mutex);
-    ++running;
-  }
-  void end() {
-    const std::lock_guard lock(mutex);
-    --running;
-    changed.notify_all();
-  }
-};
-
-Nccl::Nccl(const Candidates& candidates)
-    : library_("NCCL", candidates, "HVDLITE_NCCL_LIBRARY"), endings_(std::make_shared<Endings>()) {
+Nccl::Nccl(const Candidates& candidates) : library_("NCCL", candidates, "HVDLITE_NCCL_LIBRARY") {
   library_.require(&functions_.GetVersion, "ncclGetVersion");
   const nccl::Result result = functions_.GetVersion(&version_);
   if (result != nccl::kSuccess) {
@@ -111,8 +73,6 @@ Nccl::Nccl(const Candidates& candidates)
 #undef HVDLITE_NCCL_REQUIRE
 }
 
-Nccl::~Nccl() = default;
-
 nccl::UniqueId Nccl::unique_id() const {
   nccl::UniqueId id;
   check(functions_.GetUniqueId(&id), "ncclGetUniqueId");
@@ -128,8 +88,8 @@ void Nccl::fail(nccl::Result result, const char* function, nccl::Comm comm) cons
 }
 
 bool Nccl::wait_for_endings(base::microseconds limit) const {
-  std::unique_lock lock(endings_->mutex);
-  return endings_->changed.wait_for(lock, limit, [this] { return endings_->running == 0; });
+  std::unique_lock lock(mutex_);
+  return ended_.wait_for(lock, limit, [this] { return ending_ == 0; });
 }
 
 // NCCL may return an error together with a half-made communicator, which has to be aborted.
@@ -163,14 +123,24 @@ void NcclComm::abort() { end(false, {}); }
 
 void NcclComm::end(bool in_order, base::microseconds patience) {
   if (comm_ == nullptr || !gpu_->in_own_process()) return;
-  CommunicatorTeardown ending{nccl_->call(), gpu_, std::exchange(comm_, nullptr), in_order,
-                              patience};
-  const std::shared_ptr<Nccl::Endings> endings = nccl_->endings_;
-  endings->begin();
-  auto work = [ending = std::move(ending), endings]() mutable {
-    run(ending);
-    ending.gpu.reset();  // released before waiters see the end
-    endings->end();
+  {
+    const std::lock_guard lock(nccl_->mutex_);
+    ++nccl_->ending_;
+  }
+  auto work = [nccl = nccl_, gpu = gpu_, comm = std::exchange(comm_, nullptr), in_order,
+               patience]() mutable {
+    const nccl::Functions& call = nccl->call();
+    gpu->clean_up([&](const cuda::Functions&) {
+      if (in_order && finalized(call, comm, patience)) {
+        call.CommDestroy(comm);
+      } else {
+        call.CommAbort(comm);
+      }
+    });
+    gpu.reset();  // released before waiters see the end
+    const std::lock_guard lock(nccl->mutex_);
+    --nccl->ending_;
+    nccl->ended_.notify_all();
   };
   try {
     std::thread([work]() mutable {

@@ -5,7 +5,9 @@
 // Error(System) "ncclAllReduce failed: unhandled cuda error (...)".
 #pragma once
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "base/thread.h"
@@ -19,7 +21,6 @@ std::string nccl_version_text(int version);  // "2.27.3" for 22703
 class Nccl {
  public:
   explicit Nccl(const Candidates& candidates);
-  ~Nccl();
   const nccl::Functions& call() const { return functions_; }
   int version() const { return version_; }  // 22703 for 2.27.3
   const std::string& path() const { return library_.path(); }
@@ -33,13 +34,15 @@ class Nccl {
 
  private:
   friend class NcclComm;
-  struct Endings;
   [[noreturn]] void fail(nccl::Result result, const char* function, nccl::Comm comm) const;
 
   Library library_;
   nccl::Functions functions_;
   int version_ = 0;
-  std::shared_ptr<Endings> endings_;
+  // The communicators that are being ended. Their threads keep this object.
+  mutable std::mutex mutex_;
+  mutable std::condition_variable ended_;
+  mutable int ending_ = 0;
 };
 using NcclPtr = std::shared_ptr<const Nccl>;
 

@@ -10,6 +10,14 @@
 
 namespace hvdlite::device {
 
+// A run of elements of one tensor, and its place in the buffer. Offsets count elements of the buffer's dtype.
+struct Piece {
+  void* tensor = nullptr;  // pack: null means the identity of the op
+  std::size_t offset = 0;  // in the buffer, elements
+  std::size_t count = 0;   // elements
+  friend bool operator==(const Piece&, const Piece&) = default;
+};
+
 // Writes the description of the pieces into `arguments` (except the table's address). Returns whether they fit into it.
 bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool unpack,
                      int multiprocessors, hvdlite_kernels::Arguments* arguments);

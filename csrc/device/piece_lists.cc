@@ -10,8 +10,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "device/piece_layout.h"
-
 namespace hvdlite::device {
 
 using hvdlite_kernels::Arguments;
@@ -20,10 +18,6 @@ namespace {
 
 constexpr std::size_t kKeptLists = 64;
 constexpr std::size_t kKeptBytes = std::size_t{16} << 20;
-
-bool same(const Piece& a, const Piece& b) {
-  return a.tensor == b.tensor && a.offset == b.offset && a.count == b.count;
-}
 
 }  // namespace
 
@@ -39,8 +33,7 @@ struct PieceLists::List {
   bool serves(std::span<const Piece> wanted, const FusionPlan& plan, const Arguments& arguments,
               cuda::Stream wanted_stream) const {
     return stream == wanted_stream && units == plan.units && tile_units == arguments.tile_units &&
-           unpack == (arguments.unpack != 0) &&
-           std::equal(pieces.begin(), pieces.end(), wanted.begin(), wanted.end(), same);
+           unpack == (arguments.unpack != 0) && std::ranges::equal(pieces, wanted);
   }
 };
 

@@ -12,6 +12,7 @@
 #include "cuda/fusion_arguments.h"
 #include "device/buffers.h"
 #include "device/fusion_plan.h"
+#include "device/piece_layout.h"
 
 namespace hvdlite::device {
 

@@ -1,11 +1,9 @@
-// The loops of the codecs, written once. The rules of reduce_impl.h hold here, too. Each instruction set's file defines
-// HVD_KERNEL_NAMESPACE and HVD_KERNEL_VECTOR_BYTES, includes this header, specialises Native<uint32_t>, and calls
-// make_codec_table().
+// The loops of the codecs, written once. Included by kernels_impl.h only; the rules of reduce_impl.h hold here, too.
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/codec_table.h"
 #include "kernels/reduce_units.h"
+#include "kernels/table.h"
 
 namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
 
@@ -253,12 +251,8 @@ void decode(void* out, const void* in, std::size_t n, std::size_t block) {
 }
 
 template <class Format>
-constexpr CodecKernels kernels_of() {
+constexpr CodecKernels codec_of() {
   return {encode<Format>, decode<Format, false>, decode<Format, true>};
-}
-
-constexpr CodecTable make_codec_table() {
-  return {{{nullptr, nullptr, nullptr}, kernels_of<Int8>(), kernels_of<Int4>(), kernels_of<Fp8>()}};
 }
 
 }  // namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE

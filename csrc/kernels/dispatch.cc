@@ -6,9 +6,8 @@
 
 #include "base/error.h"
 #include "kernels/codec.h"
-#include "kernels/codec_table.h"
 #include "kernels/kernels.h"
-#include "kernels/reduce_table.h"
+#include "kernels/table.h"
 
 namespace hvdlite::kernels {
 namespace {
@@ -20,15 +19,6 @@ const KernelTable* table_of(Isa isa) {
   if (isa == Isa::kAvx512) return &kAvx512Table;
 #endif
   return isa == Isa::kScalar ? &kScalarTable : nullptr;
-}
-
-// For an instruction set that runs here.
-const CodecTable& codecs_of([[maybe_unused]] Isa isa) {
-#if HVDLITE_X86_KERNELS
-  if (isa == Isa::kAvx2) return kAvx2Codecs;
-  if (isa == Isa::kAvx512) return kAvx512Codecs;
-#endif
-  return kScalarCodecs;
 }
 
 #if HVDLITE_X86_KERNELS
@@ -57,8 +47,8 @@ bool processor_runs(Isa isa) {
 const ReduceKernels& entry(const KernelTable& table, base::DType dtype, base::ReduceOp op) {
   const auto row = static_cast<int>(dtype);
   const auto column = static_cast<int>(op);
-  HVD_CHECK(row < base::kNumDTypes && column < kNumReduceOps);
-  return table.at[row][column];
+  HVD_CHECK(row < base::kNumDTypes && column < base::kNumReduceOps);
+  return table.reduce[row][column];
 }
 
 const char* remedy_for(base::DType dtype, base::ReduceOp op) {
@@ -83,10 +73,6 @@ std::string why_unsupported(base::DType dtype, base::ReduceOp op) {
          " is not supported: " + remedy_for(dtype, op);
 }
 
-bool is_float(base::DType dtype) {
-  return dtype >= base::DType::kFloat16 && dtype <= base::DType::kFloat64;
-}
-
 const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa isa) {
   require_runs(isa);
   const ReduceKernels& kernels = entry(*table_of(isa), dtype, op);
@@ -99,7 +85,7 @@ const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa is
 const CodecKernels& codec_kernels(base::CodecKind kind, Isa isa) {
   require_runs(isa);
   HVD_CHECK(kind != base::CodecKind::kNone && static_cast<int>(kind) < base::kNumCodecKinds);
-  return codecs_of(isa).of[static_cast<std::size_t>(kind)];
+  return table_of(isa)->codecs[static_cast<std::size_t>(kind)];
 }
 
 std::size_t encoded_bytes(const base::Codec& codec, std::size_t n) {

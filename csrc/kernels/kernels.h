@@ -65,8 +65,6 @@ std::string why_unsupported(base::DType dtype, base::ReduceOp op);
 // The kernels for a pair. Throws Error(Unsupported) if the pair has none, or if the instruction set does not run here.
 const ReduceKernels& reduce_kernels(base::DType dtype, base::ReduceOp op, Isa isa);
 
-bool is_float(base::DType dtype);  // float16, bfloat16, float32, float64
-
 bool isa_supported(Isa isa);  // does this processor (and this build) run it
 Isa best_isa();               // the widest supported one
 const char* name_of(Isa isa);

@@ -1,7 +1,6 @@
-// The loops of every kernel, written once. Each instruction set's file defines HVD_KERNEL_NAMESPACE
-// (its own namespace) and HVD_KERNEL_VECTOR_BYTES (its register width, 0 for none), includes this
-// header, specialises Native with the few operations that need intrinsics, and turns make_table()
-// into its table.
+// The loops of the kernels of reductions, written once. Each instruction set's file defines HVD_KERNEL_NAMESPACE (its own
+// namespace) and HVD_KERNEL_VECTOR_BYTES (its register width, 0 for none), includes kernels_impl.h, specialises Native with the
+// few operations that need intrinsics, and turns make_table() into its table.
 //
 // No function of this file may have a name for the linker that baseline code has, too. Otherwise the linker could keep the copy
 // that was compiled for AVX-512 for the whole library, and the library would crash on older processors. So this header has its
@@ -14,7 +13,7 @@
 #include "base/types.h"
 #include "kernels/kernels.h"
 #include "kernels/reduce_ops.h"
-#include "kernels/reduce_table.h"
+#include "kernels/table.h"
 
 namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE {
 
@@ -59,25 +58,25 @@ template <class A, class Op>
   });
 }
 
+// kScales: multiplies by factor before it adds.
+template <class T, class A, class Op, bool kScales>
+void accumulate_all(void* acc, const void* in, std::size_t n, [[maybe_unused]] A factor) {
+  for_each<A, A>(n, acc, [=](auto unit, std::size_t i) HVD_INLINE_BODY {
+    using U = decltype(unit);
+    using V = typename U::template Value<A>;
+    V value = U::template read<T, A>(at<T>(in, i));
+    if constexpr (kScales) value *= factor;
+    const V sum = U::template read<A, A>(at<A>(acc, i));
+    U::template write<A, A>(at<A>(acc, i), Op::template apply<V>(sum, value));
+  });
+}
+
 template <class T, class A, class Op>
 void accumulate(void* acc, const void* in, std::size_t n, double prescale) {
   if (prescale == 1.0 || std::is_same_v<T, Bool>) {
-    for_each<A, A>(n, acc, [=](auto unit, std::size_t i) HVD_INLINE_BODY {
-      using U = decltype(unit);
-      using V = typename U::template Value<A>;
-      const V value = U::template read<T, A>(at<T>(in, i));
-      const V sum = U::template read<A, A>(at<A>(acc, i));
-      U::template write<A, A>(at<A>(acc, i), Op::template apply<V>(sum, value));
-    });
+    accumulate_all<T, A, Op, false>(acc, in, n, A(1));
   } else if constexpr (kIsFloat<A>) {
-    const A factor = static_cast<A>(prescale);
-    for_each<A, A>(n, acc, [=](auto unit, std::size_t i) HVD_INLINE_BODY {
-      using U = decltype(unit);
-      using V = typename U::template Value<A>;
-      const V value = U::template read<T, A>(at<T>(in, i)) * factor;
-      const V sum = U::template read<A, A>(at<A>(acc, i));
-      U::template write<A, A>(at<A>(acc, i), Op::template apply<V>(sum, value));
-    });
+    accumulate_all<T, A, Op, true>(acc, in, n, static_cast<A>(prescale));
   } else if constexpr (!std::is_same_v<T, Bool>) {
     // Integers are rarely scaled, so this makes two passes over a piece instead of one more loop for each T and Op.
     A scaled[256];
@@ -309,7 +308,7 @@ consteval ReduceKernels kernels_of(DType accumulator) {
 // Elements T; Average accumulates in W, everything else in A.
 template <class T, class A, class W>
 consteval void set_row(KernelTable& table, DType dtype, DType accumulator, DType wide) {
-  ReduceKernels(&row)[kNumReduceOps] = table.at[static_cast<int>(dtype)];
+  ReduceKernels(&row)[base::kNumReduceOps] = table.reduce[static_cast<int>(dtype)];
   row[static_cast<int>(ReduceOp::kAverage)] = kernels_of<T, W, Sum<W>>(wide);
   row[static_cast<int>(ReduceOp::kSum)] = kernels_of<T, A, Sum<A>>(accumulator);
   row[static_cast<int>(ReduceOp::kMin)] = kernels_of<T, A, Min<A>>(accumulator);
@@ -353,7 +352,7 @@ struct Pairs {
 
 template <class A>
 consteval void set_complex_row(KernelTable& table, DType dtype) {
-  ReduceKernels(&row)[kNumReduceOps] = table.at[static_cast<int>(dtype)];
+  ReduceKernels(&row)[base::kNumReduceOps] = table.reduce[static_cast<int>(dtype)];
   row[static_cast<int>(ReduceOp::kSum)] = {Pairs<A>::load,
                                            Pairs<A>::accumulate,
                                            Pairs<A>::combine,
@@ -364,8 +363,7 @@ consteval void set_complex_row(KernelTable& table, DType dtype) {
   row[static_cast<int>(ReduceOp::kAverage)] = row[static_cast<int>(ReduceOp::kSum)];
 }
 
-consteval KernelTable make_table() {
-  KernelTable table{};
+consteval void set_reductions(KernelTable& table) {
   set_integer_row<std::uint8_t>(table, DType::kUInt8);
   set_integer_row<std::int8_t>(table, DType::kInt8);
   set_integer_row<std::uint16_t>(table, DType::kUInt16);
@@ -380,12 +378,11 @@ consteval KernelTable make_table() {
   set_row<double, double, double>(table, DType::kFloat64, DType::kFloat64, DType::kFloat64);
   set_complex_row<float>(table, DType::kComplex64);
   set_complex_row<double>(table, DType::kComplex128);
-  ReduceKernels(&row)[kNumReduceOps] = table.at[static_cast<int>(DType::kBool)];
+  ReduceKernels(&row)[base::kNumReduceOps] = table.reduce[static_cast<int>(DType::kBool)];
   row[static_cast<int>(ReduceOp::kSum)] = kernels_of<Bool, std::uint8_t, Or>(DType::kBool);
   row[static_cast<int>(ReduceOp::kMax)] = row[static_cast<int>(ReduceOp::kSum)];
   row[static_cast<int>(ReduceOp::kMin)] = kernels_of<Bool, std::uint8_t, And>(DType::kBool);
   row[static_cast<int>(ReduceOp::kProduct)] = row[static_cast<int>(ReduceOp::kMin)];
-  return table;
 }
 
 }  // namespace hvdlite::kernels::HVD_KERNEL_NAMESPACE

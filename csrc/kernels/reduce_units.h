@@ -4,8 +4,9 @@
 // T: element type. A: accumulator type. A body is a lambda with a unit (Element or Packed) and an index as arguments. The same
 // source describes one element and one register of elements, so the instruction sets differ from the reference only in width.
 //
-// Included by reduce_ops.h and codec_impl.h only; the rules of reduce_impl.h hold here, too. No include guard: each instruction
-// set's file includes it once.
+// The rules of reduce_impl.h hold here, too.
+#pragma once
+
 #include <cstddef>
 #include <cstdint>
 #include <limits>

@@ -106,7 +106,8 @@ std::string ControlPage::why_lost(int local_rank) const {
 
 base::CpuSet ControlPage::union_of_cpus() const {
   base::CpuSet all;
-  for (int rank = 0; rank < local_size_; ++rank) all.add(slot(rank).cpus);
+  CPU_ZERO(&all);
+  for (int rank = 0; rank < local_size_; ++rank) CPU_OR(&all, &all, &slot(rank).cpus);
   return all;
 }
 

@@ -304,7 +304,12 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
     const base::Logger log(config.log_level, config.log_timestamps, rank, size);
     if (!problem.empty()) log.write(base::LogLevel::kWarning, "init", problem);
   }
-  world.waiting = choose_waiting(config, page ? page->union_of_cpus().count() : 0, local_size);
+  int processors = 0;
+  if (page) {
+    const base::CpuSet cpus = page->union_of_cpus();
+    processors = CPU_COUNT(&cpus);
+  }
+  world.waiting = choose_waiting(config, processors, local_size);
 
   std::vector<MpiTransport::RankLocation> peers;
   for (int r = 0; r < size; ++r) {

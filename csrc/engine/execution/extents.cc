@@ -26,7 +26,7 @@ Extents::Extents(const FusedOp& fused, int rank, int ranks)
     case OpKind::kReducescatter: {
       const auto all = static_cast<std::size_t>(fused.first().shape[0]);
       for (std::size_t peer = 0; peer < size; ++peer) {
-        rows.push_back(static_cast<std::int64_t>(collectives::part_of(all, size, peer).count));
+        rows.push_back(static_cast<std::int64_t>(collectives::part_of({0, all}, size, peer).count));
       }
       out_rows = rows[me];
       return;

@@ -23,10 +23,8 @@ std::uint64_t next_serial() {
 device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log) {
   return {.cuda = device::parse_candidates(config.cuda_library),
           .nccl = device::parse_candidates(config.nccl_library),
-          .nvrtc = device::parse_candidates(config.nvrtc_library),
-          .kernel_cache = config.kernel_cache,
-          .keep_bytes = config.gpu_cache_bytes,
-          .log = log};
+          .kernels = {device::parse_candidates(config.nvrtc_library), config.kernel_cache, log},
+          .keep_bytes = config.gpu_cache_bytes};
 }
 
 WaitRegistry::WaitRegistry(base::TimeSource time) : time_(time), serial_(next_serial()) {}

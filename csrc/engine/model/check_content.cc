@@ -32,7 +32,7 @@ void check_shape(const Request& request) {
 }
 
 void check_adasum(const Request& request, std::size_t ranks) {
-  if (!kernels::is_float(request.dtype)) {
+  if (!base::is_float(request.dtype)) {
     refuse(
         request,
         "Adasum of " + std::string(base::name_of(request.dtype)) +

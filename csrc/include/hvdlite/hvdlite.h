@@ -410,7 +410,7 @@ typedef struct hvdlite_fusion_move {
   double factor;
   int64_t divisor;
   int64_t pieces;
-  void* const* tensors; /* for null tensors see csrc/device/fusion_kernels.h */
+  void* const* tensors; /* for null tensors see csrc/device/piece_layout.h */
   const int64_t* offsets;
   const int64_t* counts;
   void* buffer;

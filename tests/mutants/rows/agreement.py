@@ -136,8 +136,8 @@ ROWS = (
         "prepared-parts",
         "a prepared alltoall gives each rank the first part of all inputs",
         "csrc/collectives/prepared.cc",
-        "inputs.part(static_cast<int>(member), mine, bytes)",
-        "inputs.part(static_cast<int>(member), 0, bytes)",
+        "gather(inputs, mine, args.recv_bytes",
+        "gather(inputs, 0, args.recv_bytes",
         guards.PREPARED,
     ),
     Mutant(

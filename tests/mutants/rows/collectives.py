@@ -48,8 +48,8 @@ ROWS = (
         "codec-owner-overtakes",
         "the owner of a coded piece sends the result before all contributions are in it",
         "csrc/collectives/allreduce_coded.cc",
-        "if (shift > scatter_receives_.done()) return;",
-        "if (shift > scatter_receives_.done()) break;",
+        "if (!scatter_.has_arrived(added_)) return;",
+        "if (!scatter_.has_arrived(added_)) break;",
         guards.CODECS,
     ),
     Mutant(

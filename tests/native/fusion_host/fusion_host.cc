@@ -24,7 +24,7 @@ thread_local std::string problem;
 
 const std::map<std::string, void (*)(const Arguments&)>& kernels() {
   static const std::map<std::string, void (*)(const Arguments&)> all{
-#define ROW(name) {#name, &name},
+#define ROW(name, ...) {#name, &name},
       HVDLITE_KERNEL_LIST(ROW)
 #undef ROW
   };
@@ -80,7 +80,7 @@ __attribute__((visibility("default"))) int fusion_host_move(const FusionPieces* 
   arguments.identity = plan.identity;
   arguments.from = plan.from;
   arguments.to = plan.to;
-  const auto kernel = kernels().at(plan.kernel);
+  const auto kernel = kernels().at(device::kKernelNames[plan.number]);
   const unsigned threads = hvdlite_kernels::kThreads;
   for (unsigned block = 0; block < arguments.tiles; ++block) {
     blockIdx.x = backwards != 0 ? arguments.tiles - 1 - block : block;

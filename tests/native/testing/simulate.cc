@@ -76,10 +76,12 @@ Tuning tuning_of(const Simulation& run, int rank) {
 }
 
 template <typename Args>
-std::unique_ptr<Collective> make(std::span<const collectives::Algorithm<Args>> algorithms,
-                                 const Step& step, Comm comm, Args args, const Tuning& tuning) {
-  return find_algorithm(algorithms, step.algorithm).make(std::move(comm), std::move(args), tuning);
+std::unique_ptr<Collective> make(const collectives::AlgorithmList<Args>& list, const Step& step,
+                                 Comm comm, Args args, const Tuning& tuning) {
+  return list.find(step.algorithm).make(std::move(comm), std::move(args), tuning);
 }
+
+bool in_arena(const Step& step) { return step.algorithm == "push"; }
 
 // Where a rank lets the result of an allreduce be made, and where it is wanted.
 struct OpenResult {
@@ -111,43 +113,40 @@ std::unique_ptr<Collective> start(const Step& step, Comm comm, const Tuning& tun
         }
         part.output = open.data;
       }
-      const auto& algorithm = find_algorithm(collectives::allreduce_algorithms(), step.algorithm);
-      for (int r = 0; algorithm.in_arena && r < ranks; ++r) {
+      for (int r = 0; in_arena(step) && r < ranks; ++r) {
         args.mapped.push_back(
             static_cast<std::byte*>(step.outputs[static_cast<std::size_t>(step.parts * r)]));
       }
-      return algorithm.make(std::move(comm), std::move(args), tuning);
+      return make(collectives::kAllreduce, step, std::move(comm), std::move(args), tuning);
     }
     case OpKind::kReducescatter:
       return make<collectives::ReducescatterArgs>(
-          collectives::reducescatter_algorithms(), step, std::move(comm),
+          collectives::kReducescatter, step, std::move(comm),
           {*inputs, *outputs, sizes_from(step, ranks, 0, 1), reduction_of(step)}, tuning);
     case OpKind::kAllgather:
-      return make<collectives::AllgathervArgs>(
-          collectives::allgatherv_algorithms(), step, std::move(comm),
-          {*inputs, *outputs, sizes_from(step, ranks, 0, 1)}, tuning);
+      return make<collectives::AllgathervArgs>(collectives::kAllgatherv, step, std::move(comm),
+                                               {*inputs, *outputs, sizes_from(step, ranks, 0, 1)},
+                                               tuning);
     case OpKind::kBroadcast: {
       const std::size_t bytes = size_from(step.counts[0], "a count");
       if (rank == step.root && *inputs != nullptr && *inputs != *outputs && bytes > 0) {
         std::copy_n(static_cast<const std::byte*>(*inputs), bytes,
                     static_cast<std::byte*>(*outputs));
       }
-      return make<collectives::BroadcastArgs>(collectives::broadcast_algorithms(), step,
-                                              std::move(comm), {*outputs, bytes, step.root},
-                                              tuning);
+      return make<collectives::BroadcastArgs>(collectives::kBroadcast, step, std::move(comm),
+                                              {*outputs, bytes, step.root}, tuning);
     }
     case OpKind::kAlltoall: {
       const auto mine = static_cast<std::size_t>(rank);
       const auto size = static_cast<std::size_t>(ranks);
       return make<collectives::AlltoallvArgs>(
-          collectives::alltoallv_algorithms(), step, std::move(comm),
+          collectives::kAlltoallv, step, std::move(comm),
           {*inputs, *outputs, sizes_from(step, ranks, mine * size, 1),
            sizes_from(step, ranks, mine, size)},
           tuning);
     }
     case OpKind::kBarrier:
-      return make<collectives::Barrier>(collectives::barrier_algorithms(), step, std::move(comm),
-                                        {}, tuning);
+      return make<collectives::Barrier>(collectives::kBarrier, step, std::move(comm), {}, tuning);
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
@@ -320,8 +319,7 @@ class Scheduler {
     OpenResult open;
     const auto& memory = rank.endpoint->window()->results();
     const bool suits =
-        static_cast<OpKind>(step.kind) == OpKind::kAllreduce && step.parts == 1 &&
-        !find_algorithm(collectives::allreduce_algorithms(), step.algorithm).in_arena;
+        static_cast<OpKind>(step.kind) == OpKind::kAllreduce && step.parts == 1 && !in_arena(step);
     const bool wants =
         run_.seed % 2 == 1 || (run_.seed / 2 + static_cast<std::uint64_t>(number)) % 3 != 0;
     if (!suits || !wants || !memory || step.outputs[static_cast<std::size_t>(number)] == nullptr)
@@ -395,9 +393,9 @@ void check(const Simulation& run) {
 }
 
 template <typename Args>
-std::vector<std::string> names_of(std::span<const collectives::Algorithm<Args>> algorithms) {
+std::vector<std::string> names_of(const collectives::AlgorithmList<Args>& list) {
   std::vector<std::string> names;
-  for (const auto& algorithm : algorithms) {
+  for (const auto& algorithm : list.algorithms) {
     if (algorithm.can_be_forced()) names.emplace_back(algorithm.name);
   }
   return names;
@@ -413,17 +411,17 @@ void simulate(const Simulation& run) {
 std::vector<std::string> algorithms(int kind) {
   switch (static_cast<OpKind>(kind)) {
     case OpKind::kAllreduce:
-      return names_of(collectives::allreduce_algorithms());
+      return names_of(collectives::kAllreduce);
     case OpKind::kAllgather:
-      return names_of(collectives::allgatherv_algorithms());
+      return names_of(collectives::kAllgatherv);
     case OpKind::kBroadcast:
-      return names_of(collectives::broadcast_algorithms());
+      return names_of(collectives::kBroadcast);
     case OpKind::kAlltoall:
-      return names_of(collectives::alltoallv_algorithms());
+      return names_of(collectives::kAlltoallv);
     case OpKind::kReducescatter:
-      return names_of(collectives::reducescatter_algorithms());
+      return names_of(collectives::kReducescatter);
     case OpKind::kBarrier:
-      return names_of(collectives::barrier_algorithms());
+      return names_of(collectives::kBarrier);
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:

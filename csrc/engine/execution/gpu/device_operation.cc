@@ -25,7 +25,7 @@ DeviceOperation::DeviceOperation(QueuedOperation what, DeviceLink& link)
       link_(link),
       watches_finite_(link.context().shared.config.check_finite &&
                       first_request().kind == base::OpKind::kAllreduce &&
-                      kernels::is_float(first_request().dtype)) {}
+                      base::is_float(first_request().dtype)) {}
 
 // Kernels may still run. Their buffers become free after they have ended; if their end cannot be known, the buffers are never
 // freed.

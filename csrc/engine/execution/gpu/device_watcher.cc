@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/error.h"
@@ -50,9 +51,14 @@ struct DeviceWatcher::State {
 
 void DeviceWatcher::watch(device::EventPtr event) {
   if (!state_) {
-    state_ = std::make_shared<State>();
-    state_->ring = ring_;
-    std::thread([state = state_] { state->run(); }).detach();
+    const auto state = std::make_shared<State>();
+    state->ring = ring_;
+    try {
+      std::thread([state] { state->run(); }).detach();
+    } catch (const std::system_error& error) {
+      throw base::no_thread(error);
+    }
+    state_ = state;
   }
   const std::lock_guard lock(state_->mutex);
   state_->events.push_back(std::move(event));

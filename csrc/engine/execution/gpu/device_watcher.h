@@ -1,8 +1,8 @@
 // The completion thread: sleeps until the GPU reaches the next event that an operation polls for, and wakes the thread that
 // drives the engine.
 // Thread: the holder of the progress token calls watch and stop, and the first watch starts the thread. Owns: its thread, and
-// each event until the GPU has reached it. Blocks: stop, for 0.2 s at most. Throws: std::system_error if no thread can be
-// started, std::bad_alloc.
+// each event until the GPU has reached it. Blocks: stop, for 0.2 s at most. Throws: Error(System) if no thread can be started,
+// std::bad_alloc.
 //
 // The thread waits in the driver for one event after the other, in the order of the calls of watch. If the GPU reaches a later
 // event first, the thread does not notice that; the engine's passes at short intervals do (pacing.cc). If the GPU hangs, the

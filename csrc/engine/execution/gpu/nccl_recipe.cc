@@ -79,7 +79,7 @@ DType wire_for(const Request& request, bool sums, bool float32_sums) {
 
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums) {
-  const bool floats = kernels::is_float(request.dtype) || base::is_complex(request.dtype);
+  const bool floats = base::has_fractions(request.dtype);
   const bool average = request.op == ReduceOp::kAverage;
   const bool sums = average || request.op == ReduceOp::kSum;
   if (request.op == ReduceOp::kAdasum) return std::nullopt;

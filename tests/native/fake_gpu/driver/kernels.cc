@@ -38,7 +38,7 @@ HostKernel make(const char* name, void (*kernel)(Arguments...)) {
 }  // namespace
 
 #define FAKE_KERNEL(name) make<&name>(#name, &name)
-#define FAKE_ROW(name) FAKE_KERNEL(name),
+#define FAKE_ROW(name, ...) FAKE_KERNEL(name),
 
 const std::vector<HostKernel>& host_kernels() {
   static const auto& kernels = *new std::vector<HostKernel>{

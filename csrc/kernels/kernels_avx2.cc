@@ -3,7 +3,7 @@
 
 #define HVD_KERNEL_NAMESPACE avx2
 #define HVD_KERNEL_VECTOR_BYTES 32
-#include "kernels/reduce_impl.h"
+#include "kernels/kernels_impl.h"
 
 namespace hvdlite::kernels {
 namespace avx2 {
@@ -52,6 +52,20 @@ struct Native<std::int64_t> {
       return Pack<std::int64_t>(kSigned ? _mm256_cvtepi32_epi64(words)
                                         : _mm256_cvtepu32_epi64(words));
     }
+  }
+};
+
+template <>
+struct Native<std::uint32_t> {
+  HVD_INLINE static Pack<std::uint32_t> read_bytes(const std::byte* from) {
+    const __m128i bytes = _mm_cvtsi64_si128(read_raw<long long>(from));
+    return Pack<std::uint32_t>(_mm256_cvtepu8_epi32(bytes));
+  }
+  HVD_INLINE static void write_bytes(std::byte* to, Pack<std::uint32_t> lanes) {
+    const __m256i low = __m256i(lanes & 0xffU);
+    const __m128i words =
+        _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    write_raw(to, _mm_cvtsi128_si64(_mm_packus_epi16(words, words)));
   }
 };
 

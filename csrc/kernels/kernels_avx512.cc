@@ -6,7 +6,7 @@
 
 #define HVD_KERNEL_NAMESPACE avx512
 #define HVD_KERNEL_VECTOR_BYTES 64
-#include "kernels/reduce_impl.h"
+#include "kernels/kernels_impl.h"
 
 namespace hvdlite::kernels {
 namespace avx512 {
@@ -53,6 +53,16 @@ struct Native<std::int64_t> {
       return Pack<std::int64_t>(kSigned ? _mm512_cvtepi32_epi64(words)
                                         : _mm512_cvtepu32_epi64(words));
     }
+  }
+};
+
+template <>
+struct Native<std::uint32_t> {
+  HVD_INLINE static Pack<std::uint32_t> read_bytes(const std::byte* from) {
+    return Pack<std::uint32_t>(_mm512_cvtepu8_epi32(read_raw<__m128i>(from)));
+  }
+  HVD_INLINE static void write_bytes(std::byte* to, Pack<std::uint32_t> lanes) {
+    write_raw(to, _mm512_cvtepi32_epi8(__m512i(lanes)));
   }
 };
 

@@ -1,7 +1,7 @@
 // The reference kernels: one element at a time, baseline instructions only.
 #define HVD_KERNEL_NAMESPACE scalar
 #define HVD_KERNEL_VECTOR_BYTES 0
-#include "kernels/reduce_impl.h"
+#include "kernels/kernels_impl.h"
 
 namespace hvdlite::kernels {
 
