@@ -1,3 +1,31 @@
+// How an operation passes through the lane. Each advance() makes four steps, in this order:
+//
+//    link            comes up (device_link.cc); until then no operation starts
+//    start()         waiting_ ──► running_, in their order; if the route is refused, the operation ends with an error instead
+//    step()          running_ ──► handed_over_, when the GPU has all work of the operation; its entries are then done
+//    look_after()    handed_over_ ──► forgotten, when the GPU has reached the operation's event
+//
+// All members start their operations in the same order, so they make NCCL's calls in the same order. An example with the
+// operations A (staged), B (NCCL) and C (staged):
+//
+//    A starts     it stays in running_ until its data have passed through host memory
+//    B starts     behind A: B does not wait until A has moved its data
+//    C waits      until B is handed over, because until then only NCCL may enqueue work in the link's stream
+//
+// Nothing starts behind an NCCL operation. So if one runs, it is the last of running_, and runs_nccl() looks only there.
+//
+// Why staged operations await their turn. Let A be an allreduce, and C a broadcast from rank 0; rank 1 has nothing to copy from
+// its GPU for C:
+//
+//    rank 0    the copies of A and C arrive in the order of the stream, so A moves first
+//    rank 1    the copy of A has not arrived; C awaits no copy, and would move first
+//
+// Memory that the ranks share serves operations in the order in which each rank begins to move them. So rank 0 would move A and
+// rank 1 would move C through the same memory at the same time. Therefore an operation that awaits its turn holds back all
+// later ones that await theirs (step()). Operations that already move data advance, and so do those of NCCL.
+//
+// If a kernel waits for a lost rank, the GPU reaches no later event of the stream. So while handed-over work is unfinished,
+// look_after() also asks the communicator for errors.
 #include "engine/execution/gpu/device_lane.h"
 
 namespace hvdlite::engine {
@@ -32,6 +60,8 @@ bool DeviceLane::advance() {
   return look_after() || moved;
 }
 
+// All members make the same choice: serves() depends only on the agreed operation and on the link, and not on this rank's
+// tensors.
 std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   Counters& counters = context_.shared.counters;
   if (link_.route() == Route::kNccl && NcclOperation::serves(next.fused, link_)) {
@@ -67,6 +97,8 @@ bool DeviceLane::start() {
   return started;
 }
 
+// An operation that has ended leaves running_, wherever it stands there: a later one may end before an earlier one. An
+// operation without an event has given the GPU no work, so the lane keeps nothing of it.
 bool DeviceLane::step() {
   bool finished = false;
   bool one_awaits = false;
@@ -83,6 +115,7 @@ bool DeviceLane::step() {
     running_bytes_ -= (*operation)->bytes();
     HandedOver& left = (*operation)->handed_over();
     if (left.event) {
+      // The flags are valid after the event. The watcher then wakes the engine, which reports them.
       if (left.check.flags) context_.watcher.watch(left.event);
       handed_over_.push_back(std::move(left));
     }
@@ -93,6 +126,9 @@ bool DeviceLane::step() {
   return finished;
 }
 
+// Looks at the oldest event first, and at the next one only if the GPU has reached the oldest. Staged operations record their
+// events in another stream than NCCL operations, so the GPU may reach a younger event before an older one. The lane then keeps
+// the younger one until the GPU has reached all older ones.
 bool DeviceLane::look_after() {
   bool moved = false;
   while (!handed_over_.empty()) {
@@ -101,6 +137,7 @@ bool DeviceLane::look_after() {
       const Clock::time_point now = context_.shared.time.now();
       if (link_.route() == Route::kNccl && now - looked_at_ > kLookInterval) {
         looked_at_ = now;
+        // Only the error matters, which busy() throws.
         static_cast<void>(link_.busy());
       }
       return oldest.event->finished();
@@ -113,6 +150,7 @@ bool DeviceLane::look_after() {
   return moved;
 }
 
+// A FusedOp has a flag for each of its tensors. One line reports all of them.
 void DeviceLane::report_not_finite(const FiniteCheck& check) {
   const auto* flags = static_cast<const std::int32_t*>(check.flags.data());
   std::string names;
@@ -145,6 +183,9 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
   unreported_ = 0;
 }
 
+// Aborts the communicator. Otherwise a kernel that waits for a lost rank would run for ever, and the GPU would never reach the
+// event after which the buffers are free. If no such event can be recorded, the buffers are never freed. Operations that have
+// not started have no buffers.
 void DeviceLane::abandon(const Status& why) {
   link_.abort();
   for (auto& operation : running_) {

@@ -1,3 +1,34 @@
+// What an operation enqueues, and in which stream:
+//
+//    step                        NcclOperation     StagedOperation
+//    gather()                    link's stream     link's stream
+//    pack                        link's stream     link's stream; there also the copy to host memory
+//    move the data               link's stream     the host, when the copy to host memory is complete
+//    unpack                      link's stream     return stream; there also the copy from host memory
+//    hand_over()                 link's stream     return stream
+//
+// Streams wait for events, and the host does not. gather() orders the stream after the events of the inputs. The pool orders it
+// after the events of the last user of the device memory that it gives (device/buffers.h).
+//
+// An allreduce of a tensor on GPU 1, while GPU 0 is the home GPU. One copy on GPU 0 serves as input and as output:
+//
+//    GPU 1: input ── gather() ──► GPU 0: copy ── the operation ──► GPU 0: copy ── hand_over() ──► GPU 1: output
+//                                                                         done ── relay() ──► an event of GPU 1
+//
+// The order in hand_over(): the copies to other GPUs and the copy of the flags come before the event `done`, because callers
+// read the outputs after it, and the lane reads the flags. Buffers get the event before they return to the pool. Without an
+// event the pool would give them to the next user at once. In a StagedOperation, `done` is in the return stream, and comes
+// after the work of the link's stream on these buffers as well: the host has seen the end of that work (arrived_), or
+// order_inputs() has ordered the return stream after it.
+//
+// The fusion buffer, for two float32 tensors of 5 and 40 elements. A piece begins at a multiple of 32 elements, which is 128
+// bytes:
+//
+//    element    0         5            32                    72
+//               tensor 0 | not used   | tensor 1             | end, buffer_elements()
+//
+// The places follow from the agreed requests alone. So they are the same on all members, also on a joined rank, which has no
+// requests of its own.
 #include "engine/execution/gpu/device_operation.h"
 
 #include <algorithm>
@@ -28,7 +59,8 @@ DeviceOperation::DeviceOperation(QueuedOperation what, DeviceLink& link)
                       base::is_float(first_request().dtype)) {}
 
 // Kernels may still run. Their buffers become free after they have ended; if their end cannot be known, the buffers are never
-// freed.
+// freed. That includes an output that the engine has made. It has no event yet, so its completion would return it to the pool
+// as free.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) {
@@ -57,6 +89,8 @@ void DeviceOperation::order_inputs(cuda::Stream stream) const {
   }
 }
 
+// Orders the stream before it copies, so the copies from other GPUs read tensors that are ready. The copies end at an event of
+// their own, gathered_, for the return stream of a StagedOperation.
 void DeviceOperation::gather() {
   places_.resize(entries().size());
   if (!has_gpu()) return;
@@ -79,6 +113,8 @@ void DeviceOperation::gather() {
   if (foreign) gathered_ = gpu().record(link_.stream());
 }
 
+// An operation whose output the engine makes is never fused, so it has one entry. The output lies on the GPU of this rank's
+// input. Even an output without bytes gets memory, so that only a joined rank gets null.
 void* DeviceOperation::make_output(const Extents& extents, cuda::Stream stream) {
   const Entry& entry = entries()[0];
   if (!entry.request) return nullptr;
@@ -103,6 +139,8 @@ void* DeviceOperation::pinned_memory(std::size_t bytes) {
       .data();
 }
 
+// Afterwards the lane takes handed_over_ and destroys the operation. The GPU may still work on it: its buffers are in their
+// pools, together with the event.
 void DeviceOperation::hand_over(cuda::Stream stream) {
   if (!has_gpu()) return;
   for (std::size_t i = 0; i < entries().size(); ++i) {
@@ -134,6 +172,7 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
   handed_over_.request = fused().parts.front().request;
 }
 
+// A piece without a tensor keeps its place: packing fills it with the op's identity, and unpacking skips it.
 std::vector<device::Piece> DeviceOperation::pieces(bool outputs, std::size_t element_bytes) const {
   std::vector<device::Piece> pieces;
   pieces.reserve(places_.size());
@@ -156,6 +195,7 @@ std::vector<device::Piece> DeviceOperation::outputs(std::size_t element_bytes) c
   return pieces(true, element_bytes);
 }
 
+// The end of the last piece, as pieces() places them.
 std::size_t DeviceOperation::buffer_elements(std::size_t element_bytes) const {
   std::size_t end = 0;
   for (const AgreedOperation& part : fused().parts) {
@@ -174,6 +214,7 @@ bool DeviceOperation::lacks_all_outputs() const {
                              [](const PartAddresses& place) { return place.output == nullptr; });
 }
 
+// Kernels set a flag, and never clear one. So all flags are cleared first, in the stream in which the kernel runs.
 std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {
   if (!watches_finite_ || !has_gpu()) return nullptr;
   const std::size_t bytes = entries().size() * sizeof(std::int32_t);
@@ -182,6 +223,8 @@ std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {
   return flags_;
 }
 
+// The lane reads the flags from page-locked memory after the event. The requests keep the tensors' names for it, because the
+// operation itself is gone by then.
 void DeviceOperation::collect_flags(cuda::Stream stream) {
   if (flags_ == nullptr) return;
   FiniteCheck& check = handed_over_.check;

@@ -1,3 +1,9 @@
+// watch() only adds to the list: the lock is free while the thread waits in the driver. The thread holds the State, and no
+// pointer to the DeviceWatcher. So if stop() gives up waiting, the DeviceWatcher may be destroyed, and the thread ends later by
+// itself.
+//
+// The thread calls `ring` with the lock, and stop() clears `ring` with the lock. So no call of `ring` is under way when stop()
+// returns, even if the thread has not ended.
 #include "engine/execution/gpu/device_watcher.h"
 
 #include <chrono>
@@ -19,6 +25,7 @@ constexpr std::chrono::milliseconds kEndingPatience{200};
 
 }  // namespace
 
+// The objects that the thread and the DeviceWatcher share.
 struct DeviceWatcher::State {
   std::mutex mutex;
   std::condition_variable changed;
@@ -49,6 +56,7 @@ struct DeviceWatcher::State {
   }
 };
 
+// The thread starts here, and not in the constructor, so that a job without GPU tensors has no such thread.
 void DeviceWatcher::watch(device::EventPtr event) {
   if (!state_) {
     const auto state = std::make_shared<State>();

@@ -1,3 +1,23 @@
+// The dtype in the buffer (wire) and NCCL's type for it:
+//
+//    dtype                          wire                                      NCCL reduces
+//    bool                           uint8                                     uint8, with Max or Min
+//    8-bit and 32-bit integers      int64 for an Average, else the same       the same type
+//    64-bit integers                the same                                  the same type
+//    float16, bfloat16              float32 for sums, if a member asks        the same type
+//                                   for float32 sums; else the same
+//    float32, float64               the request's wire dtype                  the same type
+//    complex                        the same                                  twice as many floats (Recipe::parts)
+//
+// The place where an Average is divided. The divisor may be less than the number of members, if only those with a value count:
+//
+//    floats and complex, unscaled, divisor = number of members > 1    by NCCL, as part of its operator Avg
+//    otherwise, if the wire dtype is float16                          when packed
+//    otherwise                                                        when unpacked
+//
+// The two factors are applied apart from that: prescale when packed, postscale when unpacked. So an unscaled Sum is not
+// converted if the wire dtype is the tensor's, and neither is an Average in the first row. NCCL can then use a single tensor as
+// it is (Recipe::plain).
 #include "engine/execution/gpu/nccl_recipe.h"
 
 #include "kernels/kernels.h"
@@ -10,6 +30,7 @@ namespace nccl = device::nccl;
 
 namespace {
 
+// The default is for float32 and complex64. 16-bit integers have no recipe, so they do not come here.
 nccl::DataType type_of(DType wire) {
   switch (wire) {
     case DType::kInt8:
