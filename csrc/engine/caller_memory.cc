@@ -1,7 +1,7 @@
 // Memory that Engine gives its callers: for results, and arenas.
 //
-// create_arena() checks the set, the size, the knob, the hosts, the channel and the kind, in this order. Ranks of several hosts
-// share no channel either, so the question about hosts comes first and the error names the real cause.
+// create_arena() checks the set, the size, the knob, the hosts, the channel and the kind, in this order. If the ranks are on
+// several hosts, shares_memory is false as well. So the hosts are checked before it, and the error names the real cause.
 //
 // A result for which the caller knows the size is allocated in the caller's thread, and not in a pass: new pages take time, and
 // a pass that waits for them would delay all operations in flight.

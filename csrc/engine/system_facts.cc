@@ -3,8 +3,8 @@
 //    awaited   operations for which a known thread waits (WaitRegistry), and all operations whose submission has a callback
 //    found     those of them that are held removals, pending in Negotiation, or unmatched in PointToPoint
 //
-// An awaited operation that is not found is in the queue, moves data, or has just ended. Then the rank can go on by itself, and
-// reports nothing. A rank with entries in the queue is not blocked either, as it has not told anybody of them.
+// An awaited operation that is not found moves data or has just ended. Then the rank is not blocked, because this operation
+// goes on without a new request. A rank with entries in the queue is not blocked either: it has not announced them yet.
 //
 // The report names all open operations, also those that nobody awaits here, because other ranks may wait for this rank's part
 // in them (deadlock.h). An operation counts as waited for if a caller awaits it, or if a caller awaits the removal of its set.
