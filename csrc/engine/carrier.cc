@@ -10,7 +10,7 @@
 
 namespace hvdlite::engine {
 
-// Each control message of this rank leaves here, also those of Membership, so the counters miss none. They count the encoded
+// All control messages of the engine leave here, also those of Membership, so the counters miss none. They count the encoded
 // bytes.
 void Carrier::send(int rank, const Message& message) {
   std::vector<std::byte> bytes = encode(message);

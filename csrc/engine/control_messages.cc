@@ -2,10 +2,10 @@
 //
 // The way of this rank's failure. All causes end in carry_out(Fail):
 //
-//    a Failure of another rank     ──► receive ──► hear ──┐
-//    a lost rank, a silent host    ──► look (cycle.cc) ───┼──► Membership ──► apply ──► carry_out: Announce, Warn, Fail
-//    an exception in a step        ──► fail_for ──────────┤
-//    an exception of the program   ──► raise_failure ─────┘
+//    a Failure of another rank                  ──► receive ──► hear ──┐
+//    a lost rank, a silent host, a long stall   ──► look (cycle.cc) ───┼──► Membership ──► apply ──► carry_out(Fail)
+//    an exception in a step                     ──► fail_for ──────────┤
+//    an exception of the program                ──► raise_failure ─────┘
 //
 // carry_out(Fail) makes its steps in this order:
 //
@@ -113,8 +113,7 @@ void Cycle::try_to_tell(const std::string& whom, Tell tell) {
   }
 }
 
-// The cause is first stored where the ranks of this host can read it, and then sent: a message may not leave this rank any
-// more.
+// The cause is first stored where the ranks of this host can read it, because sending may fail.
 void Cycle::carry_out(const Membership::Announce& action) {
   try_to_tell("ranks", [&] {
     transport_.announce_failure(action.cause);

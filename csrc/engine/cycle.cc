@@ -40,6 +40,7 @@ namespace {
 // The limit to the memory that whole messages (kWholeBytes) of one sender take on the receiving rank until receives take them.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
+// Then a message of a send or receive always comes through the window, so pass_once() need not ask MPI for it.
 bool do_all_share_window(transport::Transport& transport) {
   bool all = transport.window() != nullptr;
   for (int rank = 0; rank < transport.size(); ++rank) {
@@ -162,9 +163,9 @@ Outlook Cycle::outlook() const {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-// Until close() has succeeded, an operation that this rank has announced may become complete, and then the others need this
-// rank for it. So nothing else is given up before. The Goodbyes are sent last: messages arrive in order, so what this rank has
-// sent before still counts.
+// Until close() has succeeded, an operation that this rank has announced at a port may become complete, and then the others
+// need this rank for it. So this rank gives up nothing before. The Goodbyes are sent last. As messages arrive in order, the
+// others handle all that this rank has sent before.
 bool Cycle::say_goodbye() {
   return guard([&] {
     if (membership_.said_goodbye()) return true;

@@ -1,5 +1,5 @@
-// The limits of longest_sleep(), by the time for which nothing has happened. While data move, and without bells, a sleep is not
-// longer than the time waited so far (or 20 µs), so it can at most double a wait:
+// The limits of longest_sleep(), by the time for which nothing has happened. While data move, or if a bell is missing, a sleep
+// is not longer than the time waited so far (or 20 µs), so it at most doubles a wait:
 //
 //    time waited   moving data   negotiating, no bell   idle, no bell   negotiating, bells   idle, bells
 //    10 µs         20 µs         20 µs                  20 µs           10 ms                250 ms

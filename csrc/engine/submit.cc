@@ -6,8 +6,8 @@
 //    asks without a name    ──► submit_unnamed: numbers ──► submit_named ──────────┼──► launch ──► enqueue ──► push
 //    a prepared group       ──► submit_group: fill (only addresses) ───────────────┘
 //
-// A submission takes all operations or none. Everything that can refuse one of its operations comes before the push, and the
-// push takes all entries or none (TensorQueue::push). If it throws, launch() takes the handle back.
+// A submission takes all operations or none. All checks come before the push, except that of names that are in flight. The push
+// makes this check itself, and takes all entries or none (TensorQueue::push). If it throws, launch() takes the handle back.
 //
 // The completions and the handle exist before the push, because after the push another thread may end the operations at once,
 // and may call the watcher. The numbers of unnamed collectives are used up only after the push, so an operation that is refused

@@ -1,6 +1,7 @@
-// How blocked() decides. A rank is blocked if every operation that a caller awaits is found among those that are not agreed:
+// How blocked() decides. First condition: all known threads wait (WaitRegistry), or an operation with a callback is in flight.
+// Second condition: each awaited operation is found among those that are not agreed:
 //
-//    awaited   operations for which a known thread waits (WaitRegistry), and all operations whose submission has a callback
+//    awaited   all operations whose submission has a callback; if all known threads wait, also those for which they wait
 //    found     those of them that are held removals, pending in Negotiation, or unmatched in PointToPoint
 //
 // An awaited operation that is not found moves data or has just ended. Then the rank is not blocked, because this operation

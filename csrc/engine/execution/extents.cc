@@ -47,6 +47,7 @@ Extents::Extents(const FusedOp& fused, int rank, int ranks)
   out_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
 }
 
+// Only the number of rows differs from the shape of the input. An alltoall also tells how many rows have come from each member.
 std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   auto output = std::make_unique<EngineOutput>();
   output->shape = request.shape;

@@ -37,7 +37,6 @@ std::uint32_t operation_limit(const transport::Transport& transport) {
   return (std::uint32_t{1} << operation_bits(transport)) - 1;
 }
 
-// The channel knows only the members on this host: their places in the set, and their parts of the window.
 // Null if this rank is no member.
 std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& transport,
                                                          const ProcessSet& set,

@@ -148,8 +148,8 @@ void Transfers::finish(Moving& transfer) {
 // --- progress ---------------------------------------------------------------------------------------------------------
 
 template <typename Advance>
-// Goes on with the next transfer only when the first is done. After a part of it other operations have their turn. The ring
-// tells the peer that there are bytes to read, or that there is room or a payload has been read.
+// Goes on with the next transfer only when the first is done. If only a part has moved, other operations have their turn first.
+// The bell wakes the peer, which can now go on: there are bytes to read, or room for more, or a payload that was read.
 bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) {
   bool any = false;
   while (!transfers.empty()) {
@@ -262,7 +262,7 @@ void Transfers::retain_all(const base::Status& why) {
   queued_ = 0;
 }
 
-// Memory into which a copy of the GPU may still write is never freed, whatever the transport says.
+// Memory that a copy of the GPU may still use is never freed, even if the transport is done with it.
 void Transfers::close(bool memory_is_free) {
   for (StagedMemory& each : retained_) {
     if (!memory_is_free || each.is_copying) each.host.abandon();

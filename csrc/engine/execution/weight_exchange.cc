@@ -30,6 +30,8 @@ std::unique_ptr<collectives::Collective> WeightExchange::start(
   return collectives::start_allreduce(comm, args, selection);
 }
 
+// A member's share is its weight divided by the sum of all weights. The shares add up to 1 (unless all weights are 0), so the
+// sum of the values needs no divisor.
 collectives::Reduction WeightExchange::take(collectives::Reduction mean, int rank,
                                             Counters& counters) {
   std::vector<double> weights = std::exchange(weights_, {});

@@ -186,6 +186,8 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
 
+// The tensors of a rank that has joined have no output, so they are passed over. The buffer returns to the pool for the next
+// operation.
 void HostOperation::unpack() {
   std::size_t offset = 0;
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
@@ -206,8 +208,8 @@ void* HostOperation::allocate_output(const Extents& extents) {
   return extents.place(entries()[0], context_.outputs);
 }
 
-// Every member has the payload in `data`: the root copies its input there, unless it is in place, and a joined rank gets memory
-// of the pool, because the algorithm may pass the payload on from there.
+// `data` is the input on the root and the output on all other members. So the root first copies its input there, unless it is
+// in place. A joined rank gets memory of the pool, because the algorithm may pass the payload on from there.
 void HostOperation::start_broadcast() {
   const Request& request = first_request();
   collectives::BroadcastArgs args;
