@@ -1,4 +1,10 @@
 // Memory that Engine gives its callers: for results, and arenas.
+//
+// create_arena() checks the set, the size, the knob, the hosts, the channel and the kind, in this order. If the ranks are on
+// several hosts, shares_memory is false as well. So the hosts are checked before it, and the error names the real cause.
+//
+// A result for which the caller knows the size is allocated in the caller's thread, and not in a pass: new pages take time, and
+// a pass that waits for them would delay all operations in flight.
 
 #include <string>
 
@@ -19,10 +25,12 @@ OutputCache::Block Engine::new_output(std::size_t bytes) const {
 device::Buffer Engine::new_gpu_output(int gpu, std::size_t bytes, void* stream) {
   device::Buffer memory =
       shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
+  // From now on the pool adds the events of the operations on this memory, so the memory is reused only after them.
   memory.lend();
   return memory;
 }
 
+// Without an address, ranks of one host get different GPUs as long as the host has enough of them.
 int Engine::gpu_of_address(const void* address) {
   const device::Driver& driver = shared_.devices.driver();
   if (address != nullptr) return device::gpu_of_address(driver, address);
@@ -60,6 +68,7 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
     throw Error(ErrorCode::kInvalidArgument,
                 "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
   }
+  // The upper half is the rank, and the lower half counts from 1. So no id is 0, which means "in no arena".
   // Ids of different ranks are never equal, and an engine uses no id twice.
   const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
   using Kind = transport::SharedMemory::Kind;

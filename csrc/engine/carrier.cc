@@ -1,7 +1,17 @@
+// In which order the engine's parts learn of a new set, and forget a removed one:
+//
+//    add_set       Execution ──► SetDirectory (callers) ──► Membership ──► PointToPoint
+//    remove_set    SetDirectory ──► Numbering ──► Membership ──► PointToPoint ──► Execution
+//
+// Execution comes first because it makes the set's channels: share_memory() tells the directory whether there is one for all
+// members. At a removal the directory comes first: a later request of a caller is then refused inside the call. An entry that
+// is in the queue at that moment is refused when it is admitted (kRemovedSet).
 #include "engine/carrier.h"
 
 namespace hvdlite::engine {
 
+// All control messages of the engine leave here, also those of Membership, so the counters miss none. They count the encoded
+// bytes.
 void Carrier::send(int rank, const Message& message) {
   std::vector<std::byte> bytes = encode(message);
   ++shared_.counters.control_messages_sent;

@@ -1,4 +1,21 @@
 // The cycle's part that gives messages of other ranks to the machine that they concern, and carries out Membership's actions.
+//
+// The way of this rank's failure. All causes end in carry_out(Fail):
+//
+//    a Failure of another rank                  ──► receive ──► hear ──┐
+//    a lost rank, a silent host, a long stall   ──► look (cycle.cc) ───┼──► Membership ──► apply ──► carry_out(Fail)
+//    an exception in a step                     ──► fail_for ──────────┤
+//    an exception of the program                ──► raise_failure ─────┘
+//
+// carry_out(Fail) makes its steps in this order:
+//
+//    1  tell_user    the log: the flight recorder still shows which operations are in flight
+//    2  record       callers' submissions are refused from here on
+//    3  abandon      tries to close the ports, so that nothing that this rank has announced becomes complete later
+//    4  end_all      the callers wake up, and get the text of the first failure
+//
+// A later failure makes only step 4, for entries that have come meanwhile. Ranks may differ in the failure that they see first,
+// but all operations of one rank end with the same text.
 
 #include <type_traits>
 #include <utility>
@@ -22,6 +39,8 @@ constexpr std::size_t kEndedInLog = 3;
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
+// Adds the sender to the text of each error, because a decoder knows only the bytes. After a failure the remaining messages are
+// left for receive_late().
 bool Cycle::receive(bool host_only) {
   bool any = false;
   int source = 0;
@@ -39,6 +58,7 @@ bool Cycle::receive(bool host_only) {
   return any;
 }
 
+// std::visit picks the overload by the message's type. The template is the one for Membership's messages.
 void Cycle::hear(int source, Message& message) {
   std::visit([&](auto& content) { hear(source, content); }, message);
 }
@@ -57,6 +77,7 @@ void Cycle::hear(int source, Content& message) {
   apply(membership_.hear(source, std::move(message), shared_.time.now(), facts_));
 }
 
+// Only Membership hears these messages: the other machines have ended all their entries, and must not begin any.
 void Cycle::receive_late() {
   int source = 0;
   while (transport_.receive_message(&source, &bytes_)) {
@@ -72,6 +93,7 @@ void Cycle::apply(Membership::Actions actions) {
   }
 }
 
+// Transports carry no message from a rank to itself. Such a message is heard at once, by the same machine as any other.
 void Cycle::carry_out(Membership::Send& action) {
   if (action.to == transport_.rank()) {
     hear(action.to, action.message);
@@ -91,6 +113,7 @@ void Cycle::try_to_tell(const std::string& whom, Tell tell) {
   }
 }
 
+// The cause is first stored where the ranks of this host can read it, because sending may fail.
 void Cycle::carry_out(const Membership::Announce& action) {
   try_to_tell("ranks", [&] {
     transport_.announce_failure(action.cause);
@@ -114,6 +137,7 @@ void Cycle::carry_out(const Membership::Undecided& action) {
 }
 
 void Cycle::carry_out(const Membership::Fail& action) {
+  // told: the failure is an exception of the program, which its user sees anyway.
   if (!action.told) tell_user(action.why);
   if (shared_.failure.record(action.why)) negotiation_.abandon();
   end_all(shared_.failure.status());

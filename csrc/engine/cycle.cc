@@ -1,3 +1,24 @@
+// A pass makes its steps in the order in which work goes through the engine:
+//
+//    receive ──► take_queued ──► Negotiation::advance ──► Execution::advance ──► Membership::look
+//
+// So work goes as far as possible in one pass: an entry from the queue can be announced in the pass that takes it, and an
+// operation that this announcement completes can start in the same pass. In the opposite order each step would wait for the
+// next pass.
+//
+// For which messages a pass looks (pass_once); the first line that holds decides. A look in the window costs some loads, and a
+// look for all messages also asks MPI:
+//
+//    a thorough pass, or some ranks do not agree in memory     all messages
+//    a send or receive waits, and all ranks share one window   those in the window
+//    a send or receive waits, and some ranks do not            all messages
+//    none of these                                             none: what other ranks announce is in the ledger
+//
+// "Moved" is true if a step did something, or if the transport's activity() has changed: an operation in flight does not say
+// whether it has moved data, but completed messages and steps in shared memory count there.
+//
+// A rank that has failed still makes passes: it ends what callers have queued meanwhile, answers the messages that need an
+// answer, and sends the messages that tell the others of its failure.
 #include "engine/cycle.h"
 
 #include <algorithm>
@@ -19,6 +40,7 @@ namespace {
 // The limit to the memory that whole messages (kWholeBytes) of one sender take on the receiving rank until receives take them.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
+// Then a message of a send or receive always comes through the window, so pass_once() need not ask MPI for it.
 bool do_all_share_window(transport::Transport& transport) {
   bool all = transport.window() != nullptr;
   for (int rank = 0; rank < transport.size(); ++rank) {
@@ -29,6 +51,9 @@ bool do_all_share_window(transport::Transport& transport) {
 
 }  // namespace
 
+// The order of the members matters. carrier_ comes before point_to_point_ and negotiation_, which get it as their effects; it
+// only stores the reference to point_to_point_. negotiation_ comes after both: its constructor adds the set of all ranks, and
+// carrier_ passes the set on to point_to_point_.
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
@@ -56,6 +81,7 @@ bool Cycle::guard(Step step) {
   return !failed_before;
 }
 
+// A thread of a framework may drive and may treat subnormal floats in another way, so the pass sets the standard first.
 bool Cycle::pass(bool flush, bool thorough) {
   const kernels::StandardFloats floats;
   ++shared_.counters.passes;
@@ -104,6 +130,8 @@ bool Cycle::take_queued(bool flush) {
   return true;
 }
 
+// Negotiation refuses a collective on a set whose removal this rank has asked for. Sends and receives do not pass through it,
+// so they are refused here.
 void Cycle::admit(Entry& entry) {
   const Request& request = *entry.request;
   if (!base::is_point_to_point(request.kind)) return negotiation_.admit(entry);
@@ -115,6 +143,7 @@ void Cycle::admit(Entry& entry) {
   point_to_point_.admit(entry);
 }
 
+// `due` of queued entries is at least 1 µs, because 0 means that nothing is due.
 Outlook Cycle::outlook() const {
   Outlook outlook;
   outlook.idle = std::chrono::duration_cast<base::microseconds>(shared_.time.now() - moved_at_);
@@ -134,6 +163,9 @@ Outlook Cycle::outlook() const {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
+// Until close() has succeeded, an operation that this rank has announced at a port may become complete, and then the others
+// need this rank for it. So this rank gives up nothing before. The Goodbyes are sent last. As messages arrive in order, the
+// others handle all that this rank has sent before.
 bool Cycle::say_goodbye() {
   return guard([&] {
     if (membership_.said_goodbye()) return true;
@@ -163,6 +195,8 @@ void Cycle::raise_failure(const std::string& cause) {
   });
 }
 
+// The text tells four causes apart: a lost rank, an error that the code below knows, a lack of memory, and any other exception,
+// which is a bug in hvdlite.
 void Cycle::fail_for(const std::exception& error) {
   const auto* known = dynamic_cast<const base::Error*>(&error);
   // A rank is lost. If the search finds which one, the failure names it.

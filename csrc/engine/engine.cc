@@ -1,3 +1,37 @@
+// (Over 400 lines, because all of its functions pass on one token, and are read together.)
+//
+// Who makes the passes:
+//
+//    a caller waits          it takes the token, and makes passes until its operation is done (drive)
+//    further callers wait    each rings the doorbell and sleeps; one that wakes while the token is free takes it (wait_for)
+//    no caller waits         the engine thread takes the token for one pass at a time (run)
+//    a thread has a claim    the holder returns the token after its pass, and other threads leave it (take_token_or_wait)
+//
+// Where a thread sleeps, and who wakes it:
+//
+//    shared_.event   callers without the token    the end of an operation, the return of the token, the end of the engine
+//    kick_           the engine thread, while     a submission that wakes; poll(); the last waiting caller, if work is left;
+//                    it may not make passes       resume(), shutdown()
+//    the doorbell    a thread whose passes did    other ranks; a submission that wakes; a caller that waits without the token;
+//                    nothing                      a claim; the GPU's completion thread; shutdown()
+//
+// Each of these sleeps has the same three steps: read the number (listen() for the doorbell), then look for work, then sleep
+// only while the number is the same. A thread that makes work stores it first, and changes the number afterwards. So no wake-up
+// is lost between the look and the sleep.
+//
+// A driving caller sleeps with the token, and the engine thread without it. So a caller that comes while the engine thread
+// sleeps takes the token at once. A caller that comes while another caller sleeps has to ring.
+//
+// The order of shutdown():
+//
+//    1  pause()              agreed operations end, because other ranks need this rank for them; from here on the token is kept
+//    2  said_goodbye()       the other ranks learn that this rank takes part in no later operation
+//    3  drained()            coordinators answer with their last decisions, which are carried out; all messages leave
+//    4  queue.close()        before the next step: an entry that came after it would never end
+//    5  end_all()            ends all entries that are left
+//    6  closed_              waiting callers and claims give up; the token is never free again
+//    7  join, cycle_.close() the engine thread may use the transport until it has ended
+//    8  the other parts      after Execution, whose operations use GPUs, arenas and outputs
 #include "engine/engine.h"
 
 #include <sched.h>
@@ -40,6 +74,8 @@ CompletionPtr first_failure(const CompletionArray& batch) {
   return nullptr;
 }
 
+// The kernel clears this page in a forked child. So the question whether this process is a child costs one load, and no system
+// call.
 void* make_fork_canary() {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   void* memory = mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -64,6 +100,7 @@ Engine::Engine(std::unique_ptr<transport::Transport> transport, Topology topolog
   for (int peer = 0; peer < transport_->size(); ++peer) {
     bells_reach_all_ = bells_reach_all_ && transport_->reaches_by_bell(peer);
   }
+  // The thread starts last, because it uses all other members.
   thread_ = std::thread([this] { run(); });
 }
 
@@ -97,6 +134,7 @@ bool Engine::poll(std::int64_t handle) {
   return true;
 }
 
+// Operations on host memory have no event: their results are there when the operations are done.
 void Engine::order(std::int64_t handle, void* stream) const {
   const CompletionArray batch = shared_.handles.find(handle);
   const device::Event* last = nullptr;  // fused tensors share one event
@@ -116,6 +154,7 @@ void Engine::order(std::int64_t handle, void* stream) const {
   }
 }
 
+// All handles have one deadline. When it has passed, the loop ends, even if later operations are done.
 bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
                   CompletionPtr* failed) {
   require_usable();
@@ -132,6 +171,7 @@ bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
   return done;
 }
 
+// Passes over operations that are done: these need no look at the clock and no span in the timeline.
 bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadline,
                           Clock::time_point* ended) {
   for (std::size_t i = 0; i < batch.size; ++i) {
@@ -143,6 +183,9 @@ bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadli
   return true;
 }
 
+// The caller counts itself as waiting before it tries to get the token, and the engine thread reads that count before it takes
+// the token. So while a caller waits, the engine thread makes at most one more pass. The last caller that leaves kicks the
+// engine thread if operations have not ended. Without that kick the engine thread would sleep until kStandAside is over.
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
   // Has this call driven to the end, so that the cycle knows the time of the end?
@@ -178,6 +221,8 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   return completion->is_done();
 }
 
+// Only the holder may touch to_tell, so this function takes the list before it frees the token, and calls the watchers
+// afterwards.
 void Engine::give_token_back() {
   auto to_tell = std::exchange(shared_.to_tell, {});
   token_.store(false, std::memory_order_release);
@@ -199,6 +244,7 @@ void Engine::drive(const CompletionPtr& completion, Clock::time_point deadline) 
   }
 }
 
+// A thread that sleeps between its passes makes few of them, so each of its passes looks for all messages.
 bool Engine::is_time_for_messages(const Stillness& still) {
   const std::uint32_t pause = still.since ? kPassesBetweenMessages : kMostPassesBetweenMessages;
   const bool due = ++passes_ >= pause || still.sleeps;
@@ -209,6 +255,7 @@ bool Engine::is_time_for_messages(const Stillness& still) {
 // Called with the token. Makes one pass. If it did nothing, pauses for at most `limit`: spins, yields or sleeps, depending on
 // how long nothing has moved. Returns false after the deadline. While things move, only the cycle reads the clock.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
+  // Listens before the pass: a ring during the pass then prevents the sleep after it.
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
   if (cycle_.pass(true, is_time_for_messages(*still))) {
     if (still->sleeps) transport_->unlisten();
@@ -252,6 +299,9 @@ bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most
 
 // --- the engine thread ----------------------------------------------------------------------------------------------
 
+// Each turn takes the token for one pass and reads the outlook, which belongs to the cycle, before it returns the token. All
+// sleeps are without the token. `unrung` carries the answer of sleep() to the next turn: only the next pass shows whether there
+// was work.
 void Engine::run() {
   base::name_this_thread("hvdlite");
   base::sharpen_timers();

@@ -1,3 +1,15 @@
+// The limits of longest_sleep(), by the time for which nothing has happened. While data move, or if a bell is missing, a sleep
+// is not longer than the time waited so far (or 20 µs), so it at most doubles a wait:
+//
+//    time waited   moving data   negotiating, no bell   idle, no bell   negotiating, bells   idle, bells
+//    10 µs         20 µs         20 µs                  20 µs           10 ms                250 ms
+//    1 ms          200 µs        200 µs                 1 ms            10 ms                250 ms
+//    100 ms        200 µs        4 ms                   5 ms            10 ms                250 ms
+//    10 s          200 µs        5 ms                   50 ms           10 ms                250 ms
+//
+// With bells the limits are long, because a ring ends the sleep: they only protect against a ring that is lost. Not every
+// movement of data rings a bell, so that limit is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and
+// `due` shortens every sleep.
 #include "engine/pacing.h"
 
 #include <algorithm>

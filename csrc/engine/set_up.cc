@@ -1,3 +1,6 @@
+// The values come from the knobs and from the places of the ranks on hosts. Only two depend on this rank's processor: the
+// instruction set, and the number of polls that fit into kInnerSpin. Ranks may differ in these, because results do not depend
+// on them (collectives/collective.h).
 #include "engine/set_up.h"
 
 #include <vector>
@@ -21,6 +24,8 @@ collectives::TileStores stores_of(const std::string& knob) {
 
 }  // namespace
 
+// Takes the best instruction set of this processor unless the knob names another one. A set that the processor lacks is refused
+// here: its kernels would end the process by an illegal instruction in the first reduction.
 collectives::Selection selection_of(const base::Config& config, const base::WaitPolicy& waiting) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
@@ -56,6 +61,8 @@ collectives::Selection selection_of(const base::Config& config, const base::Wait
   return selection;
 }
 
+// Results above `largest` stay in ordinary memory: each rank writes such a result itself (ResultMemory::largest), so other
+// ranks need not map it.
 std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
                                                const base::Config& config) {
   const transport::HostWindow* const window = transport.window();
@@ -82,6 +89,7 @@ Membership::Limits limits_of(const base::Config& config) {
           .peer = config.peer_timeout};
 }
 
+// The window's number of regions and the hosts of all ranks are the same on all ranks of a host. So their tables begin equal.
 Regions regions_of(transport::Transport& transport) {
   std::vector<int> host_of;
   for (int rank = 0; rank < transport.size(); ++rank) host_of.push_back(transport.host_of(rank));
@@ -90,6 +98,8 @@ Regions regions_of(transport::Transport& transport) {
           transport.windows_everywhere()};
 }
 
+// agreement_is_barrier: if the user forces an algorithm for barriers, it runs even after an agreement that is a barrier
+// already.
 Negotiation::Settings settings_of(const transport::Transport& transport,
                                   const base::Config& config) {
   return {.rank = transport.rank(),

@@ -1,4 +1,18 @@
 // The callers' side of Engine up to the queue: makes entries and handles from requests.
+//
+// The way of a submission. Each way ends in launch():
+//
+//    asks that have names   ──────────────────────────────► submit_named: intern ──┐
+//    asks without a name    ──► submit_unnamed: numbers ──► submit_named ──────────┼──► launch ──► enqueue ──► push
+//    a prepared group       ──► submit_group: fill (only addresses) ───────────────┘
+//
+// A submission takes all operations or none. All checks come before the push, except that of names that are in flight. The push
+// makes this check itself, and takes all entries or none (TensorQueue::push). If it throws, launch() takes the handle back.
+//
+// The completions and the handle exist before the push, because after the push another thread may end the operations at once,
+// and may call the watcher. The numbers of unnamed collectives are used up only after the push, so an operation that is refused
+// leaves no gap between the ranks: the next one gets its number. The lock of Numbering is held meanwhile, so no other thread
+// gets the same number.
 
 #include <algorithm>
 #include <array>
@@ -87,6 +101,7 @@ void check_member(const Request& request, const Request& first, NamesInFlight& n
 
 }  // namespace
 
+// The first failure comes before the shutdown, because it is the cause that the user needs.
 void Engine::require_accepting() const {
   require_usable();
   if (shared_.failure.happened()) {
@@ -99,6 +114,7 @@ void Engine::require_accepting() const {
 // Fills the entries except their completions. Finds or makes the requests; new ones have to pass the checks. Unnamed operations
 // are never remembered, so they are not looked up: a look-up costs several cache misses.
 void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries) {
+  // The lock is taken at the first request with a name. A submission of unnamed ones needs none.
   std::unique_lock lock(interning_, std::defer_lock);
   ReadyEvents ready(shared_.devices);
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -194,6 +210,7 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   use_up();
 }
 
+// One operation is the usual case, so its entry lies on the stack.
 void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Launch launching) {
   std::array<Entry, 1> one;
   std::vector<Entry> many(asks.size() > 1 ? asks.size() : 0);
@@ -203,6 +220,8 @@ void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Lau
   launch(entries, std::move(launching));
 }
 
+// The members were checked by prepare(). Only what may have changed since is checked here: the set, the number of addresses and
+// the weight.
 void Engine::submit_group(const Submission& what, Launch launching) {
   const PreparedGroupPtr group = prepared_.find(what.group);
   const std::size_t size = group->members.size();
@@ -225,6 +244,8 @@ void Engine::submit_group(const Submission& what, Launch launching) {
   launch(entries, std::move(launching));
 }
 
+// Chooses for each member the request that describes its memory now (in the arena or not) and this rank's part (with a value or
+// without).
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
   const auto arena = group.arena != 0 ? shared_.arenas->find(group.arena) : nullptr;
   // Either all members are on one GPU, or none is on a GPU.
@@ -328,6 +349,7 @@ bool Engine::pass_at_once(bool whole) {
 
 // --- prepared groups ------------------------------------------------------------------------------------------------
 
+// Both requests have one hash, because seal() leaves `absent` out. So a rank without a value agrees with ranks that have one.
 PreparedGroup::RequestPair Engine::pair_of(const RequestView& view, const SetDirectory::Info& set) {
   PreparedGroup::RequestPair pair{check(view, set), nullptr};
   auto absent = std::make_shared<Request>(*pair.present);

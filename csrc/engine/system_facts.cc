@@ -1,3 +1,14 @@
+// How blocked() decides. First condition: all known threads wait (WaitRegistry), or an operation with a callback is in flight.
+// Second condition: each awaited operation is found among those that are not agreed:
+//
+//    awaited   all operations whose submission has a callback; if all known threads wait, also those for which they wait
+//    found     those of them that are held removals, pending in Negotiation, or unmatched in PointToPoint
+//
+// An awaited operation that is not found moves data or has just ended. Then the rank is not blocked, because this operation
+// goes on without a new request. A rank with entries in the queue is not blocked either: it has not announced them yet.
+//
+// The report names all open operations, also those that nobody awaits here, because other ranks may wait for this rank's part
+// in them (deadlock.h). An operation counts as waited for if a caller awaits it, or if a caller awaits the removal of its set.
 #include "engine/system_facts.h"
 
 #include <algorithm>
@@ -9,6 +20,8 @@ namespace hvdlite::engine {
 
 namespace {
 
+// The letters are those of the kernel (/proc/PID/status). An unknown state gives no text, because a wrong one would mislead the
+// user.
 std::string describe_process(int pid) {
   switch (base::state_of_process(pid)) {
     case 'T':
@@ -42,6 +55,7 @@ BlockedReport SystemFacts::blocked() {
   report.blocked = (seen || watched > 0) && !shared_.queue.due({}).has_value();
   if (!report.blocked) return report;
   auto awaited = seen.value_or(std::vector<CompletionPtr>());
+  // `watched` counts the operations with a callback already.
   std::erase_if(awaited, [](const CompletionPtr& each) { return each->watcher != nullptr; });
   // Several threads may wait for one operation.
   std::ranges::sort(awaited);
@@ -54,6 +68,8 @@ BlockedReport SystemFacts::blocked() {
   std::int64_t found = 0;
   // A caller that waits for a set's removal waits for all operations that this rank has submitted to the set.
   std::set<std::int32_t> removing;
+  // A removal is held back until this rank's operations on the set have ended. If none of them is open, it waits for data that
+  // move.
   for (const Entry& entry : negotiation_.held_removals()) {
     const SetNegotiation* set = negotiation_.find(entry.request->root);
     if (!is_awaited(entry.completion) || set == nullptr) continue;
@@ -83,6 +99,7 @@ BlockedReport SystemFacts::blocked() {
   return report;
 }
 
+// The last argument of visit: has the operation been agreed or matched? A joined rank's entries in Execution have no request.
 void SystemFacts::for_each_unfinished(const Visit& visit) {
   const auto open = [&](const Entry& entry) {
     visit(*entry.request, entry.completion->record, false);

@@ -1,3 +1,23 @@
+// The way of an operation on host memory:
+//
+//    execute() ──────────────────────────► enqueue ──► waiting ──► start ──► running ──► step ──► finish
+//    execute_prepared(): in parts, or of ─────┘
+//                        several tensors
+//                        all others ──► run_prepared ──► finish, in no lane
+//
+// If nothing runs in its lane, an operation of any size starts. Otherwise it starts if fewer than kMaxRunning operations and
+// kMaxRunningBytes run, and the last one has begun all its collectives. Operations of a lane may end in any order: tags keep
+// their messages apart, and turns keep their steps in shared memory apart.
+//
+// All members give an operation the same tag: they execute the operations of a set in the same order, and count them in
+// next_operation. The set's two lanes (host and GPU memory) share this count. A prepared operation that needs no lane takes no
+// number on any member.
+//
+// All members agree on how an operation is prepared, because preparation_of() reads only the request, the set and the knobs. A
+// member that cannot prepare it, for example because it has no value, announces it as not prepared. Then no member calls
+// execute_prepared().
+//
+// If an operation's start() or advance() throws, the operation is in `running`, where retain_all() finds it.
 #include "engine/execution/execution.h"
 
 #include <algorithm>
@@ -96,6 +116,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 
 // --- process sets -----------------------------------------------------------------------------------------------------
 
+// The channels are made even if there is no ledger, because collectives use them, too.
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
   // A set that reuses an id begins with other tags than the earlier set did. This is a precaution: the earlier set was removed
@@ -113,6 +134,8 @@ void Execution::share_staging(SetId set, const Regions::Grant& regions) {
   gpu = sharing(*gpu, share(transport_, *gpu, regions));
 }
 
+// The GPU may still have work of the set, although its operations have ended. So the lane lives on in ending_ until that is
+// done.
 void Execution::remove_set(SetId set) {
   sets_.erase(set);
   const auto found = device_lanes_.find(set);
@@ -130,6 +153,8 @@ bool Execution::share_memory(SetId set) const {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
+// Not prepared: a rank without a value, memory of a GPU, a mean that needs the weights first, and tensors in an arena, which
+// all members map.
 Preparation Execution::preparation_of(const SharingSet& set, std::span<const Entry> unit) const {
   const auto cannot = [](const Entry& entry) {
     const Request& request = *entry.request;
@@ -148,6 +173,8 @@ Preparation Execution::preparation_of(const SharingSet& set, std::span<const Ent
                                      selection_);
 }
 
+// In shared memory the input is copied to its place at once. Otherwise the payload travels with the announcement, and refers to
+// the caller's tensor or to `packed`.
 std::optional<InlinePayload> Execution::prepare(SetId set, std::span<const Entry> unit) {
   const SharingSet& known = *sets_.find(set)->second.host;
   const Entry& entry = unit.front();
@@ -259,6 +286,8 @@ bool Execution::settled() const {
                              [](const auto& lane) { return lane.second->settled(); });
 }
 
+// An empty lane is erased, so idle() need not look into lanes. The next operation makes it again; the channels belong to the
+// set.
 bool Execution::advance() {
   bool moved = false;
   for (auto lane = lanes_.begin(); lane != lanes_.end();) {
@@ -272,6 +301,7 @@ bool Execution::advance() {
   return moved;
 }
 
+// The transport does not see what GPUs move, so this function counts it.
 bool Execution::advance_devices() {
   bool moved = false;
   for (auto& [id, lane] : device_lanes_) moved = lane->advance() || moved;
@@ -294,6 +324,7 @@ bool Execution::start(Lane& lane) {
         std::move(next), comm,
         HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
     Operation& operation = *lane.running.back();
+    // The operation is in `running` before start() may throw, so that retain_all() finds its entries.
     lane.running_bytes += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
     started = true;
@@ -301,6 +332,7 @@ bool Execution::start(Lane& lane) {
   return started;
 }
 
+// Does not say whether data have moved: the transport's activity() says that (cycle.cc).
 bool Execution::step(Lane& lane) {
   bool moved = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
@@ -322,6 +354,7 @@ bool Execution::step(Lane& lane) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
+// A waiting operation has given no memory to the transport, so it is not retained.
 void Execution::retain_all(const base::Status& why) {
   for (auto& [id, lane] : lanes_) {
     for (auto& operation : lane.running) {
@@ -346,6 +379,7 @@ void Execution::retain_all(const base::Status& why) {
 
 Execution::~Execution() { close(false); }
 
+// The watcher stops first, because its thread rings this rank's bell.
 void Execution::close(bool memory_is_free) {
   watcher_.stop();
   transfers_.close(memory_is_free);

@@ -1,3 +1,13 @@
+// An example for three ranks, as rank 1 sees it. An alltoall's `sizes` are a table, a row for each sender and a column for each
+// receiver:
+//
+//               to 0   to 1   to 2
+//    from 0       1      2      3       sent      4 5 6     rank 1's row
+//    from 1       4      5      6       rows      2 5 8     rank 1's column
+//    from 2       7      8      9       out_rows  15        the sum of the column
+//
+// An allgather's `sizes` are the rows of each member, and each member gets all of them. A reducescatter has no `sizes`: all
+// members have the same shape, and part_of() cuts its rows, so 7 rows become 3, 2 and 2.
 #include "engine/execution/extents.h"
 
 #include <numeric>
@@ -37,6 +47,7 @@ Extents::Extents(const FusedOp& fused, int rank, int ranks)
   out_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
 }
 
+// Only the number of rows differs from the shape of the input. An alltoall also tells how many rows have come from each member.
 std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   auto output = std::make_unique<EngineOutput>();
   output->shape = request.shape;
@@ -46,6 +57,7 @@ std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   return output;
 }
 
+// The caller gave its memory before the other members' rows were known.
 void* Extents::place(const Entry& entry, OutputCache& outputs) const {
   if (entry.output != nullptr && are_even()) return entry.output;
   auto made = output(*entry.request);

@@ -1,3 +1,9 @@
+// A lease remembers the capacity of its buffer, and give_back() keeps the buffer under this capacity. get() takes the smallest
+// kept buffer that is large enough. There are few capacities, so a step that fuses other tensors than the last step often finds
+// the same buffers:
+//
+//    asked         1 B     5000 B   700 KiB   1.1 MiB     9 MiB    65 MiB
+//    capacity      4 KiB   8 KiB    1 MiB     1.125 MiB   9 MiB    72 MiB
 #include "engine/execution/fusion_buffer.h"
 
 #include <bit>
@@ -39,6 +45,7 @@ FusionBufferPool::Lease FusionBufferPool::get(std::size_t bytes) {
   return Lease(static_cast<std::byte*>(data), {this, capacity});
 }
 
+// Runs in destructors, so it throws nothing: a buffer that cannot be kept is freed.
 void FusionBufferPool::give_back(std::byte* data, std::size_t capacity) {
   try {
     if (kept_ + capacity <= keep_bytes_) {

@@ -1,3 +1,11 @@
+// A tag of tag_bits() bits, and a tile number of 64 bits. They keep apart what must never meet:
+//
+//    tag            | set id: 10 | operation: the rest | channel: 3 |
+//    tile number    | epoch of the set: 24 | tiles of the set: 40   |
+//
+// Two operations that are in flight together differ in the set or in the operation's number, and two streams of one operation
+// in the channel. The number with all bits set belongs to payloads of point to point, whose set id is 0. A later set has a
+// larger epoch, so the flags that an earlier set has left in a region are smaller than every tile of the region's next user.
 #include "engine/execution/operation.h"
 
 #include <algorithm>
@@ -98,6 +106,8 @@ collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {
   return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : ranks);
 }
 
+// The number of contributors is known from the agreement, so the completions get it here, for every kind of operation. A joined
+// rank has no completion.
 Operation::Operation(QueuedOperation what) : what_(std::move(what)) {
   for (std::size_t i = 0; i < entries().size(); ++i) {
     const AgreedOperation& part = fused().parts[i];
@@ -125,6 +135,8 @@ std::unique_ptr<collectives::Collective> Operation::start_with_rows(
   }
 }
 
+// Only an operation that is alone can have no value: the planner does not fuse an allreduce without contributors. So the first
+// part answers for all.
 bool Operation::has_no_value() const {
   return fused().parts.front().contributors == 0 && first_request().kind == OpKind::kAllreduce;
 }

@@ -1,3 +1,19 @@
+// The ways of a payload, and the list that holds the entry meanwhile:
+//
+//    peer                             list              what moves the payload
+//    rank that shares the window      queues_           advance(): the payload stream, the first transfer of each direction
+//    other rank, a send               queues_, moving_  the transport, when the tensor is in host memory
+//    other rank, a receive            moving_           the transport, at once
+//    this rank                        own_              advance_own(): one copy, when the sent tensor is in host memory
+//    message that travelled whole     moving_           take(): one copy, at once
+//
+// Payloads from one rank to another have no numbers. Both ranks start them in the same order (PointToPoint), and nothing
+// overtakes: a queue gives away only its first transfer, and a send whose tensor is not in host memory yet holds back the later
+// ones to the same rank. Sends to different ranks do not wait for each other. Messages of a rank to itself may overtake,
+// because each is already with its receive.
+//
+// Before a payload moves, its entry is in one of these lists. So if a step throws, retain_all() finds the entry. This is why
+// take() and advance_own() put entries into moving_ before they copy.
 #include "engine/execution/transfers.h"
 
 #include <cstring>
@@ -21,6 +37,7 @@ bool is_staged(const Entry& entry) { return entry.request->on_gpu() && entry.req
 
 // --- starting ---------------------------------------------------------------------------------------------------------
 
+// The streams are made at the first payload to or from the rank. They stay until the end, also while no payload uses them.
 Transfers::Queues& Transfers::queues_with(int peer) {
   const auto [found, is_new] = queues_.try_emplace(peer);
   Queues& queues = found->second;
@@ -97,6 +114,7 @@ void Transfers::take_own(Entry receive, Entry send) {
   advance_own();
 }
 
+// `staged` stays empty for a tensor in host memory, and then source_of() and target_of() name the tensor itself.
 void Transfers::make_room(Moving& receive) {
   if (!is_staged(receive.entry)) return;
   receive.staged = naming(*receive.entry.request, [&] { return staging_.room_for(receive.entry); });
@@ -130,6 +148,8 @@ void Transfers::finish(Moving& transfer) {
 // --- progress ---------------------------------------------------------------------------------------------------------
 
 template <typename Advance>
+// Goes on with the next transfer only when the first is done. If only a part has moved, other operations have their turn first.
+// The bell wakes the peer, which can now go on: there are bytes to read, or room for more, or a payload that was read.
 bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) {
   bool any = false;
   while (!transfers.empty()) {
@@ -147,6 +167,7 @@ bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) 
   return any;
 }
 
+// Passes over a message whose tensor is not in host memory yet.
 bool Transfers::advance_own() {
   bool any = false;
   for (auto at = own_.begin(); at != own_.end();) {
@@ -158,6 +179,7 @@ bool Transfers::advance_own() {
     const std::size_t place = moving_.size();
     moving_.push_back(std::move(at->second));
     at = own_.erase(at);
+    // By index: take() adds to moving_, so a reference could become invalid.
     take(std::move(receive), source_of(moving_[place]));
     finish(moving_[place]);
     moving_.pop_back();
@@ -177,6 +199,7 @@ void Transfers::tell_refusal(int peer, int error) {
                         "allows it");
 }
 
+// Asks the transport about each transfer that it has. queued_ saves the walk over all ranks in a pass without queued transfers.
 bool Transfers::advance() {
   bool any = staging_.look_after();
   for (std::size_t place = 0; place < moving_.size();) {
@@ -239,6 +262,7 @@ void Transfers::retain_all(const base::Status& why) {
   queued_ = 0;
 }
 
+// Memory that a copy of the GPU may still use is never freed, even if the transport is done with it.
 void Transfers::close(bool memory_is_free) {
   for (StagedMemory& each : retained_) {
     if (!memory_is_free || each.is_copying) each.host.abandon();

@@ -1,3 +1,12 @@
+// An example: rank 1 has three times rank 0's weight and gives notice, and rank 2 has joined.
+//
+//             weights_         after the sum     reduction of this rank's values
+//    rank 0   [ 2 0 0 | 0 ]    [ 2 6 0 | 1 ]     Sum, prescale * 2/8
+//    rank 1   [ 0 6 0 | 1 ]    [ 2 6 0 | 1 ]     Sum, prescale * 6/8
+//    rank 2   [ 0 0 0 | 0 ]    [ 2 6 0 | 1 ]     Sum, prescale * 0, and it contributes nothing
+//
+// All members see the same weights. So either all take the plain mean, or all take the sum: the weights are all equal and not 0
+// on every member or on none.
 #include "engine/execution/weight_exchange.h"
 
 #include <algorithm>
@@ -21,6 +30,8 @@ std::unique_ptr<collectives::Collective> WeightExchange::start(
   return collectives::start_allreduce(comm, args, selection);
 }
 
+// A member's share is its weight divided by the sum of all weights. The shares add up to 1 (unless all weights are 0), so the
+// sum of the values needs no divisor.
 collectives::Reduction WeightExchange::take(collectives::Reduction mean, int rank,
                                             Counters& counters) {
   std::vector<double> weights = std::exchange(weights_, {});

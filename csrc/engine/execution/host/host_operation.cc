@@ -1,3 +1,18 @@
+// What an operation does, by its kind. Only the weighted allreduce has two collectives:
+//
+//    kind                                    input and result                  collective
+//    allreduce, one tensor                   the tensor                        allreduce
+//    allreduce, several, scattered           the tensors where they lie        allreduce of many parts
+//    allreduce, several, others              the fusion buffer                 pack, allreduce in place, unpack
+//    weighted allreduce                      the weights; then as above        the weights' allreduce, then that of the values
+//    prepared allreduce, whole payloads      the payloads; output or buffer    none: start() makes the result
+//    prepared allreduce, parts               the payloads; output or buffer    gather of the reduced parts
+//    allgather, alltoall, reducescatter      the tensor; Extents::place()      the same
+//    broadcast                               the output                        broadcast
+//
+// Whether an allreduce packs depends on its size, its reduction, the set and the knobs, which are the same on all members. It
+// does not depend on where a rank's tensors lie, or on whether the rank has joined. A joined rank packs the identity, and gets
+// memory of the pool if the algorithm needs some.
 #include "engine/execution/host/host_operation.h"
 
 #include <cmath>
@@ -26,6 +41,7 @@ void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
 
 }  // namespace
 
+// An operation without a value starts no collective on any member: all know from the agreement that none has a value.
 void HostOperation::start() {
   if (has_no_value()) return;
   switch (first_request().kind) {
@@ -55,6 +71,8 @@ void HostOperation::start() {
   }
 }
 
+// Of a weighted allreduce, the end of the first collective begins the second, in the same call. The results are unpacked here,
+// before the operation counts as finished, so that a completion is never done before its output is written.
 bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
   if (weights_.pending()) {
@@ -101,6 +119,7 @@ void HostOperation::start_prepared_allreduce() {
     part.output = scratch(bytes());
     packed_ = true;
   }
+  // Has each member sent its whole input, or the part that this rank reduces?
   if (payloads().front().size() == bytes()) {
     collectives::allreduce_prepared(inputs, comm_.hosts(), part, reduction, tuning.isa);
   } else {
@@ -109,10 +128,12 @@ void HostOperation::start_prepared_allreduce() {
   payloads().clear();
 }
 
+// 0 times infinity is not a number. So a rank with the weight 0 contributes the identity instead of its value times 0.
 const void* HostOperation::input_of(std::size_t part) const {
   return weights_.counts_nothing() ? nullptr : entries()[part].input;
 }
 
+// One tensor is one part, so it needs no packing, whatever the algorithm is.
 void HostOperation::reduce(collectives::Reduction reduction) {
   const bool scattered =
       collectives::takes_scattered(bytes(), reduction, comm_, context_.selection);
@@ -142,6 +163,8 @@ void HostOperation::start_allreduce_in_place(collectives::Reduction reduction, b
   collective_ = collectives::start_allreduce(comm_, std::move(args), context_.selection);
 }
 
+// The tensors lie one after the other in the buffer, without gaps, in the order of the FusedOp. This order is the same on all
+// members.
 void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
   const Request& first = first_request();
   std::byte* const buffer = scratch(bytes());
@@ -163,6 +186,8 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
 
+// The tensors of a rank that has joined have no output, so they are passed over. The buffer returns to the pool for the next
+// operation.
 void HostOperation::unpack() {
   std::size_t offset = 0;
   for (std::size_t i = 0; i < fused().parts.size(); ++i) {
@@ -183,6 +208,8 @@ void* HostOperation::allocate_output(const Extents& extents) {
   return extents.place(entries()[0], context_.outputs);
 }
 
+// `data` is the input on the root and the output on all other members. So the root first copies its input there, unless it is
+// in place. A joined rank gets memory of the pool, because the algorithm may pass the payload on from there.
 void HostOperation::start_broadcast() {
   const Request& request = first_request();
   collectives::BroadcastArgs args;

@@ -1,3 +1,11 @@
+// Both functions work out the sizes from this rank's request alone. That is correct because a prepared operation is agreed only
+// if all members have equal requests: then this rank's rows and splits are those of every member. So the sender, which cuts its
+// input with parts_of(), and the receivers compute the same sizes.
+//
+//    kind            a member needs of each input          cut by
+//    allreduce       the elements that it reduces for all  allreduce_parts()
+//    reducescatter   the rows of its result                Extents::rows
+//    alltoall        the rows that are sent to it          Extents::sent
 #include "engine/execution/host/run_prepared.h"
 
 #include "engine/execution/extents.h"
@@ -30,6 +38,7 @@ std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet&
   return extents.bytes(request->kind == OpKind::kAlltoall ? extents.sent : extents.rows);
 }
 
+// The output may be this rank's tensor, because all inputs were copied when the operation was prepared.
 void run_prepared(const collectives::PreparedInputs& inputs, const SharingSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
   HVD_CHECK(inputs.members() == set.size());
