@@ -102,30 +102,26 @@ void Cycle::carry_out(Membership::Send& action) {
   }
 }
 
-// Calls tell(). This rank fails in any case, so if tell() throws, the error is only logged.
-template <typename Tell>
-void Cycle::try_to_tell(const std::string& whom, Tell tell) {
-  try {
-    tell();
-  } catch (const std::exception& error) {
-    shared_.log.write(LogLevel::kError, "control",
-                      "could not tell the other " + whom + " of the failure: " + error.what());
+// This rank fails in any case. So if a send throws, the error is only logged, and the next rank is told.
+void Cycle::tell_failure(const std::vector<int>& ranks, const std::string& cause) {
+  for (const int rank : ranks) {
+    try {
+      carrier_.send(rank, Failure{cause});
+    } catch (const std::exception& error) {
+      shared_.log.write(
+          LogLevel::kError, "control",
+          "could not tell " + transport_.describe_peer(rank) + " of the failure: " + error.what());
+    }
   }
 }
 
 // The cause is first stored where the ranks of this host can read it, because sending may fail.
 void Cycle::carry_out(const Membership::Announce& action) {
-  try_to_tell("ranks", [&] {
-    transport_.announce_failure(action.cause);
-    for (const int rank : action.ranks) carrier_.send(rank, Failure{action.cause});
-  });
+  transport_.announce_failure(action.cause);
+  tell_failure(action.ranks, action.cause);
 }
 
-void Cycle::carry_out(const Membership::Warn& action) {
-  try_to_tell("hosts", [&] {
-    for (const int rank : action.ranks) carrier_.send(rank, Failure{action.cause});
-  });
-}
+void Cycle::carry_out(const Membership::Warn& action) { tell_failure(action.ranks, action.cause); }
 
 void Cycle::carry_out(const Membership::Left& action) {
   negotiation_.left(action.rank, action.why);

@@ -125,7 +125,10 @@ bool Cycle::take_queued(bool flush) {
   if (taken_.empty()) return false;
   if (shared_.tracing) shared_.timeline.announcing();
   shared_.usage.taken(taken_, since);
-  for (Entry& entry : taken_) admit(entry);
+  for (Entry& entry : taken_) {
+    admit(entry);
+    entry.request.reset();  // it has an owner now, or has ended: end_all() must not end it again
+  }
   taken_.clear();
   return true;
 }

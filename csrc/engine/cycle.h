@@ -97,8 +97,7 @@ class Cycle {
   void carry_out(const Membership::Log& action) {
     shared_.log.write(action.level, "control", action.text);
   }
-  template <typename Tell>
-  void try_to_tell(const std::string& whom, Tell tell);
+  void tell_failure(const std::vector<int>& ranks, const std::string& cause);
   void tell_user(const base::Status& why);
 
   transport::Transport& transport_;

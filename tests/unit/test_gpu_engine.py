@@ -266,6 +266,9 @@ def test_joined_ranks_take_part(fake_gpus, route):  # noqa: F811
         np.testing.assert_array_equal(rank.allgather("g", np.full(2, rank.rank, np.int8)), [0, 0, 2, 2])
         result = rank.reducescatter("r", np.arange(6, dtype=np.float32))
         np.testing.assert_array_equal(result, np.arange(6)[2 * rank.rank : 2 * rank.rank + 2] * 2)
+        rows = np.arange(6) + 10 * rank.rank  # two rows go to each rank, also to the joined one
+        mine = np.arange(6)[2 * rank.rank : 2 * rank.rank + 2]
+        np.testing.assert_array_equal(rank.alltoall("t", rows, splits=[2, 2, 2]), [*mine, *mine + 20])
         if rank.rank == 2:  # it joins last
             assert eventually(lambda: len(joined) == 2 and all(awaits_others(*other) for other in joined))
         else:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from support.thread_ranks import ALLREDUCE, SUM, engines, in_threads, outcomes_o
 
 from hvdlite.errors import InvalidArgumentError, MismatchError
 from hvdlite.requests import Kind, Request
-from hvdlite.runtime import Runtime
 from hvdlite.timeline import files
 
 ROOM = 1 << 20
@@ -220,13 +217,7 @@ def test_a_second_start_begins_another_file(tmp_path):
 
 @pytest.mark.parametrize(("recoveries", "first"), [(0, "t.json"), (1, "t.job2.json")])
 def test_the_files_of_all_ranks_are_found_by_that_of_rank_0(tmp_path, recoveries, first):
-    written = []
-    for rank in (0, 3):
-        process = Runtime()
-        process.recoveries, process.exiting = recoveries, True  # at exit no thread samples stacks
-        process.topology = SimpleNamespace(rank=rank)
-        process.engine = SimpleNamespace(start_timeline=lambda path, *_: written.append(Path(path)))
-        process.start_timeline(str(tmp_path / "t.json"), mark_cycles=False)
+    written = [files.file_of_rank(str(tmp_path / "t.json"), rank, recoveries) for rank in (0, 3)]
     for path in written:
         path.touch()
     assert files.files_of_job(tmp_path / first) == written

@@ -219,6 +219,8 @@ void NcclOperation::broadcast() {
 void NcclOperation::alltoall() {
   const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());
+  // This rank has joined. The others may send rows to it nevertheless.
+  if (output == nullptr) output = device_memory(extents.out_bytes(), stream());
   const void* input = place(0).input;
   const std::vector<std::size_t> sent = extents.bytes(extents.sent);
   const std::vector<std::size_t> received = extents.bytes(extents.rows);

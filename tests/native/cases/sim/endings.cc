@@ -239,5 +239,26 @@ const bool kKnown = [] {
   return true;
 }();
 
+// MPI refuses the message to rank 0. Rank 2, which comes after rank 0, is told nevertheless.
+TEST(a_rank_that_cannot_be_told_keeps_the_failure_from_no_other) {
+  Job job({.hosts = {0, 1, 2}}, usual());
+  job.begin([&](Rank& rank) -> Program {
+    EXPECT((co_await rank.allreduce("before")).ok());
+    if (rank.number() == kCulprit) {
+      job.network().node(kCulprit).refused_to = 0;
+      co_await rank.raise("ValueError: bad batch 17");
+      co_return;
+    }
+    const Time begun = job.now();
+    const base::Status status = co_await rank.allreduce("after");
+    EXPECT(!status.ok());
+    if (rank.number() != 2) co_return;
+    EXPECT_HAS(status.message, "bad batch 17");
+    EXPECT(job.seconds_since(begun) < 1);
+  });
+  job.run(60);
+  EXPECT(job.log().lines("could not tell rank 0 (host h0) of the failure").size() == 1);
+}
+
 }  // namespace
 }  // namespace hvdlite::sim::endings_test

@@ -71,7 +71,8 @@ bool Endpoint::test(Ticket& ticket) {
 }
 
 void Endpoint::send_message(int peer, std::vector<std::byte> message) {
-  if (network_.node(rank()).refused) throw base::Error(base::ErrorCode::kSystem, "refused");
+  const Node& own = network_.node(rank());
+  if (own.refused || own.refused_to == peer) throw Error(ErrorCode::kSystem, "refused");
   if (!network_.connected(rank(), peer) || network_.node(peer).dead) return;
   ForwardingTransport::send_message(peer, std::move(message));
   ring(peer);

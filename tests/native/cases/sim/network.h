@@ -21,6 +21,7 @@ struct Node {
   bool left = false;
   bool rung = false;
   bool refused = false;  // MPI refuses its sends
+  int refused_to = -1;   // MPI refuses its sends to this rank
   std::string loss;      // what the ranks of its host can see of its end
   transport::Transport* endpoint = nullptr;
 };
