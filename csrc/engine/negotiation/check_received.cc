@@ -10,10 +10,9 @@
 // it came in full. check_fits compares with this rank's own entry. It is called for each decision without an error, also for
 // one that came as a slot, because a wrong slot would stand for another tensor.
 //
-// An operation later uses the memory of this rank's entry with the sizes of the agreed request. So everything that determines a
-// size must be equal: dtype, shape, rows. check_fits does not compare field by field. with_differences() makes the request that
-// this rank may expect: its own, with the fields in which ranks may differ taken from the agreed one. Then == compares all
-// fields. So a field that is added to Request must be equal until with_differences() names it.
+// check_fits does not compare field by field. with_differences() makes the request that this rank may expect: its own, with the
+// fields in which ranks may differ taken from the agreed one. Then == compares all fields. So a field that is added to Request
+// must be equal until with_differences() names it.
 //
 // No check can overflow: sum_is_at_most() subtracts from the limit instead of adding.
 #include "engine/negotiation/check_received.h"
@@ -75,13 +74,13 @@ Request with_differences(const Request& mine, const Request& agreed) {
     expected.postscale = agreed.postscale;
   }
   if (!moves_data(mine.kind)) {
-    // A barrier or a change of sets has no tensor, so these fields mean nothing.
+    // There is no tensor, so these fields mean nothing.
     expected.dtype = agreed.dtype;
     expected.shape = agreed.shape;
     expected.device = agreed.device;
     expected.layout = agreed.layout;
   }
-  // In all other kinds `root` is a flag.
+  // In all other kinds `root` stands for no rank and no set.
   if (mine.kind != OpKind::kBroadcast && mine.kind != OpKind::kRemoveProcessSet) {
     expected.root = agreed.root;
   }
@@ -134,8 +133,8 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
           "a change of process sets belongs to process set 0");
   require(kind != OpKind::kRemoveProcessSet || request.root > 0, request,
           "only a process set with an id above 0 can be removed");
-  // The caller's own rank has made this check, and it blames the caller. Here it blames the sender. `members` are all ranks of
-  // the job if the request changes sets, because such requests belong to set 0.
+  // The sender has made the same checks for its caller. So here a fault is the sender's, and the code of the error changes. If
+  // the request changes sets, `members` are all ranks of the job, because it belongs to set 0.
   try {
     check_content(request, members, static_cast<int>(members.size()));
   } catch (const Error& error) {
@@ -151,7 +150,7 @@ void check_received(const Response& response, SetId set, const std::vector<int>&
   require(response.slot >= -1 && response.contributors >= 0 && response.contributors <= ranks &&
               response.divisor >= 0 && response.divisor <= ranks,
           request, "was decided with an impossible slot, divisor or number of contributors");
-  // With an error the response has no rows, and nobody uses its sizes.
+  // Nobody uses the sizes of a response with an error.
   if (response.error.ok()) check_sizes(response, members.size());
 }
 
@@ -170,7 +169,7 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
     require(std::ranges::equal(rows, own), asked,
             "was decided with rows that this rank does not have");
   }
-  // The usual case: the members' requests were equal, and the hash of all compared fields says so.
+  // The usual case: the requests of all members were equal, and so are the hashes.
   if (asked.content_hash == agreed.content_hash && asked.kind == agreed.kind &&
       asked.count == agreed.count) {
     return;

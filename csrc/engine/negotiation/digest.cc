@@ -10,15 +10,15 @@
 //
 // Therefore no digest includes
 //   - addresses, completions and counters;
-//   - what follows from included values: indices by name, numbers of members, Upkeep::reopen;
+//   - what follows from included values: indices by name, the number of members that have joined, Upkeep::reopen;
 //   - flags that only say whether a pass has work to do (attentive_, try_again_);
 //   - settings, which are constant in one walk;
 //   - a ledger in shared memory, which belongs to no rank. The test adds it once for the job.
 //
-// Two ways to one state may leave a hash table in different orders. add_table adds the hashes of the table's elements, and the
-// sum is the same in any order. Lists are hashed in their order, because it decides what happens next.
+// Two ways to one state may leave the elements of a hash table in different orders. add_table adds the hashes of the elements,
+// and the sum is the same in any order. Lists are hashed in their order, because their order decides what happens next.
 //
-// Ports hash themselves (Agreement::add_to).
+// A ReplicatedLedger hashes its own state (Agreement::add_to).
 
 #include "engine/model/hashing.h"
 #include "engine/negotiation/negotiation.h"
@@ -27,7 +27,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// A null request does not occur: an entry that waits for agreement is one that this rank asked for.
+// No request is null here, because these are entries for which this rank has asked.
 void add_entries(base::Hasher& hasher, const std::vector<Entry>& entries) {
   hasher.add(entries.size());
   for (const Entry& entry : entries) add_request(hasher, *entry.request);

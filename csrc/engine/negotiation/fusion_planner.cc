@@ -26,8 +26,8 @@ bool fusible(const AgreedOperation& agreed, int ranks) {
   return agreed.contributors == ranks;
 }
 
-// May these two share a buffer? One collective runs over the whole buffer, so everything that the collective needs must be
-// equal. Operations without a group all have the group hash 0. Only for a group, the hash separates it from everything else.
+// May these two share a buffer? One collective runs over the whole buffer, so all its arguments must be equal. Operations
+// without a group have the group hash 0.
 bool compatible(const AgreedOperation& one, const AgreedOperation& other) {
   const Request& a = *one.request;
   const Request& b = *other.request;

@@ -36,7 +36,7 @@ constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
 
-// `entry` has no request if this rank did not ask: it has joined, or only the members of the new set ask for the set.
+// `entry` has no request on a rank that has not asked. For example, only the members of a new set may ask for the set.
 void Negotiation::carry_out(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;

@@ -5,8 +5,8 @@
 //      │             │ the port leaves it to the coordinator, or a decision of the coordinator names it
 //      │             ▼
 //      └───────► pending_ ──► Announcement ──► ResponseList ──► execute, or end with an error
-//      no port,
-//      or a join
+//      no port, a join, or an
+//      operation that is no unit
 //
 // follow() carries out one response list:
 //
@@ -96,8 +96,8 @@ bool SetNegotiation::announce() {
   return true;
 }
 
-// Puts all names of to_announce_ into one Announcement, in the order in which they came. `seen` tells the coordinator which
-// state of the response cache the slots refer to.
+// One Announcement has all names of to_announce_. `seen` tells the coordinator to which state of the response cache the slots
+// refer.
 void SetNegotiation::announce_pending() {
   Announcement message;
   message.set = set_.id;
@@ -184,7 +184,6 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
   if (decision.hit) return cache_.at(static_cast<std::uint32_t>(decision.response->slot));
   const Response& response = *decision.response;
   if (response.slot < 0) return decision.response;
-  // put() makes room for all slots up to this one. Without the check a damaged number could take all memory.
   HVD_CHECK(static_cast<std::size_t>(response.slot) < all_.settings_.cache_capacity);
   const auto mine = pending_.find(response.request->name);
   const std::string lost = cache_.put(
@@ -248,9 +247,9 @@ void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
     all_mine = all_mine && entries.back().request;
   }
   if (!all_mine && first->error.ok()) check_absence(*first, entries);
-  // An operation with an error runs alone, so it has one entry.
   const OpKind kind = first->request->kind;
   if (!first->error.ok()) {
+    // An operation with an error runs alone, so it has one entry.
     if (entries[0].request) all_.finish(entries, first->error);
   } else if (kind == OpKind::kJoin || changes_sets(kind)) {
     all_.carry_out(*first, entries[0]);
@@ -274,10 +273,10 @@ void SetNegotiation::came_last(int member, std::size_t operations) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-// The coordinator fails everything that the set has not decided. Its rank also closes the port, so that what the members have
-// announced there comes to the coordinator. The rank that left has closed the port itself, but the coordinator may have opened
-// it again before it knew that the rank leaves. If the coordinator is the rank that left, nobody decides anything any more, and
-// each member fails its own entries.
+// The coordinator fails all operations that it has not sent in a list. Its rank also closes the port, so that the units that
+// wait there come to the coordinator in messages. (On other ranks upkeep_ has no effect.) The member that left has closed the
+// port itself, but the coordinator may have opened it again before it knew that the member leaves. If the coordinator's rank
+// has left, nobody decides anything any more, and each member fails its own entries.
 void SetNegotiation::left(int rank, const Status& why) {
   const int member = set_.index_of(rank);
   if (member < 0 || !set_.is_member()) return;
@@ -295,7 +294,7 @@ void SetNegotiation::left(int rank, const Status& why) {
 
 // Keeps the entries that this rank has announced to a coordinator on another rank: the coordinator may have decided them
 // already, and then the other members wait for this rank's part. No other entry can be agreed any more: close() came before, so
-// the port completes none of them, and the coordinator does not know them.
+// no unit of this rank becomes complete at the port, and no other rank decides the remaining entries.
 bool SetNegotiation::leave(const Status& why) {
   if (!set_.is_member()) return false;
   if (port_) port_->leave();

@@ -8,7 +8,7 @@
 //    announce       the waiting units; or, if this rank joins, the join
 //    read           this rank may have been the last to announce a unit; then it can execute it now
 //    acknowledge    only with copies. It comes after the announcement, because an announcement tells the others the same
-//    read           with copies, the own message can allow the own copy to make further steps
+//    read           the message just sent can allow this rank's own copy to make further steps
 //
 // What an entry of the log does with this rank's units:
 //
@@ -104,7 +104,7 @@ bool SetNegotiation::close() {
   return after_reading([&] { return port_->try_close(); });
 }
 
-// Tries once: after its failure this rank announces and reads nothing more.
+// Tries once: after its failure this rank makes no pass in which it could try again.
 void SetNegotiation::abandon() {
   if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
 }
@@ -255,7 +255,6 @@ void SetNegotiation::fuse_and_execute(std::vector<AgreedOperation> agreed,
                                       std::vector<Entry> entries) {
   all_.counters_.agreed_in_memory += static_cast<std::int64_t>(agreed.size());
   all_.effects_.reached(entries, Effects::Stage::kAgreed);
-  // One operation needs no plan.
   if (agreed.size() == 1) {
     auto sizes = sizes_of_equal(*agreed.front().request, set_.size());
     return execute({std::move(agreed), std::move(sizes)}, std::move(entries));

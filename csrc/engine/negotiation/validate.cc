@@ -1,7 +1,7 @@
 // How the requests of a set's members become one response:
 //
 //    1  the pattern is the request of the first member that has asked
-//    2  if all requests are the same object, they agree: Coordinator::add replaces a request that equals the first one by it
+//    2  if all requests are one object, they agree: Coordinator::add replaces a request that equals the first one by the first
 //    3  otherwise each field of kFields is compared, in the order of the table; the first field that differs gives the error
 //    4  members that have joined must not be needed: as the root of a broadcast, or for a change of process sets
 //    5  tensors in different places of arenas are no error: the response names no arena
@@ -200,7 +200,6 @@ const RequestPtr& first_given(const std::vector<RequestPtr>& requests) {
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members) {
   Response response;
   const RequestPtr& first = first_given(requests);
-  // The response speaks for all members. The number of contributors says how many of them have a value.
   Request agreed = *first;
   agreed.absent = false;
   for (const RequestPtr& request : requests) {
@@ -211,8 +210,7 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   if (!all_same) response.error = check(requests, members, agreed);
   if (!all_same && !in_one_arena(requests, agreed)) {
     agreed.arena = agreed.arena_offset = 0;
-    // The content hash includes the arena. Other members compute it when they decode the response. This rank does not decode
-    // it.
+    // The content hash includes the arena. (The other members compute the hash when they decode the response.)
     agreed.seal();
   }
   if (response.error.ok() && rows_may_differ(agreed.kind)) {
@@ -238,7 +236,7 @@ Status refuse_without_joined(const std::vector<RequestPtr>& requests,
   const std::vector<int> joined = joined_without_asking(requests, members, first);
   if (joined.empty()) return {};
   std::string name(base::name_of(first.kind));
-  // Horovod's text begins with a capital letter: "Allgather is not supported with Join at this time".
+  // Horovod's text writes the kind with a capital letter.
   name[0] = static_cast<char>(name[0] - 'a' + 'A');
   return {ErrorCode::kMismatch,
           describe(first) + ": " + name + " is not supported with Join at this time, as in " +
