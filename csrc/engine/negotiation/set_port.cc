@@ -18,10 +18,10 @@
 //    kList n       the response list n is followed. If it has not arrived, reading stops here: what comes after it in the log
 //                  must be executed after it
 //
-// The entries that one step has appended become visible together, and the last one is marked (LogEntry::last). The complete
-// units of one step are fused, and no others. So it does not matter when a member reads the log: all members fuse the same
+// The entries that one step has appended become visible together, and the last one is marked (LogEntry::last). Complete units
+// are fused only with units of the same step. So it does not matter when a member reads the log: all members fuse the same
 // operations. A complete unit has the same content on all members. Therefore each member takes its own request for the agreed
-// one. The log adds only the number of members with a value.
+// one. The log adds the number of members with a value, and whether all have prepared the unit.
 //
 // No function here waits. If the port refuses a step, try_again_ is set, and a later pass tries again.
 
