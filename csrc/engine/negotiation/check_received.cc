@@ -1,3 +1,20 @@
+// Which check is made where:
+//
+//    member:       Request ──► its own checks (intake/check_request.cc)
+//                    │
+//    coordinator:    └► decoder ──► check_received(Request) ──► tallies, validate() ──► Response
+//                                                                                          │
+//    member:                           check_fits ◄── check_received(Response) ◄── decoder ◄┘
+//
+// check_received asks whether any correct rank could have sent this, and needs only the set. A request by slot was checked when
+// it came in full. check_fits compares with this rank's own entry. It is called for each decision without an error, also for
+// one that came as a slot, because a wrong slot would stand for another tensor.
+//
+// check_fits does not compare field by field. with_differences() makes the request that this rank may expect: its own, with the
+// fields in which ranks may differ taken from the agreed one. Then == compares all fields. So a field that is added to Request
+// must be equal until with_differences() names it.
+//
+// No check can overflow: sum_is_at_most() subtracts from the limit instead of adding.
 #include "engine/negotiation/check_received.h"
 
 #include <algorithm>
@@ -26,6 +43,7 @@ bool sum_is_at_most(std::span<const std::int64_t> values, std::int64_t most) {
   return true;
 }
 
+// The number of row counts comes first: rows_of() later reads at places that depend on it.
 void check_sizes(const Response& response, std::size_t ranks) {
   const Request& request = *response.request;
   const std::size_t expected = !rows_may_differ(request.kind)       ? 0
@@ -56,11 +74,13 @@ Request with_differences(const Request& mine, const Request& agreed) {
     expected.postscale = agreed.postscale;
   }
   if (!moves_data(mine.kind)) {
+    // There is no tensor, so these fields mean nothing.
     expected.dtype = agreed.dtype;
     expected.shape = agreed.shape;
     expected.device = agreed.device;
     expected.layout = agreed.layout;
   }
+  // In all other kinds `root` stands for no rank and no set.
   if (mine.kind != OpKind::kBroadcast && mine.kind != OpKind::kRemoveProcessSet) {
     expected.root = agreed.root;
   }
@@ -68,11 +88,14 @@ Request with_differences(const Request& mine, const Request& agreed) {
   if (rows_may_differ(mine.kind) && !mine.shape.empty() && !agreed.shape.empty()) {
     expected.shape[0] = agreed.shape[0];
   }
+  // These two follow from the other fields, which are compared.
   expected.content_hash = agreed.content_hash;
   expected.count = agreed.count;
   return expected;
 }
 
+// This rank takes part with no memory. So the decision must not need any: no place in an arena, no rows, not the root's tensor.
+// Joins and changes of sets need nothing of a rank that has not asked.
 void check_without_mine(const Response& response, bool joined, const std::vector<int>& members,
                         int index) {
   const Request& agreed = *response.request;
@@ -91,6 +114,7 @@ void check_without_mine(const Response& response, bool joined, const std::vector
 }  // namespace
 
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes) {
+  // Rows without bytes are limited in their number, so that sums of them do not overflow.
   const std::int64_t row_bytes =
       request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
   return sum_is_at_most(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);
@@ -109,6 +133,8 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
           "a change of process sets belongs to process set 0");
   require(kind != OpKind::kRemoveProcessSet || request.root > 0, request,
           "only a process set with an id above 0 can be removed");
+  // The sender has made the same checks for its caller. So here a fault is the sender's, and the code of the error changes. If
+  // the request changes sets, `members` are all ranks of the job, because it belongs to set 0.
   try {
     check_content(request, members, static_cast<int>(members.size()));
   } catch (const Error& error) {
@@ -124,6 +150,7 @@ void check_received(const Response& response, SetId set, const std::vector<int>&
   require(response.slot >= -1 && response.contributors >= 0 && response.contributors <= ranks &&
               response.divisor >= 0 && response.divisor <= ranks,
           request, "was decided with an impossible slot, divisor or number of contributors");
+  // Nobody uses the sizes of a response with an error.
   if (response.error.ok()) check_sizes(response, members.size());
 }
 
@@ -134,6 +161,7 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
   const Request& asked = *mine->request;
   require(agreed.arena == 0 || (mine->arena != nullptr && asked.arena == agreed.arena), asked,
           "was decided for an arena in which this rank's tensor does not lie");
+  // The row counts say how much this rank sends. They must be its own, although the agreed shape may have other rows.
   if (rows_may_differ(agreed.kind) && agreed.kind == asked.kind) {
     const auto rows = rows_of(response, index, members.size());
     const auto own = agreed.kind == OpKind::kAlltoall ? std::span<const std::int64_t>(asked.splits)
@@ -141,6 +169,7 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
     require(std::ranges::equal(rows, own), asked,
             "was decided with rows that this rank does not have");
   }
+  // The usual case: the requests of all members were equal, and so are the hashes.
   if (asked.content_hash == agreed.content_hash && asked.kind == agreed.kind &&
       asked.count == agreed.count) {
     return;

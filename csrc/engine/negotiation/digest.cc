@@ -1,4 +1,24 @@
 // The digests of Negotiation and its parts (Negotiation::digest).
+//
+// Only tests call them. A test walks through all states of a small job and continues only from states that it has not seen
+// (negotiation_explored.cc). It compares states by their digests:
+//
+//    a digest leaves something out on which later steps depend    two states count as one, and the test does not continue from
+//                                                                 the second
+//    a digest includes something without an effect                one state counts as many, and the walk takes longer or does
+//                                                                 not end
+//
+// Therefore no digest includes
+//   - addresses, completions and counters;
+//   - what follows from included values: indices by name, the number of members that have joined, Upkeep::reopen;
+//   - flags that only say whether a pass has work to do (attentive_, try_again_);
+//   - settings, which are constant in one walk;
+//   - a ledger in shared memory, which belongs to no rank. The test adds it once for the job.
+//
+// Two ways to one state may leave the elements of a hash table in different orders. add_table adds the hashes of the elements,
+// and the sum is the same in any order. Lists are hashed in their order, because their order decides what happens next.
+//
+// A ReplicatedLedger hashes its own state (Agreement::add_to).
 
 #include "engine/model/hashing.h"
 #include "engine/negotiation/negotiation.h"
@@ -7,6 +27,7 @@ namespace hvdlite::engine {
 
 namespace {
 
+// No request is null here, because these are entries for which this rank has asked.
 void add_entries(base::Hasher& hasher, const std::vector<Entry>& entries) {
   hasher.add(entries.size());
   for (const Entry& entry : entries) add_request(hasher, *entry.request);
@@ -26,6 +47,7 @@ void add_keys(base::Hasher& hasher, const std::vector<std::uint64_t>& keys) {
 
 }  // namespace
 
+// Unit::prepared and its payload are left out: they are set anew before each announcement.
 void LocalUnits::add_to(base::Hasher& hasher) const {
   add_table(hasher, groups_, add_entries);
   add_table(hasher, sent_groups_,
@@ -51,6 +73,7 @@ void ResponseCache::add_to(base::Hasher& hasher) const {
   }
 }
 
+// `recency_` is a list of slots in the order of their use. It is included, because it decides which slot is replaced next.
 void Coordinator::add_to(base::Hasher& hasher) const {
   const auto add_settled = [](base::Hasher& each, const Settled& settled) {
     add_response(each, *settled.response);
@@ -101,6 +124,7 @@ void SetNegotiation::add_to(base::Hasher& hasher) const {
   for (const ResponseList& list : lists_) add_message(hasher, list);
   hasher.add(closings_);
   hasher.add(tells_closing_ ? 1 : 0);
+  // The rest exists on the first member only.
   if (!coordinator_) return;
   coordinator_->add_to(hasher);
   hasher.add(upkeep_.close ? 1 : 0);

@@ -1,5 +1,21 @@
 // The part of Negotiation about changes of process sets, the regions for staged GPU tensors, and the end of a join.
 // negotiation.cc and digest.cc have the rest.
+//
+// Changes of sets are operations of set 0. Every rank carries them out at the same place in the order of set 0, also a rank
+// that is no member of the changed set:
+//
+//    request               before the agreement                        when it is agreed (carry_out)
+//    add_process_set       -                                           create_set, then messages that came too early
+//    remove_process_set    held back until this rank has nothing       remove_set
+//                          left on the set (hold_removal)
+//    join, of any set      -                                           the entry gets the rank that joined last
+//
+// All ranks give a new set the same id, the same epoch and the same regions of the window, without a message. For these depend
+// only on the changes before: freed ids are used again in the order in which they became free, each new set gets the next
+// epoch, and Regions is a table that all ranks change in the same way.
+//
+// One rank may carry out a change before another. So a message about a new set can arrive at a rank that does not know the set
+// yet. The rank keeps the message under the set's epoch (Negotiation::hear), and handles it when it has made the set.
 
 #include <algorithm>
 #include <utility>
@@ -20,6 +36,7 @@ constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
 
+// `entry` has no request on a rank that has not asked. For example, only the members of a new set may ask for the set.
 void Negotiation::carry_out(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;
@@ -32,6 +49,7 @@ void Negotiation::carry_out(const Response& response, Entry& entry) {
   } else if (response.request->kind == OpKind::kRemoveProcessSet) {
     remove_set(response.request->root);
   } else if (sets_.size() >= kMaxSets) {
+    // Every rank has all sets in sets_, so this fails on all ranks or on none.
     status = {ErrorCode::kInvalidArgument,
               describe(*response.request) + ": there are " + std::to_string(kMaxSets) +
                   " process sets already, including the set of all ranks; remove one before "
@@ -56,6 +74,8 @@ void Negotiation::handle_early(std::uint32_t epoch) {
   }
 }
 
+// Every rank calls this, also a rank that is no member: regions_ must change on all ranks. The memory that the members share
+// comes first; copies of a ledger are made only if the members share none.
 SetId Negotiation::create_set(std::vector<int> members) {
   ProcessSet set;
   if (free_set_ids_.empty()) {
@@ -86,11 +106,14 @@ std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   };
   auto port = std::make_unique<ReplicatedLedger>(set.id, set.size(), set.index, tell);
   for (int member = 0; member < set.size(); ++member) {
+    // Otherwise this copy would wait for messages of a rank that left before the set was made.
     if (has_left((*set.members)[static_cast<std::size_t>(member)])) port->left(member);
   }
   return port;
 }
 
+// The set is destroyed with its entries. So a decision to remove it is refused while this rank has entries there that are not
+// agreed. A correct coordinator never decides that, because this rank asks only when it has none (hold_removal).
 bool Negotiation::may_remove(std::int32_t id) const {
   const SetNegotiation* set = find(id);
   return set == nullptr || !set->has_pending();
@@ -98,9 +121,11 @@ bool Negotiation::may_remove(std::int32_t id) const {
 
 void Negotiation::remove_set(std::int32_t id) {
   const auto found = sets_.find(id);
+  // Two removals of one set were agreed, and the first one has removed it.
   if (found == sets_.end()) return;
   HVD_CHECK(may_remove(id));
   effects_.remove_set(found->second->set().id);
+  // From here on the next set may get these regions. Its port begins only when all members have left the memory (begin).
   regions_.give_back(id);
   sets_.erase(found);
   free_set_ids_.push_back(id);
@@ -113,6 +138,7 @@ bool Negotiation::hold_removal(Entry& entry) {
   const auto found = sets_.find(entry.request->root);
   if (found == sets_.end()) return false;  // another thread removed it first
   SetNegotiation& set = *found->second;
+  // From here on the set refuses requests, so the removal is not held back for ever.
   set.removing(true);
   if (!set.has_pending() && effects_.idle(set.set().id)) return false;
   held_removals_.push_back(std::move(entry));

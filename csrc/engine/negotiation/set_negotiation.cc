@@ -1,3 +1,26 @@
+// The way of an entry from admit() to its end. The entry lies in local_units_ or in pending_, and never in both:
+//
+//    admit() ──► local_units_ ──► complete in the port's log ──► execute (set_port.cc)
+//      │             │
+//      │             │ the port leaves it to the coordinator, or a decision of the coordinator names it
+//      │             ▼
+//      └───────► pending_ ──► Announcement ──► ResponseList ──► execute, or end with an error
+//      no port, a join, or an
+//      operation that is no unit
+//
+// follow() carries out one response list:
+//
+//    1  for each decision:   the response cache learns it (remember). If the port still has the entry, the entry moves to
+//                            pending_ (withdraw). Then the decision is compared with the entry (check_mine).
+//    2  plan_fusion() cuts the list into FusedOps
+//    3  for each FusedOp:    its entries leave pending_, and it is executed, ended, or carried out as a change of sets
+//
+// withdraw comes before the comparison, because check_mine and take_entry look for entries in pending_. Step 1 is complete
+// before step 3 begins. So if one decision does not fit its entry, none of the list's operations has begun. Only a name that
+// stands twice in a list is found later (check_absence).
+//
+// All members do the same: each follows the same lists in the same order, and plan_fusion is a pure function of the list. A
+// member that has joined has no entry. It executes the same FusedOp with an empty entry in that place.
 #include "engine/negotiation/set_negotiation.h"
 
 #include <algorithm>
@@ -39,6 +62,8 @@ Status SetNegotiation::refusal(const Request& request) const {
   return {};
 }
 
+// With a port, a join lies in pending_ from the beginning, so that refusal() refuses all later requests. It is announced after
+// the earlier requests of this rank (announce_join).
 void SetNegotiation::admit(Entry& entry) {
   if (port_ && entry.request->kind == OpKind::kJoin) {
     joins_ = true;
@@ -50,6 +75,7 @@ void SetNegotiation::admit(Entry& entry) {
   }
 }
 
+// The coordinator decides this entry. The next announce_pending() tells it of the entry.
 void SetNegotiation::await_decision(Entry entry) {
   const std::string& name = entry.request->name;
   to_announce_.push_back(name);
@@ -61,6 +87,8 @@ bool SetNegotiation::await_decisions(std::vector<Entry> entries) {
   return !entries.empty();
 }
 
+// The port comes first: entries that it leaves to the coordinator go into the same Announcement. An Announcement may also be
+// empty, if it only tells the coordinator that this member has read a closing.
 bool SetNegotiation::announce() {
   const bool moved = port_ && agree();
   if (to_announce_.empty() && !tells_closing_) return moved;
@@ -68,6 +96,8 @@ bool SetNegotiation::announce() {
   return true;
 }
 
+// One Announcement has all names of to_announce_. `seen` tells the coordinator to which state of the response cache the slots
+// refer.
 void SetNegotiation::announce_pending() {
   Announcement message;
   message.set = set_.id;
@@ -96,6 +126,8 @@ void SetNegotiation::announce_pending() {
 
 // --- what the coordinator has decided ---------------------------------------------------------------------------------
 
+// Checks the whole list before it keeps or executes any of it. A hit gets only its slot here. remember() looks the slot up when
+// the list is followed, because a list that still waits in lists_ may be the one that fills the slot.
 void SetNegotiation::hear(int source, ResponseList message) {
   HVD_CHECK(source == set_.coordinator_rank() && set_.is_member());
   HVD_CHECK(!message.in_ledger || port_ != nullptr);
@@ -112,6 +144,7 @@ void SetNegotiation::hear(int source, ResponseList message) {
       message.decisions.push_back({std::make_shared<const Response>(std::move(placeholder)), true});
     }
   }
+  // With a port, other operations may come before the list in the log. So the list waits until this member reads its place.
   if (message.in_ledger) {
     lists_.push_back(std::move(message));
   } else {
@@ -119,6 +152,7 @@ void SetNegotiation::hear(int source, ResponseList message) {
   }
 }
 
+// See the head of this file. `responses` and `agreed` have the same places as the list's decisions.
 void SetNegotiation::follow(const ResponseList& list) {
   ++seen_;
   came_last(list.last, list.decisions.size());
@@ -131,6 +165,7 @@ void SetNegotiation::follow(const ResponseList& list) {
     const bool failed = !response->error.ok();
     agreed.push_back({response->request, response->contributors, failed, response->divisor});
     if (port_) {
+      // A failure may concern an operation that this rank has not announced to the coordinator.
       await_decisions(local_units_.withdraw(*response->request, failed));
       local_units_.remember_rows(*response, set_.size());
     }
@@ -214,6 +249,7 @@ void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   if (!all_mine && first->error.ok()) check_absence(*first, entries);
   const OpKind kind = first->request->kind;
   if (!first->error.ok()) {
+    // An operation with an error runs alone, so it has one entry.
     if (entries[0].request) all_.finish(entries, first->error);
   } else if (kind == OpKind::kJoin || changes_sets(kind)) {
     all_.carry_out(*first, entries[0]);
@@ -237,6 +273,10 @@ void SetNegotiation::came_last(int member, std::size_t operations) {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
+// The coordinator fails all operations that it has not sent in a list. Its rank also closes the port, so that the units that
+// wait there come to the coordinator in messages. (On other ranks upkeep_ has no effect.) The member that left has closed the
+// port itself, but the coordinator may have opened it again before it knew that the member leaves. If the coordinator's rank
+// has left, nobody decides anything any more, and each member fails its own entries.
 void SetNegotiation::left(int rank, const Status& why) {
   const int member = set_.index_of(rank);
   if (member < 0 || !set_.is_member()) return;
@@ -252,6 +292,9 @@ void SetNegotiation::left(int rank, const Status& why) {
   }
 }
 
+// Keeps the entries that this rank has announced to a coordinator on another rank: the coordinator may have decided them
+// already, and then the other members wait for this rank's part. No other entry can be agreed any more: close() came before, so
+// no unit of this rank becomes complete at the port, and no other rank decides the remaining entries.
 bool SetNegotiation::leave(const Status& why) {
   if (!set_.is_member()) return false;
   if (port_) port_->leave();

@@ -1,5 +1,29 @@
 // Those functions of SetNegotiation by which a member uses its set's port (agreement.h). set_negotiation.cc and coordination.cc
 // have the others. ledger.h and replicated_ledger.h explain the protocol.
+//
+// One pass at the port (agree):
+//
+//    read           executes what the log says. The port takes no announcement from a member that has not read the whole log
+//    keep_port      only on the coordinator's rank: diverts keys, closes the port, opens it again
+//    announce       the waiting units; or, if this rank joins, the join
+//    read           this rank may have been the last to announce a unit; then it can execute it now
+//    acknowledge    only with copies. It comes after the announcement, because an announcement tells the others the same
+//    read           the message just sent can allow this rank's own copy to make further steps
+//
+// What an entry of the log does with this rank's units:
+//
+//    kComplete     the unit is executed
+//    kDiverted     the unit goes to the coordinator by message
+//    kClosed       all units go to the coordinator, also those that are not announced and incomplete groups
+//    kList n       the response list n is followed. If it has not arrived, reading stops here: what comes after it in the log
+//                  must be executed after it
+//
+// The entries that one step has appended become visible together, and the last one is marked (LogEntry::last). Complete units
+// are fused only with units of the same step. So it does not matter when a member reads the log: all members fuse the same
+// operations. A complete unit has the same content on all members. Therefore each member takes its own request for the agreed
+// one. The log adds the number of members with a value, and whether all have prepared the unit.
+//
+// No function here waits. If the port refuses a step, try_again_ is set, and a later pass tries again.
 
 #include <utility>
 
@@ -20,6 +44,7 @@ constexpr int kRounds = 4;
 
 }  // namespace
 
+// As long as the log has not begun, units wait or go by message (begin), and a join has nothing to close.
 bool SetNegotiation::agree() {
   try_again_ = false;
   if (!port_->exists()) return joins_ ? announce_join() : begin();
@@ -48,9 +73,12 @@ bool SetNegotiation::announce_join() {
   if (local_units_.has_announced()) {
     if (!close()) return false;
     read();
+    // read() stops before the closing if a list before it has not arrived.
     try_again_ = local_units_.has_announced();
     if (try_again_) return false;
   }
+  // The coordinator counts the slots of an Announcement first and then its full requests, in their order. A join has no slot,
+  // and its name is the last one here. So the coordinator counts it after all earlier requests of this rank.
   await_decisions(local_units_.take_all());
   to_announce_.emplace_back(kJoinName);
   joins_ = false;
@@ -76,6 +104,7 @@ bool SetNegotiation::close() {
   return after_reading([&] { return port_->try_close(); });
 }
 
+// Tries once: after its failure this rank makes no pass in which it could try again.
 void SetNegotiation::abandon() {
   if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
 }
@@ -102,6 +131,8 @@ bool SetNegotiation::is_one_operation(std::span<const Entry> unit) const {
   return plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() == 1;
 }
 
+// Units are prepared before they are announced: once the last member has announced a unit, the others use this rank's prepared
+// input. One step announces a limited number of units, and the next pass announces the rest.
 bool SetNegotiation::announce_waiting() {
   prepare_waiting();
   all_.effects_.before_announcing();
@@ -118,6 +149,7 @@ bool SetNegotiation::announce_waiting() {
   return true;
 }
 
+// Needed only with shared memory: there no message tells the other members that the log has grown.
 void SetNegotiation::wake_members() {
   for (const int member : *set_.members) {
     if (member != all_.settings_.rank) all_.effects_.ring(member);
@@ -140,11 +172,14 @@ bool SetNegotiation::read() {
 bool SetNegotiation::read(std::vector<Entry>& taken) {
   bool moved = false;
   std::vector<AgreedOperation> agreed;
+  // The first lists, up to first_sequence(), are not in the log. This member follows them before it reads the log.
   while (port_->has_news() && seen_ >= port_->first_sequence()) {
     const Agreement::LogEntry entry = port_->front();
     const bool alone = entry.kind == Agreement::Kind::kList || entry.prepared != 0;
     if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list has not arrived
+    // A list and a prepared unit are each the only entry of their step, so no collected operation can be overtaken by them.
     HVD_CHECK(agreed.empty() || !alone);
+    // pop() comes before the execution: take_payloads() returns the payloads of the unit that was popped last.
     port_->pop();
     moved = true;
     carry_out(entry, agreed, taken);
@@ -152,10 +187,13 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
       fuse_and_execute(std::exchange(agreed, {}), std::exchange(taken, {}));
     }
   }
+  // The log never ends inside of a step.
   HVD_CHECK(agreed.empty());
   return moved;
 }
 
+// Complete units are only collected in `agreed` and `taken`; prepared ones are executed at once. Everything else is carried out
+// here.
 void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
                                std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   switch (entry.kind) {
@@ -169,9 +207,11 @@ void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
       await_decisions(local_units_.take_all());
       ++closings_;
       attend();
+      // A rank that has said goodbye announces nothing more.
       tells_closing_ = !all_.said_goodbye_;
       break;
     case Agreement::Kind::kList: {
+      // The coordinator's messages arrive in order, so the oldest list is the one with this number.
       HVD_CHECK(entry.key == seen_ + 1);
       const ResponseList list = std::move(lists_.front());
       lists_.pop_front();

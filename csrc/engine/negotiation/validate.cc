@@ -1,3 +1,23 @@
+// How the requests of a set's members become one response:
+//
+//    1  the pattern is the request of the first member that has asked
+//    2  if all requests are one object, they agree: Coordinator::add replaces a request that equals the first one by the first
+//    3  otherwise each field of kFields is compared, in the order of the table; the first field that differs gives the error
+//    4  members that have joined must not be needed: as the root of a broadcast, or for a change of process sets
+//    5  tensors in different places of arenas are no error: the response names no arena
+//    6  the rows of an allgather or alltoall are collected from all members, and are checked together
+//
+// The kind of operation is the first row of the table, because it decides which other rows apply. Fields are compared by the
+// texts that the error shows. So no error says of two equal texts that they differ.
+//
+//    three ranks, "x": float32 on rank 0, float16 on rank 1, float32 on rank 2
+//    ──► allreduce of 'x' in process set 0: dtype differs: float32 on ranks 0, 2, float16 on rank 1; give them ...
+//
+// In the engine only the coordinator calls these functions, and its response carries the error. So all ranks get one text. The
+// text does not depend on the order of the announcements, because the requests are in the order of the members.
+//
+// A member that must ask and has no request counts as joined. The coordinator also settles operations whose requests are
+// missing because a member has left. Then it replaces the error by its own.
 #include "engine/negotiation/validate.h"
 
 #include <algorithm>
@@ -18,6 +38,7 @@ using base::ReduceOp;
 using base::reduces;
 using base::Status;
 
+// The first extent of an allgather or alltoall may differ between ranks, so a star stands for it.
 std::string shape_to_compare(const Request& request) {
   if (!rows_may_differ(request.kind)) return format_shape(request.shape);
   std::string text = "[*";
@@ -47,6 +68,8 @@ struct ComparedField {
   const char* remedy;
 };
 
+// `root` is compared only where it is a rank or an id; elsewhere it is a flag. The splits of an alltoall are not compared,
+// because ranks may differ in them (collect_sizes).
 constexpr std::array<ComparedField, 13> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
@@ -118,6 +141,8 @@ std::string differences(const ComparedField& field, const std::vector<RequestPtr
   return result;
 }
 
+// ok, or the first difference; then a fault of a member that has joined. Names only one fault: if the kinds differ, other
+// differences follow from that.
 Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
              const Request& first) {
   for (const ComparedField& field : kFields) {
@@ -143,6 +168,7 @@ Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& me
   return {};
 }
 
+// Response::sizes. A member that has joined has no rows: one 0 in an allgather, a 0 for each receiver in an alltoall.
 std::vector<std::int64_t> collect_sizes(const std::vector<RequestPtr>& requests,
                                         const Request& first) {
   std::vector<std::int64_t> sizes;
@@ -184,10 +210,12 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   if (!all_same) response.error = check(requests, members, agreed);
   if (!all_same && !in_one_arena(requests, agreed)) {
     agreed.arena = agreed.arena_offset = 0;
+    // The content hash includes the arena. (The other members compute the hash when they decode the response.)
     agreed.seal();
   }
   if (response.error.ok() && rows_may_differ(agreed.kind)) {
     response.sizes = collect_sizes(requests, agreed);
+    // Each member has checked its own rows. Only here are the rows of all members known.
     if (!rows_fit_in_tensor(agreed, response.sizes)) {
       response.error = {ErrorCode::kInvalidArgument,
                         describe(agreed) +
@@ -208,6 +236,7 @@ Status refuse_without_joined(const std::vector<RequestPtr>& requests,
   const std::vector<int> joined = joined_without_asking(requests, members, first);
   if (joined.empty()) return {};
   std::string name(base::name_of(first.kind));
+  // Horovod's text writes the kind with a capital letter.
   name[0] = static_cast<char>(name[0] - 'a' + 'A');
   return {ErrorCode::kMismatch,
           describe(first) + ": " + name + " is not supported with Join at this time, as in " +
