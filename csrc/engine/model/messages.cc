@@ -1,6 +1,6 @@
 // One list of fields for both directions. fields(wire, value) passes the fields of a type to wire(...). If `wire` is an
 // Encoder, it writes them; if it is a Decoder, it reads them. So both sides have the same order, and a new field needs one
-// change.
+// change. Only ResponseList has a list for each direction.
 //
 //    encode   ─► Encoder(value) ─► put() ─► fields() ─► Encoder(each field) ─► ... ─► base::Writer
 //    decode   ─► Decoder(value) ─► get() ─► fields() ─► Decoder(each field) ─► ... ─► base::Reader, finish_decoding()
@@ -113,7 +113,7 @@ void finish_decoding(Inquiry& message) {
   }
 }
 
-// Refuses places that no question has. Whether the receiver's own question has the place, StallInspector::hear checks.
+// Refuses places that no question has. A place beyond the end of the receiver's own question has no effect (stall.cc).
 void finish_decoding(StallReply& message) {
   for (const std::vector<std::uint32_t>* places : {&message.lacks, &message.in_hand}) {
     const auto is_place = [](std::uint32_t place) { return place < Inquiry::kMost; };

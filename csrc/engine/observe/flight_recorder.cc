@@ -2,10 +2,11 @@
 //
 //    number      5       6       7       8       9
 //    place       1       2       3       0       1      number 9 overwrites the record of number 5
-//    word       8*5+4   8*6+3   8*7+2   8*8+1   8*9     (done, started, agreed, announced, submitted)
+//    word       8*5+1   8*6+3   8*7+2   8*8+4   8*9     (announced, started, agreed, done, submitted)
 //
-// reached() compares the number in the word with its own number. So a late stage of number 5 changes nothing in the record of
-// number 9: either reached() reads the word of number 9 and returns, or the word changes after that and the exchange fails.
+// reached() compares the number in the word with its own number. So a later stage of number 5 never becomes the stage of number
+// 9: either reached() reads the word of number 9 and returns, or it reads the word of number 5 and the exchange fails, because
+// the word has changed.
 //
 // text() holds the lock, so no submission changes a record while text() reads it. Stages may change meanwhile. Then a line may
 // show one stage with the time of the next or of the previous one.
@@ -69,7 +70,6 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
   }
 }
 
-// A file is made only if it has more lines than the log gets.
 std::string FlightRecorder::report(std::size_t ended) const {
   std::string shown = excerpt(ended);
   if (shown.empty() || file_prefix_.empty()) return shown;

@@ -8,7 +8,7 @@
 // both vectors keep their capacity. It formats and writes without the lock.
 //
 // Order of events: a caller makes the event of a submission before it pushes the entries to the engine's queue. So the writer
-// sees kSubmitted of an operation before every other stage of the operation, unless an event is dropped.
+// sees kSubmitted of an operation before every other stage of the operation, unless it never gets that event.
 //
 // Order in end(): first the flag `on`, so that threads make no further events; then stopping_; then join(). The writer thread
 // writes what is queued before it returns. A thread that has read the flag before may still append an event after that: the
@@ -33,8 +33,8 @@ constexpr std::chrono::milliseconds kPause{50};
 
 }  // namespace
 
-// The writer is made, and so the file begun, before the earlier trace ends: if that throws, the earlier trace goes on. The flag
-// comes last, when queue and thread are ready.
+// The writer is made, and so the file begun, before an earlier trace to another file ends: if that throws, the earlier trace
+// goes on. The flag comes last, when queue and thread are ready.
 void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles) {
   const std::lock_guard control(control_);
   if (path == path_) end();  // the new writer truncates the file

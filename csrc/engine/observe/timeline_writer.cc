@@ -24,7 +24,8 @@
 //    from kFirstTensorTrack on             a tensor each
 //    kSharedTensorTrack                    all further tensors, without a name
 //
-// Memory is bounded: the tracks are, open_ has only operations that have not ended, and the text is written in each call.
+// Memory is bounded: the number of tracks is limited, open_ has only operations that have not ended, and write() writes all
+// text to the file.
 #include "engine/observe/timeline_writer.h"
 
 #include <fcntl.h>
@@ -58,7 +59,7 @@ double microseconds_of(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
 }
 
-// Microseconds with three decimals, so nanoseconds.
+// Three decimals of a number of microseconds: down to nanoseconds.
 std::string number(double value) { return base::to_text(value, 3); }
 
 // The text as a JSON string, with its quotes.

@@ -10,7 +10,7 @@
 // Which times count an entry (Completion::usage says where it is):
 //
 //    the entry is       since                          negotiating   waiting   moving
-//    kNegotiating       taken(), kSubmitted            yes
+//    kNegotiating       taken()                        yes
 //    kWaiting           kAnnounced                     yes           yes
 //    kAgreed            kAgreed
 //    kMoving            kStarted                                               yes
@@ -78,8 +78,8 @@ void Usage::reached(std::span<const Entry> entries, Stage stage) {
 }
 
 // First counts how many entries leave and enter each place, and then changes each BusyTime once. So entries that take each
-// other's place end no busy time. The clock is read only for a BusyTime that begins or ends: for moving data always anew,
-// because a pass may copy data for a long time, and otherwise once in a pass.
+// other's place end no busy time. A time is needed only for a BusyTime that begins or ends. For moving data the clock is read
+// anew, because a pass may copy data for a long time. Otherwise the time that now() knows is exact enough.
 void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> since) {
   std::int64_t more[kPlaces] = {};
   for (const Entry& entry : entries) {
@@ -127,13 +127,13 @@ void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
       return;
   }
   bytes_ += static_cast<std::int64_t>(bytes);
-  // With bytes = q * ranks + r this is q * factor + r * factor / ranks.
   // The product bytes * factor may overflow.
+  // With bytes = q * ranks + r the quotient is q * factor + r * factor / ranks.
   bus_bytes_ += static_cast<std::int64_t>(bytes / ranks * factor + bytes % ranks * factor / ranks);
 }
 
-// `to` may be earlier than this call. If data began to move between `to` and the call, the difference may be negative; if data
-// stopped moving then, the difference may be longer than the wait. So it is limited to 0 and to the whole wait.
+// `to` may be earlier than this call. If data began to move between `to` and the call, moving(to) may be too small, and if data
+// stopped moving then, it may be too large. So the counted time is at least 0 and at most the whole wait.
 void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
   const std::int64_t all = nanoseconds_in(to - from);
   if (all <= 0) return;
