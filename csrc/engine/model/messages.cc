@@ -16,10 +16,10 @@
 //
 // A decision in a ResponseList travels as its slot. If that is -1, the whole response follows.
 //
-// The decoder refuses bytes that a correct rank does not send (docs/security.md). The Reader checks each access. A count is
-// never believed: numbers are allocated only if their bytes are there, and other lists grow by one decoded element at a time,
-// so memory stays in proportion to the message. get_enum refuses unknown values. finish_decoding() refuses values of the
-// right form that no correct rank sends. decode() refuses bytes that are left over.
+// The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: numbers
+// are allocated only if their bytes are there, and other lists grow by one decoded element at a time, so memory stays in
+// proportion to the message. get_enum refuses unknown values. finish_decoding() refuses values of the right form that no
+// correct rank sends. decode() refuses bytes that are left over.
 //
 // What does not travel: the hashes and the count of a Request, which seal() computes again, and `tag`, because only collectives
 // are sent as Requests.

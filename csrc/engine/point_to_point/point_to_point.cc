@@ -10,7 +10,7 @@
 // goes into its own table. So no receive in posted_ fits a message in arrivals_. Since the Offers of one sender arrive in the
 // order of its sends, this gives MPI's order.
 //
-// The life of a send and of a receive:
+// The life of a send to another rank, and of a receive:
 //
 //    admit ─┬─► whole: ends when the Offer is sent
 //           └─► offered_ ─┬─ Clearance ──────────────────► Coming, start_send
@@ -23,8 +23,9 @@
 //              answered_ ─┬─ Coming ───────────────────────► start_receive; after a Rejection: fails
 //                         └─ Withdrawal ───────────────────► receive() again, with its old place
 //
-// A send leaves offered_ once, with one Coming or one Withdrawal to a receiver that has not left (except after a failure, when
-// end_all() tells nobody). So such a receiver gets exactly one of them for each receive in answered_, also if messages cross:
+// Such a send leaves offered_ once, with one Coming or one Withdrawal to a receiver that has not left (except after a failure,
+// when end_all() tells nobody). So that receiver gets exactly one of them for each receive in answered_, also if messages
+// cross:
 //
 //    rank 0                                 rank 1
 //    Offer 5        ──────────────────────► a receive fits: answered_
