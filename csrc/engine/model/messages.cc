@@ -1,3 +1,28 @@
+// One list of fields for both directions. fields(wire, value) passes the fields of a type to wire(...). If `wire` is an
+// Encoder, it writes them; if it is a Decoder, it reads them. So both sides have the same order, and a new field needs one
+// change. Only ResponseList has a list for each direction.
+//
+//    encode   ─► Encoder(value) ─► put() ─► fields() ─► Encoder(each field) ─► ... ─► base::Writer
+//    decode   ─► Decoder(value) ─► get() ─► fields() ─► Decoder(each field) ─► ... ─► base::Reader, finish_decoding()
+//
+// How a value travels:
+//
+//    the message         one byte, its place in Message; then its fields
+//    number              its bytes
+//    enum, bool          one byte
+//    text, list, bytes   32 bits with the count; then the elements
+//    slots               a list of bytes with one bit for each slot: {0, 2, 9} are the bytes 0b00000101, 0b00000010
+//    struct              its fields, with nothing between or around them; nothing for a struct without fields
+//
+// A decision in a ResponseList travels as its slot. If that is -1, the whole response follows.
+//
+// The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: numbers
+// are allocated only if their bytes are there, and other lists grow by one decoded element at a time, so memory stays in
+// proportion to the message. get_enum refuses unknown values. finish_decoding() refuses values of the right form that no
+// correct rank sends. decode() refuses bytes that are left over.
+//
+// What does not travel: the hashes and the count of a Request, which seal() computes again, and `tag`, because only collectives
+// are sent as Requests.
 #include "engine/model/messages.h"
 
 #include <algorithm>
@@ -12,8 +37,7 @@
 namespace hvdlite::engine {
 namespace {
 
-// For each type that travels, fields(wire, value) names its fields in their order. An Encoder as `wire` writes these fields, and
-// a Decoder reads them, so both follow one list. In `fields` the value is const if it is written.
+// In `fields` the value is const if it is written.
 template <typename T, typename Type>
 concept Is = std::is_same_v<std::remove_const_t<T>, Type>;
 
@@ -28,6 +52,7 @@ class Encoder {
     (put(each), ...);
   }
   // Slots travel as a bit vector, because a step that repeats the last one announces most slots of the cache at once.
+  // The receiver gets the slots in ascending order, whatever their order was here.
   void slots(const std::vector<std::uint32_t>& slots) {
     std::vector<std::uint8_t> bits;
     if (!slots.empty()) bits.resize(std::ranges::max(slots) / 8 + 1);
@@ -72,6 +97,7 @@ class Encoder {
 // These check what was read, and compute what does not travel.
 void finish_decoding(auto&) {}
 
+// Later code multiplies the extents, and must not overflow.
 void finish_decoding(Request& request) {
   if (!has_possible_size(request.shape, request.dtype)) {
     refuse_message("holds a shape that no tensor has");
@@ -79,6 +105,7 @@ void finish_decoding(Request& request) {
   request.seal();
 }
 
+// A comparison with a NaN is false. So the condition asks for the possible range, and negates that.
 void finish_decoding(Inquiry& message) {
   if (!(message.patience >= 0 && message.patience <= 60) ||
       message.operations.size() > Inquiry::kMost) {
@@ -86,6 +113,7 @@ void finish_decoding(Inquiry& message) {
   }
 }
 
+// Refuses places that no question has. A place beyond the end of the receiver's own question has no effect (stall.cc).
 void finish_decoding(StallReply& message) {
   for (const std::vector<std::uint32_t>* places : {&message.lacks, &message.in_hand}) {
     const auto is_place = [](std::uint32_t place) { return place < Inquiry::kMost; };
@@ -99,6 +127,7 @@ void finish_decoding(StallReply& message) {
   message.text = on_one_line(std::move(message.text));  // it becomes part of a log line
 }
 
+// A receive copies as many bytes as its tensor has. So a whole Offer must have the payload that it states.
 void finish_decoding(Offer& message) {
   const std::array<std::int64_t, 1> shape = {message.elements};
   if (message.tag < 0 || !has_possible_size(shape, message.dtype) ||
@@ -107,6 +136,7 @@ void finish_decoding(Offer& message) {
   }
 }
 
+// The first stamp of a member is 1.
 void finish_decoding(LedgerSteps& message) {
   const bool one_prepared = message.steps.size() == 1 && message.steps.front().prepared;
   if (message.stamp == 0 || message.stamp > LedgerSteps::kMostStamp ||
@@ -123,6 +153,7 @@ class Decoder {
   void operator()(Fields&... each) {
     (get(each), ...);
   }
+  // The reverse of Encoder::slots.
   void slots(std::vector<std::uint32_t>& slots) {
     std::vector<std::uint8_t> bits;
     get(bits);
@@ -202,6 +233,7 @@ void fields(auto& wire, Is<Announcement> auto& message) {
   wire(message.requests);
 }
 
+// The two directions differ: the sender has decisions, and the receiver finds those of hits only in its cache.
 void fields(Encoder& wire, const ResponseList& message) {
   wire(message.set, message.in_ledger, message.last,
        static_cast<std::uint32_t>(message.decisions.size()));
@@ -265,6 +297,7 @@ void fields(auto& wire, Is<Rejection> auto& message) {
 
 void fields(auto& wire, Is<Receipt> auto& message) { wire(message.bytes); }
 
+// `kind` comes first, because the decoder must know it before it reads the field that only some kinds have.
 void fields(auto& wire, Is<LedgerSteps::Step> auto& step) {
   wire(step.kind, step.absent, step.prepared, step.key);
   if (step.kind == LedgerSteps::Kind::kAnnounce) {
@@ -279,6 +312,8 @@ void fields(auto& wire, Is<LedgerSteps> auto& message) {
 }
 
 // Decodes the alternative of this index.
+// The index is known at run time only, and the type must be known when the program is compiled. So each step compares one
+// place.
 template <std::size_t I = 0>
 Message decode_as(std::size_t index, Decoder& wire) {
   if constexpr (I < std::variant_size_v<Message>) {

@@ -1,3 +1,20 @@
+// Where get() finds memory for a result, in this order:
+//
+//    below kSmallest          malloc; it returns there, and the cache never sees it
+//    open, not too large      1  a kept block that other ranks map     it becomes "in use" again in the ResultMemory
+//                             2  a new block of the ResultMemory       if there is room
+//    otherwise, or no room    3  a kept block of private memory
+//                             4  a new mapping
+//
+// Kept blocks that other ranks map and private ones are never exchanged: a result that is not open must not lie where another
+// rank could store (Engine::new_output).
+//
+// The system makes and takes pages slowly, so get(), give_back() and close() do this without the lock. They hold the lock only
+// to search and change the list, and to mark a block in the ResultMemory. Destroying a block must not throw: a list that cannot
+// grow makes give_back() free the block.
+//
+// Capacities are steps of at least kSmallest / 8, which is a whole number of pages. So each block ends at a page's end, and the
+// parts of a mapping that are not needed can be unmapped.
 #include "engine/model/output_cache.h"
 
 #include <sys/mman.h>
@@ -21,6 +38,9 @@ constexpr int kTriesForTheLock = 10'000;
 
 // Maps page-aligned memory. A mapping that is at least as large as a huge page begins at a huge page's boundary, so that the
 // first touches cause up to 500 times fewer page faults.
+//
+//    mapped, if large:   | head: unmapped again | bytes | spare - head: unmapped again |
+//                                               ^ a multiple of kHugePage
 void* map(std::size_t bytes) {
   const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* mapped =
@@ -37,6 +57,8 @@ void* map(std::size_t bytes) {
 
 // Aligned memory of malloc, with malloc's own address in front of it. (aligned_alloc of glibc before 2.38 often does not reuse
 // freed memory, glibc's bug 14581: a program that made results of 400 kB again and again grew by each of them.)
+//
+//    own: | up to 63 bytes | address of own | data, at a multiple of 64 ...
 void* new_aligned(std::size_t bytes) {
   void* const own = std::malloc(sizeof(void*) + kAlignment + bytes);
   if (own == nullptr) throw std::bad_alloc();
@@ -79,6 +101,7 @@ std::size_t OutputCache::capacity_for(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+// A kept block may be larger than the wanted capacity. The Block has the true size, under which it returns.
 OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
   if (bytes < kSmallest) return Block(new_aligned(bytes));
   const std::size_t capacity = capacity_for(bytes);
@@ -113,6 +136,9 @@ bool OutputCache::take(FreeBlock& wanted) {
   return true;
 }
 
+// Each turn of the loop frees at most one block, with the lock released: the oldest kept blocks until the new one fits, or the
+// new block itself. The new block itself is freed if it is larger than the limit, if the list cannot grow, or if no try gets
+// the lock.
 void OutputCache::give_back(FreeBlock memory) noexcept {
   for (;;) {
     FreeBlock unwanted = memory;
@@ -136,6 +162,7 @@ void OutputCache::give_back(FreeBlock memory) noexcept {
   }
 }
 
+// A kept block is marked as not in use, so a forked child does not copy it (result_memory.h).
 bool OutputCache::keep(const FreeBlock& memory) noexcept {
   try {
     kept_.push_back(memory);
@@ -147,6 +174,7 @@ bool OutputCache::keep(const FreeBlock& memory) noexcept {
   return true;
 }
 
+// With a limit of 0, give_back() keeps nothing any more.
 void OutputCache::close() {
   std::vector<FreeBlock> last;
   {

@@ -1,3 +1,15 @@
+// How ranks find out with few words that they ask for the same: seal() makes hashes that are equal on two ranks if the requests
+// are.
+//
+//    hash           of                            with it a rank
+//    name_hash      set (id and epoch) and name   finds the operation
+//    group_hash     set and group                 finds the group
+//    content_hash   the other fields              sees whether two requests for the operation are equal
+//
+// The order and the width of each field in a hash are the same on all ranks. Each list and text is preceded by its length, so
+// the end of one cannot count as the begin of the next.
+//
+// Requests of other ranks come without hashes, and the decoder seals them (messages.cc).
 #include "engine/model/request.h"
 
 #include <algorithm>
@@ -9,6 +21,7 @@ namespace hvdlite::engine {
 namespace {
 
 // The product modulo 2^64. check_request and the decoders refuse shapes with more than kMostBytes.
+// Unsigned, because the overflow of a signed product is undefined.
 std::int64_t product(std::span<const std::int64_t> extents) {
   std::uint64_t result = 1;
   for (const std::int64_t extent : extents) result *= static_cast<std::uint64_t>(extent);
@@ -37,6 +50,7 @@ bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype) {
   std::int64_t bytes = static_cast<std::int64_t>(base::size_of(dtype));
   for (const std::int64_t extent : shape) {
     if (extent < 0) return false;
+    // The division comes before the multiplication, so `bytes` never exceeds the limit and cannot overflow.
     // Ignores extents of 0, so that the rows of an empty tensor have a possible size as well.
     if (extent > 0 && bytes > kMostBytes / extent) return false;
     if (extent > 0) bytes *= extent;
@@ -76,6 +90,7 @@ void Request::seal() {
   group_hash = group.empty() ? 0 : hash_of_group(set, group);
   count = product(shape);
   base::Hasher of_content;
+  // Five small values in one word, each in bits of its own: one step of the hash instead of five.
   of_content.add(
       (std::uint64_t{weighted} << 32) | (std::uint64_t{static_cast<std::uint8_t>(wire)} << 24) |
       (std::uint64_t{static_cast<std::uint8_t>(kind)} << 16) |
@@ -97,6 +112,7 @@ void Request::seal() {
   content_hash = of_content.value();
 }
 
+// Compares without a copy, because a step that repeats an earlier one calls it for each operation (interner.cc).
 bool RequestView::describes(const Request& request, SetId on) const {
   return name == request.name && on == request.set && group == request.group &&
          static_cast<const RequestValues&>(*this) == request &&
@@ -114,6 +130,7 @@ Request RequestView::copy(SetId on) const {
   return request;
 }
 
+// Row counts and splits may differ between ranks in general. Equal requests have equal ones, so this rank's own are repeated.
 std::vector<std::int64_t> sizes_of_equal(const Request& request, int members) {
   const auto ranks = static_cast<std::size_t>(members);
   std::vector<std::int64_t> sizes;

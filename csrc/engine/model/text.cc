@@ -1,3 +1,6 @@
+// How a text names a dtype that the engine does not know: hvdlite/dtypes.py puts a hash of the name into Request::layout, and
+// the hash contains no name. So format_dtype() computes the hash of each name in a list and compares. Codes of memory layouts
+// are below kFirstOther and hashes are not, so no number is both.
 #include "engine/model/text.h"
 
 #include <algorithm>
@@ -51,6 +54,7 @@ std::string on_one_line(std::string text) {
   return text;
 }
 
+// Each turn of the loop writes one run of successive ranks: "3", "3, 4" or "3-5".
 std::string format_ranks(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";

@@ -1,3 +1,15 @@
+// How records are written and read, with a capacity of 4:
+//
+//    number      5       6       7       8       9
+//    place       1       2       3       0       1      number 9 overwrites the record of number 5
+//    word       8*5+1   8*6+3   8*7+2   8*8+4   8*9     (announced, started, agreed, done, submitted)
+//
+// reached() compares the number in the word with its own number. So a later stage of number 5 never becomes the stage of number
+// 9: either reached() reads the word of number 9 and returns, or it reads the word of number 5 and the exchange fails, because
+// the word has changed.
+//
+// text() holds the lock, so no submission changes a record while text() reads it. Stages may change meanwhile. Then a line may
+// show one stage with the time of the next or of the previous one.
 #include "engine/observe/flight_recorder.h"
 
 #include <algorithm>
@@ -29,12 +41,14 @@ FlightRecorder::FlightRecorder(Settings settings, base::TimeSource time)
                                                  std::to_string(settings.rank) + "-"),
       ring_(std::make_unique<Record[]>(settings.capacity)) {}
 
+// The word is stored last: from then on reached() finds the record under its new number.
 void FlightRecorder::submitted(std::span<const Entry> entries) {
   const base::Clock::time_point now = time_.coarse_now();
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::uint64_t number = next_++;
     entries[i].completion->record = number;
+    // A capacity of 0 skips every entry, so there is no division by 0.
     if (entries.size() - i > capacity_) continue;  // would be overwritten at once
     Record& record = ring_[number % capacity_];
     record.request = entries[i].request;
@@ -50,6 +64,7 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
   std::uint64_t word = record.word.load(std::memory_order_relaxed);
   if (word / kStages != number) return;  // a later operation has overwritten the record
   const std::uint64_t next = number * kStages + static_cast<std::uint64_t>(stage);
+  // Another attempt is not needed after a failure: another thread has overwritten the record, or has stored a stage itself.
   if (record.word.compare_exchange_strong(word, next, std::memory_order_relaxed)) {
     record.last.store(time_.coarse_now(), std::memory_order_relaxed);
   }
@@ -66,6 +81,7 @@ std::string FlightRecorder::report(std::size_t ended) const {
          (problem.empty() ? path : "not written (" + path + ": " + problem + ")") + "\n";
 }
 
+// If no operation is open, the last ones that ended show how far the rank came.
 std::string FlightRecorder::excerpt(std::size_t ended) const {
   const std::string unended = text(kUnended, 0);
   if (!unended.empty()) return unended;
@@ -73,6 +89,8 @@ std::string FlightRecorder::excerpt(std::size_t ended) const {
   return text(kEverything, kept - std::min<std::uint64_t>(kept, ended));
 }
 
+// All numbers from next_ - kept on have a record: a submission leaves out only entries that its own later entries would
+// overwrite.
 std::string FlightRecorder::text(bool unended_only, std::uint64_t skipped) const {
   const std::lock_guard lock(mutex_);
   std::string text;

@@ -1,3 +1,18 @@
+// Who does what:
+//
+//    a thread with an event    reads the clock, fills a TimelineEvent, and appends it to queue_ under mutex_
+//    the writer thread         sleeps while the queue is empty; then waits kPause longer, takes the whole queue, and writes it
+//    start(), stop()           start and join the writer thread, one at a time (control_)
+//
+// The writer thread gives the queue its own empty vector and takes the full one. So it holds the lock for a few stores, and
+// both vectors keep their capacity. It formats and writes without the lock.
+//
+// Order of events: a caller makes the event of a submission before it pushes the entries to the engine's queue. So the writer
+// sees kSubmitted of an operation before every other stage of the operation, unless it never gets that event.
+//
+// Order in end(): first the flag `on`, so that threads make no further events; then stopping_; then join(). The writer thread
+// writes what is queued before it returns. A thread that has read the flag before may still append an event after that: the
+// next start() drops it.
 #include "engine/observe/timeline.h"
 
 #include <sys/syscall.h>
@@ -18,6 +33,8 @@ constexpr std::chrono::milliseconds kPause{50};
 
 }  // namespace
 
+// The writer is made, and so the file begun, before an earlier trace to another file ends: if that throws, the earlier trace
+// goes on. The flag comes last, when queue and thread are ready.
 void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles) {
   const std::lock_guard control(control_);
   if (path == path_) end();  // the new writer truncates the file
@@ -59,6 +76,8 @@ void Timeline::end() {
   writer_.reset();
 }
 
+// Only an event that finds the queue empty wakes the writer thread. While the queue is not empty, that thread writes, or waits
+// for kPause, or is about to wake. All events of one call are queued or all are dropped.
 void Timeline::note(std::span<TimelineEvent> events) {
   bool first = false;
   {
@@ -106,6 +125,7 @@ void Timeline::submitted(std::span<const Entry> entries) {
   note(events);
 }
 
+// All entries get one time and, with kStarted, one number, by which a reader of the file finds the tensors of a FusedOp.
 void Timeline::reached(std::span<const Entry> entries, Stage stage) {
   const base::Clock::time_point now = time_.now();
   const std::uint32_t fused =
@@ -134,6 +154,7 @@ void Timeline::announcing() {
 Timeline::WaitSpan::WaitSpan(Timeline& timeline, std::uint64_t number)
     : timeline_(timeline), number_(number), since_(timeline.time_.now()) {}
 
+// One event with both times: the writer needs no table of callers that wait, and a dropped event takes the whole span with it.
 Timeline::WaitSpan::~WaitSpan() {
   std::array<TimelineEvent, 1> event;
   event[0].kind = TimelineEvent::Kind::kWait;

@@ -1,3 +1,31 @@
+// How events become spans. The writer keeps an Open for each operation that has not ended. Each event of the operation ends the
+// span of the stage before:
+//
+//    event of operation 7   the Open before        what is added to the text
+//    kSubmitted             none                   nothing; the Open begins
+//    kAnnounced             kSubmitted             QUEUE
+//    kAgreed                kAnnounced             NEGOTIATE_ALLREDUCE
+//    kStarted               kAgreed                WAIT_FOR_OTHER_TENSOR_DATA
+//    kDone                  kStarted               ALLREDUCE; the Open is deleted
+//
+// So a span is added when it ends, and the spans of a file are not in the order of their begins.
+//
+// How the file stays valid. flush() writes the text and the closing bracket, and `written_` is where the bracket begins. The
+// next text begins there:
+//
+//    after a write      [ a, b ]
+//    after the next     [ a, b, c, d ]
+//
+// Tracks (the `tid` of an event):
+//
+//    0                                     the rank itself: marks and facts
+//    1 to kFirstTensorTrack - 2            a calling thread each
+//    kFirstTensorTrack - 1                 all further calling threads
+//    from kFirstTensorTrack on             a tensor each
+//    kSharedTensorTrack                    all further tensors, without a name
+//
+// Memory is bounded: the number of tracks is limited, open_ has only operations that have not ended, and write() writes all
+// text to the file.
 #include "engine/observe/timeline_writer.h"
 
 #include <fcntl.h>
@@ -31,6 +59,7 @@ double microseconds_of(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
 }
 
+// Three decimals of a number of microseconds: down to nanoseconds.
 std::string number(double value) { return base::to_text(value, 3); }
 
 // The text as a JSON string, with its quotes.
@@ -65,6 +94,7 @@ std::string upper_case(std::string_view name) {
   return result;
 }
 
+// The facts that docs/timeline.md promises for the last span of an operation.
 std::string arguments_of(const Request& request) {
   return "\"dtype\":" + quoted(format_dtype(request.dtype, request.layout)) +
          ",\"shape\":" + quoted(format_shape(request.shape)) +
@@ -136,6 +166,8 @@ void TimelineWriter::open_file(const std::string& path) {
   written_ = 0;
 }
 
+// What `hvdlite timeline` needs to put the files of several ranks together. The offset lets it compute times of the wall clock
+// from the times of the events.
 void TimelineWriter::header() {
   const auto wall = std::chrono::duration<double, std::micro>(
       std::chrono::system_clock::now().time_since_epoch());
@@ -154,6 +186,7 @@ void TimelineWriter::header() {
   named_.clear();
 }
 
+// `name` is not quoted, because each name is a literal or the name of a kind of operation in capitals.
 // Adds one event. `times` and `arguments` are fields of JSON; `times` begins with a comma unless it is empty.
 void TimelineWriter::add(const std::string& name, char phase, std::int32_t track,
                          const std::string& times, const std::string& arguments) {
@@ -220,6 +253,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   if (file_ < 0) return;
   for (const TimelineEvent& event : events) {
     follow(event);
+    // After each event, because one call may have events for several files.
     if (written_ + text_.size() > max_bytes_ / 2) {
       if (flush() != 0) return;
       rotate();
@@ -269,6 +303,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
   }
 }
 
+// Adds the span that ends with this event. Only the last span has the facts about the tensor, so that the file has them once.
 void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   name_track(open.track, open.request->name);
   std::string arguments = "\"operation\":" + std::to_string(event.number);

@@ -1,3 +1,25 @@
+// How the time of a stage is measured. A BusyTime is a sum in which the present busy time is already prepared, so that a reader
+// needs the word and a clock, and no lock:
+//
+//    nothing under way       word = 2 * total                   the reader takes   total
+//    something under way     word = 2 * (total - begin) + 1     the reader adds    (total - begin) + now
+//
+// Example in nanoseconds: 30 are measured, and an operation begins at 100. The word is 2 * (30 - 100) + 1, and a reader at 120
+// computes -70 + 120 = 50. At the end, at 150, the total becomes -70 + 150 = 80.
+//
+// Which times count an entry (Completion::usage says where it is):
+//
+//    the entry is       since                          negotiating   waiting   moving
+//    kNegotiating       taken()                        yes
+//    kWaiting           kAnnounced                     yes           yes
+//    kAgreed            kAgreed
+//    kMoving            kStarted                                               yes
+//    kNowhere           before taken(); kDone, kFailed
+//
+// An entry may leave out stages, because each move subtracts the entry from the place where it was.
+//
+// Waiting time is charged when operations become agreed: came_last() charges all waiting time that no earlier call has charged.
+// So the sums over all ranks never count a moment twice, however many operations wait.
 #include "engine/observe/usage.h"
 
 #include <algorithm>
@@ -20,6 +42,7 @@ std::int64_t nanoseconds_in(base::Clock::time_point time) {
 
 }  // namespace
 
+// Only a change from nothing to something under way, or back, stores a word.
 void BusyTime::change(std::int64_t more, Time now) {
   const bool turns = would_turn(more);
   count_ += more;
@@ -54,6 +77,9 @@ void Usage::reached(std::span<const Entry> entries, Stage stage) {
   move(entries, kWhere[static_cast<std::size_t>(stage)], std::nullopt);
 }
 
+// First counts how many entries leave and enter each place, and then changes each BusyTime once. So entries that take each
+// other's place end no busy time. A time is needed only for a BusyTime that begins or ends. For moving data the clock is read
+// anew, because a pass may copy data for a long time. Otherwise the time that now() knows is exact enough.
 void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> since) {
   std::int64_t more[kPlaces] = {};
   for (const Entry& entry : entries) {
@@ -102,9 +128,12 @@ void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
   }
   bytes_ += static_cast<std::int64_t>(bytes);
   // The product bytes * factor may overflow.
+  // With bytes = q * ranks + r the quotient is q * factor + r * factor / ranks.
   bus_bytes_ += static_cast<std::int64_t>(bytes / ranks * factor + bytes % ranks * factor / ranks);
 }
 
+// `to` may be earlier than this call. If data began to move between `to` and the call, moving(to) may be too small, and if data
+// stopped moving then, it may be too large. So the counted time is at least 0 and at most the whole wait.
 void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
   const std::int64_t all = nanoseconds_in(to - from);
   if (all <= 0) return;
@@ -115,6 +144,7 @@ void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
 
 Usage::Numbers Usage::numbers() const {
   Numbers numbers;
+  // The words come before the clock, so no busy time in them begins after `now`.
   const std::int64_t negotiating = negotiating_.word();
   const std::int64_t waiting = waiting_.word();
   const std::int64_t moving = moving_.word();

@@ -1,3 +1,10 @@
+// One question and one answer, under one lock:
+//
+//    asked_    set by ask()     cleared by the watchdog's next wait(), which then returns
+//    answer_   set by tell()    taken by take(), and dropped by the next ask()
+//
+// ask() never waits. Before the first wait() there is no watchdog, so nobody would answer, and the caller learns that at once.
+// An answer has no number: if ask() comes while the watchdog still answers the earlier one, take() may return that answer.
 #include "engine/observe/watchdog.h"
 
 #include <utility>

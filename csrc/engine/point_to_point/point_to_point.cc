@@ -1,4 +1,43 @@
-// The steps of the machine of point_to_point.h.
+// The steps of the machine of point_to_point.h. (Over 400 lines, because each of its tables is changed by what callers ask, by
+// messages and by endings.)
+//
+// Two tables have what waits for its other side:
+//
+//    posted_     receives without a message   in the order of their places
+//    arrivals_   messages without a receive   in the order of arrival
+//
+// A new receive takes the first message that fits, and a new message the first receive that fits. Only if there is none, it
+// goes into its own table. So no receive in posted_ fits a message in arrivals_. Since the Offers of one sender arrive in the
+// order of its sends, this gives MPI's order.
+//
+// The life of a send to another rank, and of a receive:
+//
+//    admit ─┬─► whole: ends when the Offer is sent
+//           └─► offered_ ─┬─ Clearance ──────────────────► Coming, start_send
+//                         ├─ Rejection ──────────────────► fails, Coming
+//                         └─ a Verdict, left(), leave() ─► fails, Withdrawal
+//
+//    admit ───► posted_ ──┬─ Offer, whole or of this rank ─► take, take_own, or fails
+//                         ├─ Offer of another rank ────────► Clearance or Rejection; answered_
+//                         └─ a Verdict, left(), leave() ───► fails
+//              answered_ ─┬─ Coming ───────────────────────► start_receive; after a Rejection: fails
+//                         └─ Withdrawal ───────────────────► receive() again, with its old place
+//
+// Such a send leaves offered_ once, with one Coming or one Withdrawal to a receiver that has not left (except after a failure,
+// when end_all() tells nobody). So that receiver gets exactly one of them for each receive in answered_, also if messages
+// cross:
+//
+//    rank 0                                 rank 1
+//    Offer 5        ──────────────────────► a receive fits: answered_
+//    fails: Withdrawal 5 ─────╲  ╱───────── Clearance 5
+//                              ╲╱
+//    no send 5: nothing  ◄─────╱╲─────────► receive() again
+//
+// Which payload belongs to which receive: the sender sends Coming and then calls start_send, one send after the other. Comings
+// arrive in their order. So the receiver calls start_receive in the order in which the sender has called start_send.
+//
+// Who ends an entry if a step throws: the entry is moved into a table only after the table has made room for it. Until then the
+// caller has it, and afterwards end_all() finds it.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
@@ -42,6 +81,8 @@ void PointToPoint::add_set(const ProcessSet& set) {
   });
 }
 
+// Programs may leave messages that nobody receives. They count as received, so that the sender's limit is free again for other
+// sets.
 void PointToPoint::remove_set(SetId set) {
   sets_.erase(set);
   for (const Arrival& each : arrivals_) {
@@ -81,10 +122,12 @@ void PointToPoint::send(Entry& entry) {
               request.layout, request.count,  display_name(request)};
   effects_.posted(entry);
   if (send_whole(entry, to, offer)) return;
+  // Before the Offer: if it is for this rank, meet() looks for the send in this table.
   offered_[offer.number] = std::move(entry);
   deliver(to, std::move(offer));
 }
 
+// The bytes count before the Offer is sent, because a Receipt for a message to this rank itself may come during deliver().
 bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   const std::size_t bytes = entry.request->bytes();
   std::size_t& unreceived = unreceived_[static_cast<std::size_t>(to)];
@@ -101,6 +144,8 @@ bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   return true;
 }
 
+// Half of the limit: one Receipt serves many messages. When all messages have been taken and all Receipts have arrived, a
+// sender still has at least half of the limit free.
 void PointToPoint::count_received(int source, const Offer& offer) {
   if (!offer.whole || ended_ || has_left(source)) return;
   std::size_t& untold = untold_[static_cast<std::size_t>(source)];
@@ -109,6 +154,8 @@ void PointToPoint::count_received(int source, const Offer& offer) {
   deliver(source, Receipt{std::exchange(untold, 0)});
 }
 
+// Admits a receive, or puts one back after a Withdrawal. Moving the Arrival does not move its bytes, so offer.payload stays
+// valid.
 void PointToPoint::receive(Entry& entry, std::uint64_t place) {
   const auto found = std::ranges::find_if(arrivals_, [&](const Arrival& each) {
     return fits(*entry.request, each.source, each.offer);
@@ -140,6 +187,8 @@ bool PointToPoint::nobody_sends(const Request& receive) const {
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
+// To itself a rank delivers Offers, Rejections, Receipts and Withdrawals. A Clearance and a Coming are not needed: meet() finds
+// the send in offered_. `requires` leaves out the kinds of Message that other machines hear.
 void PointToPoint::deliver(int rank, Message message) {
   if (rank != settings_.rank) return effects_.send(rank, message);
   std::visit(
@@ -149,6 +198,8 @@ void PointToPoint::deliver(int rank, Message message) {
       message);
 }
 
+// An unknown set has been removed, or is not added yet; its epoch says which. Numbers must ascend: so no two Offers of one
+// sender have one key in answered_.
 void PointToPoint::hear(int source, Offer offer) {
   if (ended_) return;  // this rank's Goodbye tells the sender that this rank has left
   const auto set = sets_.find(offer.set);
@@ -183,6 +234,14 @@ void PointToPoint::match_or_post(Entry entry, std::uint64_t place, Match match) 
   }
 }
 
+// What a receive and the message for it do:
+//
+//    the message           equal dtype, layout and size    otherwise
+//    whole                 take                            Rejection, and the receive fails
+//    of this rank          take_own                        both fail: the Rejection ends the send at once
+//    all others            Clearance, answered_            Rejection, answered_
+//
+// The receive is in answered_ before the Clearance leaves: if sending throws, end_all() finds the receive there.
 void PointToPoint::meet(Entry& receive, std::uint64_t place, int source, const Offer& offer) {
   count_received(source, offer);
   std::string why = why_unequal(receive, source, offer);
@@ -224,6 +283,7 @@ std::string PointToPoint::why_unequal(const Entry& receive, int source, const Of
          "; give both tensors one dtype and one number of elements, or the messages different tags";
 }
 
+// The send stays in offered_ until the Coming is sent: if sending throws, end_all() finds the send there.
 void PointToPoint::hear(int source, Clearance message) {
   const auto found = offered_.find(message.number);
   if (found == offered_.end()) return;  // the send has failed, and this rank has sent a Withdrawal
@@ -254,6 +314,7 @@ void PointToPoint::hear(int source, Withdrawal message) {
   });
 }
 
+// A refused send of this rank to itself needs no Coming, because meet() has kept no receive in answered_.
 void PointToPoint::hear(int source, const Rejection& message) {
   if (message.whole) {
     owed_.push_back({ErrorCode::kMismatch, "an earlier send was refused: " + message.why});
@@ -287,6 +348,7 @@ void PointToPoint::fail(const Entry& entry, const Status& why) {
   effects_.finish({&entry, 1}, {why.code, describe(*entry.request) + ": " + why.message});
 }
 
+// An entry leaves its table after fail(): if there is no memory for the text, end_all() still finds the entry.
 template <typename Condition>
 void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
   for (Entries* entries : {&offered_, &posted_}) {
@@ -301,6 +363,8 @@ void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
   }
 }
 
+// The flag comes first, because nobody_sends() reads it, and no Withdrawal goes to a rank that has left. What that rank has
+// sent whole stays in arrivals_, and later receives take it.
 void PointToPoint::left(int rank, const Status& why) {
   left_[static_cast<std::size_t>(rank)] = true;
   fail_unmatched(why, [&](const Request& request) {
@@ -313,6 +377,7 @@ void PointToPoint::leave(const Status& why) {
   fail_unmatched(why, [](const Request&) { return true; });
 }
 
+// A rank that has failed calls this in each pass. The tables are emptied first, so no entry ends twice.
 void PointToPoint::end_all(const Status& why) {
   for (Entries* entries : {&offered_, &posted_}) {
     for (const auto& [key, entry] : std::exchange(*entries, {})) effects_.finish({&entry, 1}, why);
