@@ -1,31 +1,33 @@
 // How an operation passes through the lane. Each advance() makes four steps, in this order:
 //
 //    link            comes up (device_link.cc); until then no operation starts
-//    start()         waiting_ ──► running_, in their order; if the route is refused, the operation ends with an error instead
+//    start()         waiting_ ──► running_, in the agreed order; if the route is refused, the operation ends with an error
 //    step()          running_ ──► handed_over_, when the GPU has all work of the operation; its entries are then done
 //    look_after()    handed_over_ ──► forgotten, when the GPU has reached the operation's event
 //
 // All members start their operations in the same order, so they make NCCL's calls in the same order. An example with the
 // operations A (staged), B (NCCL) and C (staged):
 //
-//    A starts     it stays in running_ until its data have passed through host memory
+//    A starts     it stays in running_ until its data have passed through host memory, and the copies back are enqueued
 //    B starts     behind A: B does not wait until A has moved its data
 //    C waits      until B is handed over, because until then only NCCL may enqueue work in the link's stream
 //
-// Nothing starts behind an NCCL operation. So if one runs, it is the last of running_, and runs_nccl() looks only there.
+// While an NCCL operation runs, no other operation starts. So an NCCL operation is the last one in running_, and runs_nccl()
+// looks only at that place.
 //
-// Why staged operations await their turn. Let A be an allreduce, and C a broadcast from rank 0; rank 1 has nothing to copy from
-// its GPU for C:
+// Why staged operations await their turn. Let A be an allreduce and C a broadcast from rank 0, for which rank 1 copies nothing
+// from its GPU. Without turns, this could happen:
 //
-//    rank 0    the copies of A and C arrive in the order of the stream, so A moves first
-//    rank 1    the copy of A has not arrived; C awaits no copy, and would move first
+//    rank 0    the copy of A arrives before the copy of C, because both are in one stream; A moves first
+//    rank 1    the copy of A has not arrived; C awaits no copy, and moves first
 //
-// Memory that the ranks share serves operations in the order in which each rank begins to move them. So rank 0 would move A and
-// rank 1 would move C through the same memory at the same time. Therefore an operation that awaits its turn holds back all
-// later ones that await theirs (step()). Operations that already move data advance, and so do those of NCCL.
+// Each rank uses the shared memory for one operation after the other, in the order in which the rank has begun to move them. So
+// rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while an operation awaits
+// its turn, step() does not advance the later ones that await their turns. It advances operations that already move data, and
+// those of NCCL.
 //
-// If a kernel waits for a lost rank, the GPU reaches no later event of the stream. So while handed-over work is unfinished,
-// look_after() also asks the communicator for errors.
+// If a kernel waits for a lost rank, the GPU never reaches the later events of the stream. So while the GPU has unfinished
+// work, look_after() also asks the communicator for errors.
 #include "engine/execution/gpu/device_lane.h"
 
 namespace hvdlite::engine {
@@ -60,8 +62,8 @@ bool DeviceLane::advance() {
   return look_after() || moved;
 }
 
-// All members make the same choice: serves() depends only on the agreed operation and on the link, and not on this rank's
-// tensors.
+// All members make the same choice: serves() depends only on the agreed operation and on facts of the link that are equal on
+// all members.
 std::unique_ptr<DeviceOperation> DeviceLane::make(QueuedOperation next) {
   Counters& counters = context_.shared.counters;
   if (link_.route() == Route::kNccl && NcclOperation::serves(next.fused, link_)) {
@@ -97,8 +99,8 @@ bool DeviceLane::start() {
   return started;
 }
 
-// An operation that has ended leaves running_, wherever it stands there: a later one may end before an earlier one. An
-// operation without an event has given the GPU no work, so the lane keeps nothing of it.
+// An operation may end before one that started earlier. So operations leave running_ from any place. An operation without an
+// event has given the GPU no work, so the lane keeps nothing of it.
 bool DeviceLane::step() {
   bool finished = false;
   bool one_awaits = false;
@@ -115,7 +117,7 @@ bool DeviceLane::step() {
     running_bytes_ -= (*operation)->bytes();
     HandedOver& left = (*operation)->handed_over();
     if (left.event) {
-      // The flags are valid after the event. The watcher then wakes the engine, which reports them.
+      // When the flags are valid, the watcher wakes the engine, which reports them.
       if (left.check.flags) context_.watcher.watch(left.event);
       handed_over_.push_back(std::move(left));
     }
@@ -126,9 +128,9 @@ bool DeviceLane::step() {
   return finished;
 }
 
-// Looks at the oldest event first, and at the next one only if the GPU has reached the oldest. Staged operations record their
-// events in another stream than NCCL operations, so the GPU may reach a younger event before an older one. The lane then keeps
-// the younger one until the GPU has reached all older ones.
+// Looks at the oldest event first, and at the next one only if the GPU has reached the oldest. Events of staged operations and
+// of NCCL operations are in different streams, so the GPU may reach a newer event before an older one. Then the lane keeps the
+// newer event until the GPU has reached all older ones.
 bool DeviceLane::look_after() {
   bool moved = false;
   while (!handed_over_.empty()) {
@@ -137,7 +139,7 @@ bool DeviceLane::look_after() {
       const Clock::time_point now = context_.shared.time.now();
       if (link_.route() == Route::kNccl && now - looked_at_ > kLookInterval) {
         looked_at_ = now;
-        // Only the error matters, which busy() throws.
+        // Only for the error, which busy() throws.
         static_cast<void>(link_.busy());
       }
       return oldest.event->finished();
@@ -150,7 +152,6 @@ bool DeviceLane::look_after() {
   return moved;
 }
 
-// A FusedOp has a flag for each of its tensors. One line reports all of them.
 void DeviceLane::report_not_finite(const FiniteCheck& check) {
   const auto* flags = static_cast<const std::int32_t*>(check.flags.data());
   std::string names;
@@ -183,9 +184,9 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
   unreported_ = 0;
 }
 
-// Aborts the communicator. Otherwise a kernel that waits for a lost rank would run for ever, and the GPU would never reach the
-// event after which the buffers are free. If no such event can be recorded, the buffers are never freed. Operations that have
-// not started have no buffers.
+// Without the abort of the communicator, a kernel that waits for a lost rank would run for ever, and the GPU would never reach
+// the event after which the buffers are free. If no such event can be recorded, the buffers are never freed. Operations that
+// have not started have no buffers.
 void DeviceLane::abandon(const Status& why) {
   link_.abort();
   for (auto& operation : running_) {

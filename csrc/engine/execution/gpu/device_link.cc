@@ -1,12 +1,12 @@
 // The steps of a link, and the cause of each change:
 //
-//    kOpening ──► kCards         this rank's GPU, streams and NCCL are open, as far as it has them
-//    kCards ──► kInvitation      all cards are here, and choose NCCL
+//    kOpening ──► kCards         this rank has opened its GPU, two streams and NCCL, as far as it has and needs them
+//    kCards ──► kInvitation      all cards are here, and the choice is NCCL
 //    kInvitation ──► kJoining    NCCL's unique id is here
 //    kJoining ──► kReporting     the verdict is known, and this rank has reported
-//    kReporting ──► kDone        all reports and verdicts have been sent and received
+//    kReporting ──► kDone        this rank has sent and received all its reports and verdicts
 //
-//    kCards ──► kDone            the cards choose host memory, or refuse the set's operations
+//    kCards ──► kDone            all cards are here, and the choice is host memory, or to refuse the set's operations
 //    kInvitation ──► kDone       member 0 has no unique id: the link falls back, as after a verdict "not up"
 //
 // The first tag is for the allgather of the cards, the second for the broadcast of the invitation, and the third for reports
@@ -15,23 +15,23 @@
 // An example: NCCL fails on member 2, while the communicators of the others still wait for it.
 //
 //    member 0                              member 1                           member 2
-//                                                                             failed; report: "not up, because" ──► 0
+//                                                                             failed; report: "not up", and why ──► 0
 //    verdict: that report ──► 1, 2
 //    aborts its communicator               has the verdict, aborts            has the verdict
 //                                          report: "not up" ──► 0
 //    has both reports: falls back          falls back                         falls back
 //
-// Why a rank does not use its communicator as soon as that is up: if the communicator of another member fails, that member
-// makes no call of NCCL. A kernel that waits for it would never end.
+// Why a rank does not use its communicator before the verdict, even if the communicator is up: if the communicator of another
+// member fails, that member takes no part in NCCL's operations. A kernel that waits for that member would never end.
 //
-// Why each other member sends one report to member 0 in every case: member 0 has posted a receive for it. In kDone no message
-// of the link is under way, so the link may be destroyed.
+// Why each member but member 0 sends one report in every case: member 0 has posted a receive for it. In kDone no message of the
+// link is under way, so the link may be destroyed.
 //
-// All members reach the same route and the same text of the reason. They compute them from the cards, the invitation and the
-// verdict, and all members have these in the same bytes.
+// All members reach the same route and the same text of the reason, because they compute both from the cards, the invitation
+// and the verdict, which are equal on all members.
 //
 // No step waits for another rank: it tests messages and asks the communicator, and returns false if nothing has happened. While
-// the link comes up, a failure of NCCL is no exception for the caller. It becomes a text in a card, an invitation or a report.
+// the link comes up, the caller gets no exception if NCCL fails. The error becomes a text in a card, an invitation or a report.
 #include "engine/execution/gpu/device_link.h"
 
 #include <algorithm>
@@ -147,7 +147,7 @@ bool DeviceLink::advance() {
   return false;
 }
 
-// A failure of member 0 travels in the invitation, so all members have its text.
+// If member 0 gets no unique id, the invitation carries the error's text to all members.
 void DeviceLink::invite() {
   if (rank() == 0) {
     try {
@@ -165,8 +165,7 @@ void DeviceLink::invite() {
   step_ = Step::kInvitation;
 }
 
-// Posts the receives also if this rank's own communicator fails at once, because the other members send their messages in any
-// case.
+// Posts the receives before it makes the communicator: even if that fails at once, the other members send their messages.
 void DeviceLink::join() {
   step_ = Step::kJoining;
   since_ = context_.shared.time.now();
@@ -205,7 +204,7 @@ void DeviceLink::report(bool ok, const std::string& why) {
   }
 }
 
-// Nothing limits the time in which the communicator comes up. After kLongSeconds the log names a remedy, once.
+// hvdlite sets no limit for the time until the communicator is up. The log names a remedy once.
 bool DeviceLink::poll_own() {
   if (own_known_) return false;
   try {
@@ -227,8 +226,8 @@ bool DeviceLink::poll_own() {
   return true;
 }
 
-// On member 0: the verdict is known when all communicators are up, or one has failed. Of several failures that are known, the
-// verdict names that of the first member.
+// On member 0: the verdict is known when all communicators are up, or one has failed. If member 0 knows of several failures,
+// the verdict has the text of the failed member with the lowest index.
 bool DeviceLink::poll_reports() {
   if (rank() != 0) return false;
   bool all = own_known_;
@@ -252,7 +251,7 @@ bool DeviceLink::poll_verdict() {
   if (rank() != 0) verdict_known_ = context_.transport.test(arriving_.front());
   if (!verdict_known_) return false;
   if (!own_known_) report(false, "another rank's communicator failed");
-  // This rank's communicator may be up while another one has failed.
+  // This rank's communicator may be up although another one has failed.
   if (verdict_.ok == 0) comm_.reset();
   step_ = Step::kReporting;
   return true;
@@ -269,8 +268,8 @@ void DeviceLink::settle() {
                               : "GPU operations go through host memory" + gpu + ": " + why());
 }
 
-// The members chose NCCL, but there is no unique id, or a communicator did not come up. If the knob of any member demands NCCL,
-// which all members see in the cards, all refuse the operations.
+// The members chose NCCL, but there is no unique id, or a communicator did not come up. All members see all knobs in the cards:
+// if one demands NCCL, all members refuse the operations.
 void DeviceLink::fall_back(const std::string& why) {
   const bool demanded = std::ranges::any_of(
       cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });
@@ -285,7 +284,7 @@ void DeviceLink::say(LogLevel level, const std::string& text) const {
                             "process set " + std::to_string(set_->id.id) + ": " + text);
 }
 
-// A stream of the other GPU waits for the event, and the new event is recorded there. The host does not wait.
+// A stream of GPU `gpu` waits for the event, and then comes the new event in that stream. The host does not wait.
 device::EventPtr DeviceLink::relay(const device::EventPtr& event, int gpu) {
   device::Device& device = context_.shared.devices.device(gpu);
   const auto found = relays_.try_emplace(gpu, device.gpu).first;
@@ -302,7 +301,7 @@ void DeviceLink::abort() {
   if (comm_) comm_->abort();
 }
 
-// The return stream first waits for the other stream, so an event in it comes after the work of both.
+// The return stream first waits for the work in stream(). So an event in the return stream comes after the work in both.
 device::EventPtr DeviceLink::last_event() const {
   if (!return_stream_) return nullptr;
   try {

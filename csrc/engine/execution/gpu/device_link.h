@@ -56,7 +56,7 @@ class DeviceLink {
   const DeviceContext& context() const { return context_; }
   const ProcessSet& set() const { return *set_; }
   bool is_coming_up() const { return step_ != Step::kDone; }
-  // Valid when the link has come up. why(): of Route::kRefused.
+  // Valid when the link has come up. why(): as RouteChoice::why.
   Route route() const { return choice_.route; }
   const std::string& why() const { return choice_.why; }
 

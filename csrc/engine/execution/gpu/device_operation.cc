@@ -3,32 +3,32 @@
 //    step                        NcclOperation     StagedOperation
 //    gather()                    link's stream     link's stream
 //    pack                        link's stream     link's stream; there also the copy to host memory
-//    move the data               link's stream     the host, when the copy to host memory is complete
+//    move the data               link's stream     none: the host does it, when the copy to host memory is complete
 //    unpack                      link's stream     return stream; there also the copy from host memory
 //    hand_over()                 link's stream     return stream
 //
-// Streams wait for events, and the host does not. gather() orders the stream after the events of the inputs. The pool orders it
-// after the events of the last user of the device memory that it gives (device/buffers.h).
+// Streams wait for events, and the host does not. gather() orders the link's stream after the events of the inputs. When a pool
+// gives device memory, it orders the stream of the new user after the events of the memory's last user (device/buffers.h).
 //
 // An allreduce of a tensor on GPU 1, while GPU 0 is the home GPU. One copy on GPU 0 serves as input and as output:
 //
 //    GPU 1: input ── gather() ──► GPU 0: copy ── the operation ──► GPU 0: copy ── hand_over() ──► GPU 1: output
 //                                                                         done ── relay() ──► an event of GPU 1
 //
-// The order in hand_over(): the copies to other GPUs and the copy of the flags come before the event `done`, because callers
-// read the outputs after it, and the lane reads the flags. Buffers get the event before they return to the pool. Without an
-// event the pool would give them to the next user at once. In a StagedOperation, `done` is in the return stream, and comes
-// after the work of the link's stream on these buffers as well: the host has seen the end of that work (arrived_), or
+// The order in hand_over(): the copies to other GPUs and the copy of the flags come before the event `done`, because after
+// `done` callers read the outputs, and the lane reads the flags. Buffers get `done` before they return to the pool. Without an
+// event the pool would treat them as free while the GPU still uses them. In a StagedOperation, `done` is in the return stream.
+// It comes after the work of the link's stream on these buffers as well: the host has seen the end of that work (arrived_), or
 // order_inputs() has ordered the return stream after it.
 //
 // The fusion buffer, for two float32 tensors of 5 and 40 elements. A piece begins at a multiple of 32 elements, which is 128
 // bytes:
 //
-//    element    0         5            32                    72
-//               tensor 0 | not used   | tensor 1             | end, buffer_elements()
+//    element    0          5          32         72
+//               | tensor 0 | not used | tensor 1 | the end: buffer_elements()
 //
-// The places follow from the agreed requests alone. So they are the same on all members, also on a joined rank, which has no
-// requests of its own.
+// The places of the pieces follow from the agreed requests alone. So they are the same on all members, also on a joined rank,
+// which has no requests of its own.
 #include "engine/execution/gpu/device_operation.h"
 
 #include <algorithm>
@@ -59,8 +59,8 @@ DeviceOperation::DeviceOperation(QueuedOperation what, DeviceLink& link)
                       base::is_float(first_request().dtype)) {}
 
 // Kernels may still run. Their buffers become free after they have ended; if their end cannot be known, the buffers are never
-// freed. That includes an output that the engine has made. It has no event yet, so its completion would return it to the pool
-// as free.
+// freed. The same holds for an output that the engine has made: the completion would return it to the pool without an event, as
+// free.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) {
@@ -89,8 +89,8 @@ void DeviceOperation::order_inputs(cuda::Stream stream) const {
   }
 }
 
-// Orders the stream before it copies, so the copies from other GPUs read tensors that are ready. The copies end at an event of
-// their own, gathered_, for the return stream of a StagedOperation.
+// Orders the stream first, so that the copies from other GPUs read tensors that are ready. The return stream of a
+// StagedOperation waits for these copies by the event gathered_.
 void DeviceOperation::gather() {
   places_.resize(entries().size());
   if (!has_gpu()) return;
@@ -139,8 +139,8 @@ void* DeviceOperation::pinned_memory(std::size_t bytes) {
       .data();
 }
 
-// Afterwards the lane takes handed_over_ and destroys the operation. The GPU may still work on it: its buffers are in their
-// pools, together with the event.
+// Afterwards the lane takes handed_over_ and destroys the operation, while the GPU may still do its work. The pools have the
+// buffers by then, with the event after which they are free.
 void DeviceOperation::hand_over(cuda::Stream stream) {
   if (!has_gpu()) return;
   for (std::size_t i = 0; i < entries().size(); ++i) {
@@ -195,7 +195,7 @@ std::vector<device::Piece> DeviceOperation::outputs(std::size_t element_bytes) c
   return pieces(true, element_bytes);
 }
 
-// The end of the last piece, as pieces() places them.
+// The end of the last piece in pieces().
 std::size_t DeviceOperation::buffer_elements(std::size_t element_bytes) const {
   std::size_t end = 0;
   for (const AgreedOperation& part : fused().parts) {
@@ -223,8 +223,8 @@ std::int32_t* DeviceOperation::make_flags(cuda::Stream stream) {
   return flags_;
 }
 
-// The lane reads the flags from page-locked memory after the event. The requests keep the tensors' names for it, because the
-// operation itself is gone by then.
+// After the event the lane reads the flags from page-locked memory, and the tensors' names from the requests. The operation
+// itself is destroyed before that.
 void DeviceOperation::collect_flags(cuda::Stream stream) {
   if (flags_ == nullptr) return;
   FiniteCheck& check = handed_over_.check;

@@ -4,10 +4,10 @@
 //    some nccl, some staged         (not looked for)                  refused
 //    some staged                    (not looked for)                  staged
 //    any                            none                              nccl
-//    all auto                       any                               staged, and falls_back
+//    all auto                       some                              staged, and falls_back
 //    some nccl                      no GPU or no NCCL on a member     refused
-//    some nccl                      versions differ, or one GPU       nccl: perhaps this NCCL can do it nevertheless
-//                                   is shared
+//    some nccl                      versions differ, or two members   nccl: perhaps this NCCL works nevertheless
+//                                   share a GPU
 //
 // All members compute the choice from the same cards in the same order. So they reach the same route, and name the same ranks
 // in the same text.
@@ -36,8 +36,8 @@ std::vector<int> members_with(RouteCard::Preference knob, std::span<const RouteC
 // certain, HVDLITE_GPU_ROUTE=nccl chooses NCCL nevertheless.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
-  // First the certain obstacles, on all members. A card without a GPU or without NCCL has zeros instead, and a comparison with
-  // it would name a wrong cause.
+  // First looks for certain obstacles on all members. A card without a GPU or without NCCL has zeros instead, and a comparison
+  // with these would name a wrong cause.
   *certain = true;
   for (std::size_t i = 0; i < cards.size(); ++i) {
     if (cards[i].has_gpu != 0 && cards[i].nccl_version != 0) continue;
@@ -74,7 +74,7 @@ void put_text(std::span<char> room, const std::string& text) {
   room[length] = '\0';
 }
 
-// Reads to the end of the field if the end mark is missing, because the bytes come from another rank.
+// The bytes come from another rank. If they have no end mark, the text ends with the field.
 std::string get_text(std::span<const char> room) {
   return {room.begin(), std::find(room.begin(), room.end(), '\0')};
 }

@@ -1,9 +1,9 @@
-// watch() only adds to the list: the lock is free while the thread waits in the driver. The thread holds the State, and no
-// pointer to the DeviceWatcher. So if stop() gives up waiting, the DeviceWatcher may be destroyed, and the thread ends later by
-// itself.
+// The thread waits in the driver without the lock. So watch() never waits for the GPU. The thread shares the State, and has no
+// pointer to the DeviceWatcher. So if the thread has not ended when stop() returns, the DeviceWatcher may be destroyed
+// nevertheless. The thread then ends when the driver returns.
 //
-// The thread calls `ring` with the lock, and stop() clears `ring` with the lock. So no call of `ring` is under way when stop()
-// returns, even if the thread has not ended.
+// The thread calls `ring` while it has the lock, and stop() clears `ring` while it has the lock. So no call of `ring` is under
+// way when stop() returns, even if the thread has not ended.
 #include "engine/execution/gpu/device_watcher.h"
 
 #include <chrono>
@@ -56,7 +56,7 @@ struct DeviceWatcher::State {
   }
 };
 
-// The thread starts here, and not in the constructor, so that a job without GPU tensors has no such thread.
+// The thread starts here, and not in the constructor, so that a job that watches no event has no such thread.
 void DeviceWatcher::watch(device::EventPtr event) {
   if (!state_) {
     const auto state = std::make_shared<State>();

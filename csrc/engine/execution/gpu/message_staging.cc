@@ -1,16 +1,16 @@
 // The states of a send, and the action of fetch() in each:
 //
-//    memory is empty                       allocate it; have the watcher ring when the tensor is ready; then as below
-//    memory, but no event; not ready       nothing
-//    memory, but no event; ready           copy, record the event `arrived`, have the watcher ring after it
-//    the event `arrived`                   look whether the GPU has reached it
+//    no memory                                        allocate it; give the watcher the event `ready`; go on as below
+//    memory, no event `arrived`; tensor not ready     nothing
+//    memory, no event `arrived`; tensor ready         copy; record `arrived`, and give it to the watcher; go on as below
+//    memory and `arrived`                             look whether the GPU has reached `arrived`
 //
-// A receive needs no state: room_for() comes before the message, bring() after it. The copy of bring() waits in its stream
-// until the receiver's tensor is ready, and copies of later receives on that GPU wait behind it. No message waits for these
-// copies, because the engine has already ended the receives.
+// A receive needs no state: Transfers calls room_for() for memory that takes the message, and bring() when the message is
+// there. The copy of bring() waits in its stream until the tensor is ready, and copies of later receives on that GPU wait
+// behind it. No message waits for these copies, because a receive ends when its copy is enqueued.
 //
-// If the driver fails between a copy and its event, is_copying stays true. Then the engine cannot know when the copy ends, and
-// Transfers::close() never frees the memory.
+// If the driver fails between a copy and its event, is_copying stays true. Then the engine cannot know when the copy ends, so
+// Transfers::close() abandons the memory: it is never freed.
 #include "engine/execution/gpu/message_staging.h"
 
 namespace hvdlite::engine {
@@ -39,7 +39,7 @@ bool MessageStaging::fetch(const Entry& entry, StagedMemory* memory) {
   return memory->arrived->finished();
 }
 
-// The pool asks for a stream, but does not use it for page-locked memory.
+// get() needs a stream, but does not use it for page-locked memory.
 StagedMemory MessageStaging::room_for(const Entry& entry) {
   device::Device& device = devices_.device(entry.request->device);
   return {device.pinned->get(entry.request->bytes(), streams_of(entry).returns.get())};
@@ -59,7 +59,7 @@ void MessageStaging::bring(const Entry& entry, StagedMemory* memory) {
   returned_.push_back({done, entry.request});
 }
 
-// Looks at the oldest copy first. finished() throws if the GPU has failed, and the error names the receive.
+// Looks at the oldest copy first, and stops at the first unfinished one. If the GPU has failed, the error names the receive.
 bool MessageStaging::look_after() {
   bool any = false;
   while (!returned_.empty()) {

@@ -1,7 +1,7 @@
 // An operation passes through two functions:
 //
 //    start()      gather(); pack, if NCCL cannot use the tensors as they are; NCCL's calls
-//    advance()    when the communicator is no longer busy: unpack, if the result lies packed in a buffer; hand_over()
+//    advance()    when the communicator is no longer busy: unpack, if the result is in a buffer of the operation; hand_over()
 //
 // Why unpacking is not part of start(): a call of NCCL may return before NCCL has enqueued its kernel. A kernel that unpacks
 // could then come first in the stream, and would read the buffer before it is reduced.
@@ -14,15 +14,15 @@
 //    broadcast        Broadcast
 //    alltoall         for each other member a Send and a Recv, without those of 0 bytes; a copy of this rank's own rows
 //
-// Only the reductions tell NCCL the type of the elements. All others move bytes.
+// Reductions tell NCCL the type of the elements. All other kinds move bytes.
 //
-// Several calls are one group. Between single calls the host would have to wait until the communicator is no longer busy. Also,
-// a Send and a Recv outside of a group could wait for each other.
+// If an operation makes several calls, they are one group. Without a group the host would have to wait between two calls until
+// the communicator is no longer busy. Also, two members that both call Send before Recv could wait for each other.
 //
-// All members make matching calls. They derive the calls and their counts from the agreed operation, from its sizes and from
-// the recipe, and never from the tensors that this rank has. A joined rank makes the calls as well. It gives the op's identity
-// to a reduction, and no rows to an allgather or alltoall. It receives the result of an allgather or broadcast in memory that
-// nobody reads.
+// All members make matching calls. They derive the calls and the counts from the agreed operation, from its sizes and from the
+// recipe, and never from the tensors that this rank has. A joined rank makes the calls as well. It gives the op's identity to a
+// reduction, and no rows to an allgather or alltoall. It receives the result of an allgather or broadcast in memory that nobody
+// reads.
 #include "engine/execution/gpu/nccl_operation.h"
 
 namespace hvdlite::engine {
@@ -37,7 +37,8 @@ const std::byte* at(const void* memory, std::size_t offset) {
   return static_cast<const std::byte*>(memory) + offset;
 }
 
-// All parts of a FusedOp have the same recipe: the planner fuses only operations with the same dtypes, op, factors and divisor.
+// All parts of a FusedOp have the same recipe: the planner fuses only operations with the same dtype, wire dtype, op, factors
+// and divisor.
 std::optional<Recipe> recipe_of(const AgreedOperation& agreed, const DeviceLink& link) {
   const int ranks = link.set().size();
   const std::int64_t divisor = reduction_of(agreed, ranks).divisor;
@@ -52,7 +53,7 @@ bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link) {
   return !reduces(first.kind) || recipe_of(fused.parts.front(), link);
 }
 
-// There is a recipe, because the lane makes a NcclOperation only if serves() is true.
+// There is always a recipe, because the lane makes an NcclOperation only if serves() is true.
 Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), link()); }
 
 void NcclOperation::start() {
@@ -95,7 +96,7 @@ void NcclOperation::check(nccl::Result result, const char* function) {
   link().comm().nccl().check(result, function, comm());
 }
 
-// If a call throws, ends the group nevertheless. Otherwise later calls of this thread would belong to the group.
+// Ends the group even if a call throws. Otherwise later calls of this thread would belong to the group.
 template <typename Calls>
 void NcclOperation::grouped(Calls calls) {
   check(nccl().GroupStart(), "ncclGroupStart");
@@ -114,8 +115,8 @@ void NcclOperation::allreduce() {
   const std::size_t count = buffer_elements(element_bytes);
   if (count == 0) return;
   const PartAddresses& only = place(0);
-  // Without a conversion NCCL reads the tensor and writes the output directly. A check for values that are not finite needs the
-  // kernel that unpacks.
+  // as_it_is: NCCL reads the tensor and writes the output directly. A check for values that are not finite needs the kernel
+  // that unpacks.
   const bool as_it_is = how.plain && entries().size() == 1 && only.input != nullptr &&
                         only.output != nullptr && !watches_finite();
   const void* from = only.input;
@@ -152,8 +153,8 @@ void NcclOperation::reducescatter() {
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
-// Reduces the rows of each member. `from` has the rows of all members, and `to` gets the result for this rank's own rows. NCCL
-// writes to `to` only in the Reduce of which this rank is the root.
+// `from` has the rows of all members, and `to` gets the reduced rows of this rank. NCCL writes to `to` only in the Reduce whose
+// root is this rank.
 void NcclOperation::reduce_rows(const void* from, void* to, const Extents& extents,
                                 const Recipe& how) {
   const std::vector<std::size_t> counts = extents.elements(extents.rows);
@@ -176,7 +177,7 @@ void NcclOperation::reduce_rows(const void* from, void* to, const Extents& exten
   });
 }
 
-// NCCL reads the input of a Broadcast only on the root. So on the other members any address serves as input.
+// NCCL reads the input of a Broadcast only on the root. So the other members may give any address as input.
 void NcclOperation::allgather() {
   const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());
@@ -214,8 +215,8 @@ void NcclOperation::broadcast() {
         "ncclBroadcast");
 }
 
-// The parts lie back to back in input and output, in the order of the members. So `from` and `to` grow with each member, also
-// with this rank itself.
+// In the input and in the output the rows of the members lie one after the other. So `from` and `to` grow with each member,
+// also with this rank.
 void NcclOperation::alltoall() {
   const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());
@@ -228,7 +229,7 @@ void NcclOperation::alltoall() {
   std::size_t to = 0;
   const auto exchange = [&](int peer, std::size_t sends, std::size_t receives) {
     if (peer == set().index) {
-      // NCCL's work enters the stream only after the end of the group, so this copy comes before it.
+      // NCCL's work does not enter the stream before the end of the group. So it comes after this copy.
       if (sends > 0) gpu().copy(at(output, to), at(input, from), sends, stream());
       return;
     }

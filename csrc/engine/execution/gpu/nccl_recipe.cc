@@ -7,17 +7,17 @@
 //    float16, bfloat16              float32 for sums, if a member asks        the same type
 //                                   for float32 sums; else the same
 //    float32, float64               the request's wire dtype                  the same type
-//    complex                        the same                                  twice as many floats (Recipe::parts)
+//    complex                        the same                                  its floats, two for each (Recipe::parts)
 //
-// The place where an Average is divided. The divisor may be less than the number of members, if only those with a value count:
+// Where an Average is divided. The divisor is less than the number of members if members that have joined do not count:
 //
 //    floats and complex, unscaled, divisor = number of members > 1    by NCCL, as part of its operator Avg
 //    otherwise, if the wire dtype is float16                          when packed
 //    otherwise                                                        when unpacked
 //
-// The two factors are applied apart from that: prescale when packed, postscale when unpacked. So an unscaled Sum is not
-// converted if the wire dtype is the tensor's, and neither is an Average in the first row. NCCL can then use a single tensor as
-// it is (Recipe::plain).
+// In all rows prescale is applied when packed, and postscale when unpacked. If nothing is converted (Recipe::plain), NCCL can
+// use a single tensor as it is. Examples are an unscaled Sum and an Average of the first row, if the wire dtype is the tensor's
+// dtype.
 #include "engine/execution/gpu/nccl_recipe.h"
 
 #include "kernels/kernels.h"
@@ -30,7 +30,7 @@ namespace nccl = device::nccl;
 
 namespace {
 
-// The default is for float32 and complex64. 16-bit integers have no recipe, so they do not come here.
+// The default is for float32 and complex64. 16-bit integers have no recipe, so nobody asks for their type.
 nccl::DataType type_of(DType wire) {
   switch (wire) {
     case DType::kInt8:

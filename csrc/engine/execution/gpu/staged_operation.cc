@@ -1,25 +1,26 @@
 // The host memory for each kind, and the data that are copied between it and the GPU:
 //
 //    kind             input_                   output_           from the GPU            to the GPU
-//    allreduce        the fusion buffer        = input_          the packed tensors,     the reduced buffer,
-//                                                                or the single tensor    then unpacked
+//    allreduce        the fusion buffer        = input_          the packed tensors,     the reduced buffer, to be unpacked,
+//                                                                or the single tensor    or the single result
 //    broadcast        the tensor               = input_          on the root only        on all but the root
 //    allgather        own place in output_     all rows          own rows                all rows
 //    alltoall         rows to send             rows received     all rows to send        all rows received
 //    reducescatter    the whole tensor         own rows          the whole tensor        own rows
 //
-// Two operations of one lane. At "ready" the stream waits for the events of the inputs:
+// Two operations of one lane, 1 and 2. At "ready" the stream waits for the events of the inputs:
 //
 //    link's stream    | ready 1 | pack 1 | copy 1 | ready 2 | pack 2 | copy 2 |
 //    host                                         | collective 1 |            | collective 2 |
 //    return stream                                               | copy 1 | unpack 1 |       | copy 2 | unpack 2 |
 //
-// The host does not wait for a copy: advance() asks for the event arrived_, and returns false until the GPU has reached it. The
-// watcher rings at this event, because a sleeping engine has to begin the collective then. For the way back no ring is needed:
-// the operation ends as soon as its copies are enqueued.
+// The host does not wait for a copy: advance() returns false until the GPU has reached the event arrived_. After this event the
+// watcher wakes the engine, which then has to begin the collective. After the copies to the GPU the watcher need not wake the
+// engine: the operation has ended when they were enqueued.
 //
-// A rank without a value takes part in the collective. Without any input it gives the collective null, which stands for the
-// op's identity. If it lacks only some tensors of a fusion buffer, packing fills their places with the identity.
+// A rank without a value takes part in the collective. If it lacks all inputs of a reduction, it gives the collective null,
+// which stands for the op's identity. If it lacks only some tensors of a fusion buffer, packing fills their places with the
+// identity.
 #include "engine/execution/gpu/staged_operation.h"
 
 #include "collectives/chunking.h"
@@ -29,8 +30,8 @@ namespace hvdlite::engine {
 using base::OpKind;
 using base::ReduceOp;
 
-// An operation that copies nothing from the GPU, such as a broadcast on a receiver, has no event arrived_. It may move as soon
-// as its turn comes.
+// An operation that copies nothing from the GPU, such as a broadcast on a rank that is not the root, has no event arrived_. It
+// may move as soon as its turn comes.
 void StagedOperation::start() {
   if (has_no_value()) {
     stage_ = Stage::kFinished;
@@ -85,7 +86,7 @@ bool StagedOperation::is_packed() const {
 
 // --- arriving -------------------------------------------------------------------------------------------------------
 
-// Allocates the host memory, also that for the result, and starts the copies from the GPU.
+// Allocates the host memory for the input and for the result, and starts the copies from the GPU.
 void StagedOperation::fetch() {
   const Request& first = first_request();
   const void* own = place(0).input;
@@ -143,7 +144,7 @@ void StagedOperation::fetch_reduction() {
 
 // --- moving ---------------------------------------------------------------------------------------------------------
 
-// From here on the operation no longer awaits its turn: a collective in shared memory takes its turn when it is made.
+// Ends the wait for the turn: a collective in shared memory takes its turn when it is made.
 void StagedOperation::move() {
   stage_ = Stage::kMoving;
   const Request& first = first_request();
@@ -180,7 +181,8 @@ void StagedOperation::move_allreduce() {
 
 // --- returning ------------------------------------------------------------------------------------------------------
 
-// The root of a broadcast has the value on its GPU. If its output is another tensor, the value is copied there on the GPU.
+// The root of a broadcast copies nothing from host memory. If its output is not its input, the value is copied from one to the
+// other on the GPU.
 void StagedOperation::bring_back() {
   const Request& first = first_request();
   const device::cuda::Stream stream = link().return_stream();
@@ -204,7 +206,7 @@ void StagedOperation::bring_back() {
     bring(place(0).output, buffer_bytes());
   } else if (buffer_bytes() > 0 && !lacks_all_outputs()) {
     const std::size_t bytes = buffer_bytes();
-    // If this rank has packed, that memory is free again, because the copy from it has arrived.
+    // If this rank has packed, packed_ can be used again, because the copy from it is complete.
     if (packed_ == nullptr) packed_ = device_memory(bytes, stream);
     bring(packed_, bytes);
     const device::Conversion cast = {.from = first.wire_dtype(), .to = first.dtype, .op = first.op};
