@@ -1,10 +1,10 @@
-// How a rank finds out that another rank of its host has ended, without a message from it. Two facts are in shared memory or in
-// the kernel:
+// How a rank finds out that another rank of its host has ended, without a message from it. The state lies in shared memory, and
+// the kernel keeps the lock:
 //
 //    state (stored by the rank)    record lock (dropped by the kernel)    why_lost() says
-//    kUnborn or kLeft              either                                 nothing: it has not begun, or has left properly
+//    kUnborn or kLeft              either                                 nothing: it has not begun, or has left in order
 //    kAlive                        held                                   nothing: it lives
-//    kAlive                        dropped                                it has ended without telling anybody
+//    kAlive                        dropped                                it has ended without telling the other ranks
 //    kFailed                       either                                 the cause that the rank has stored
 //
 // The cause is stored before the state (release), and read after the state (acquire), so a reader never sees half a cause.
@@ -29,8 +29,7 @@ enum Life : std::uint32_t { kUnborn = 0, kAlive = 1, kFailed = 2, kLeft = 3 };
 
 constexpr std::size_t kCauseBytes = 3072;
 
-// The lock of one rank: a single byte of the file, at an offset that is the rank's number on the host. Locks on other bytes do
-// not touch it.
+// The lock of one rank: a single byte of the file, at an offset that is the rank's number on the host.
 struct flock byte_of(int local_rank) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
@@ -58,8 +57,7 @@ std::size_t ControlPage::bytes_for(int local_size) {
   return sizeof(RankPage) * static_cast<std::size_t>(local_size);
 }
 
-// The state becomes kAlive after the lock is held. Otherwise another rank could see a living state without a lock, and report a
-// loss.
+// The state becomes kAlive after the lock is held. Otherwise another rank could see kAlive without a lock, and report a loss.
 ControlPage::ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, int local_rank)
     : memory_(std::move(memory)), local_size_(local_size), local_rank_(local_rank) {
   HVD_CHECK(memory_->size() == bytes_for(local_size));
@@ -89,8 +87,8 @@ void ControlPage::announce_leaving() {
   slot(local_rank_).state.store(kLeft, std::memory_order_release);
 }
 
-// F_GETLK asks who would prevent the lock. l_type is F_UNLCK if nobody holds it, which means that the rank's process has ended.
-// If the kernel refuses the question, the answer is "nothing known": a wrong report of a loss would end the job.
+// F_GETLK asks whether a lock of another process prevents this one. F_UNLCK means that none does, so the rank's process has
+// ended. If the call fails, the rank counts as alive: a wrong report of a loss would end the job.
 std::string ControlPage::why_lost(int local_rank) const {
   const RankPage& theirs = slot(local_rank);
   std::uint32_t state = theirs.state.load(std::memory_order_acquire);

@@ -1,12 +1,13 @@
-// How messages cross the rings. A message that fits into its ring is stored in send(), and the receiving rank is woken. The
-// rest waits in `unsent`, and the next send() to that rank, and each receive() or flushed(), goes on with it. So the mail needs
+// How messages cross the rings. send() stores as much of a message as the ring has room for, and wakes the receiving rank. The
+// rest waits in `unsent`; the next send() to that rank, and each receive() and flushed(), stores more of it. So the mail needs
 // no thread, and no call waits for the other rank.
 //
-//    send() ──► unsent ──► push_unsent() ──► ring ──► take() ──► begun (if the message has several pieces) ──► receive()
+//    sender    send() ──► unsent ──► push_unsent() ──► ring
+//    receiver                                          ring ──► take() ──► begun ──► receive()
 //
-// Who wakes whom: the sender rings the receiver after it has stored something. The receiver rings the sender after it has made
-// room, if the sender was starved (mail_ring.h). Without the second bell a sender that has fallen asleep with unsent messages
-// would sleep until its time limit.
+// The sender rings the receiver's bell after it has stored something. The receiver rings the sender's bell after it has made
+// room, if the sender waits for room (mail_ring.h). Without that, a rank that sleeps with unsent messages would sleep until its
+// time limit.
 #include "transport/host_mail.h"
 
 #include <string>
@@ -39,8 +40,8 @@ void HostMail::push_unsent() {
 }
 
 // Stores what has room, message by message. A closed ring has no reader any more: its messages are dropped, because the rank
-// has left and nobody would ever make room. The bell rings only if this call has stored a piece or finished a message, so that
-// a full ring does not wake its reader again and again.
+// has left and nobody would ever make room. The bell rings only if this call has stored a piece or dropped a message, so that a
+// full ring does not wake its reader again and again.
 void HostMail::push_unsent(Box& box, int to) {
   const std::size_t before = box.unsent.size(), done = box.done;
   while (!box.unsent.empty() &&
@@ -52,8 +53,8 @@ void HostMail::push_unsent(Box& box, int to) {
   if (box.unsent.size() != before || box.done != done) ring_(to);
 }
 
-// First moves this rank's own unsent messages on: a rank that waits calls this function in each pass, and its messages must
-// leave meanwhile.
+// First stores more of this rank's unsent messages: while a rank waits it calls this function again and again, and may send
+// nothing more.
 bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   if (unsent_ > 0) push_unsent();
   for (std::size_t looked = 0; looked < boxes_.size(); ++looked) {
@@ -70,8 +71,8 @@ bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   return false;
 }
 
-// Takes pieces out of one ring until a message is complete or the ring is empty. The size is checked after each piece, because
-// the pieces come from another process: a damaged ring must not make this rank use up its memory.
+// The size is checked after each piece, because the pieces come from another process: a damaged ring must not make this rank
+// use up its memory.
 bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
   while (box.in.has_any()) {
     const bool last = box.in.take(&box.begun);
@@ -95,7 +96,7 @@ bool HostMail::flushed() {
   return unsent_ == 0;
 }
 
-// Rings every rank of the host: one that sleeps with unsent messages for this rank then finds the ring closed, and drops them.
+// Rings the other ranks: a rank that sleeps with unsent messages for this rank then finds the ring closed, and drops them.
 void HostMail::close() {
   for (std::size_t from = 0; from < boxes_.size(); ++from) {
     if (static_cast<int>(from) == local_rank_) continue;

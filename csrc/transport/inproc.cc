@@ -1,18 +1,18 @@
 // The in-process transport: the fabric with the mailboxes of all ranks, and the endpoint of one rank. (Over 400 lines, because
 // an endpoint is read together with the mailboxes that it fills and empties.)
 //
-// A stream is all transfers from one rank with one tag. In it sends and receives match in order, as MPI's do. The side that
-// comes first waits in the receiver's mailbox, and the later side performs the match: its thread copies the bytes.
+// A stream is all transfers from one rank to another with one tag. In it sends and receives match in order, as MPI's do. The
+// side that comes first waits in the receiver's mailbox, and the later side performs the match: its thread copies the bytes.
 //
 //    receive first   the send copies straight to the receive's memory
 //    send first      the receive copies from the sender's memory, or from the copy in the mailbox if the send is short: such a
 //                    send is complete already, and its memory may have changed
 //
-// Matches and withdrawals (cancel) happen under the lock of the receiver's mailbox. So a transfer is matched once or withdrawn.
-// The other side learns of the match from the operation's atomic state.
+// Matches and withdrawals (cancel) happen under the lock of the receiver's mailbox. So no transfer is both matched and
+// withdrawn. The other side learns of the match from the operation's atomic state.
 //
-// Control messages of one host go through HostMail and a HostWindow, by the same code as between processes. So the tests that
-// run in one process cover the rings, too.
+// Control messages between ranks that share a window go through HostMail, by the same code as between processes. So tests that
+// run in one process cover the rings as well.
 #include "transport/inproc.h"
 
 #include <sys/mman.h>
@@ -54,7 +54,7 @@ class Fabric {
  public:
   enum class State : int { kPending, kComplete, kFailed };
 
-  // One posted send or receive. Its poster owns it. Until it is matched the mailbox points to it.
+  // One posted send or receive. Its endpoint owns it. While it is pending, the mailbox points to it.
   struct PostedTransfer {
     std::atomic<State> state{State::kPending};
     int mailbox = 0;  // the receiver's rank, where the operation waits for its match
@@ -101,7 +101,7 @@ class Fabric {
     std::atomic<bool> dead{false};
     std::atomic<bool> connected{false};
 
-    std::string loss;  // how this rank was lost to the others; empty if it was not
+    std::string loss;  // how this rank was lost; empty if it was not
     bool left = false;
   };
 

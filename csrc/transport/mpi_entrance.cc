@@ -1,6 +1,4 @@
-// How two groups of ranks meet without waiting. MPI_Comm_dup would block until all ranks call it, and a rank that calls the
-// entrance has other work to do meanwhile. MPI_Comm_idup returns at once, and open() polls its request. MPI writes the new
-// handle during one of these polls, so `duplicate_` stays at its address, and is not freed if open() never returned true.
+// Why MPI_Comm_idup: MPI_Comm_dup may block until all ranks call it. MPI_Comm_idup does not, and open() polls its request.
 #include "transport/mpi_entrance.h"
 
 #include <utility>

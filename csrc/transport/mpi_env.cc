@@ -1,17 +1,17 @@
-// How the ranks of a job join, in open_mpi(). Every step is collective, so all ranks make the same steps in the same order,
-// also those that cannot share memory:
+// How the ranks of a job join, in open_mpi(). The steps are collective over the job or over a host, so its ranks make the same
+// steps in the same order, also ranks that cannot share memory:
 //
-//    1  duplicate the communicator           messages of hvdlite never meet messages of the program
+//    1  duplicate the communicator           so no receive of hvdlite matches a message of the program; not if takes_comm
 //    2  split it by host, as MPI sees hosts  MPI_Comm_split_type
 //    3  all introduce themselves             host name, process, kernel's boot id
 //    4  merge hosts that MPI took for two    only if the introductions say so; the host communicator is then made anew
 //    5  control page, window, result memory  share(): all ranks of a host have it, or none has
-//    6  free the host communicator           from here on the ranks of a host talk in shared memory
-//    7  who has a window?                    hierarchical collectives need one on every host
+//    6  free the host communicator           no later step needs it
+//    7  ask which ranks have a window        hierarchical collectives need one on every host
 //
 // The result of share() must be the same on all ranks of a host: a rank that waited in shared memory for a rank that sends
-// messages would wait for ever. So each attempt ends with an allgather of the outcome, and a rank that has succeeded drops its
-// memory again if another one has failed.
+// messages would wait for ever. So each attempt ends with an allgather of the problems, and a rank without a problem drops its
+// memory again if another rank has one.
 #include "transport/mpi_env.h"
 
 #include <unistd.h>
@@ -55,8 +55,7 @@ struct Introduction {
   char boot[64] = {};  // of its kernel; "" if that is kept secret
 };
 
-// The boot id is a random number that the kernel makes at its start. Two containers of one machine have the same, and two
-// machines never have.
+// The boot id is a random number that the kernel makes at its start. By it, machines with the same host name differ.
 Introduction introduce(int leader) {
   Introduction me;
   me.leader = leader;
@@ -112,7 +111,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
     check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
           "MPI_Allgather");
     if (thing && original != nullptr) original->unlink();
-    // If the leader has no memory, it has a problem, and the other ranks have none.
+    // If the leader could not make the memory, only the leader reports a problem, because the other ranks tried nothing.
     const auto told =
         std::ranges::find_if(all, [](const Problem& each) { return each.text[0] != '\0'; });
     if (told == all.end()) return thing;
@@ -156,15 +155,12 @@ struct Revoking {
   }
 };
 
-// Then the job may use hierarchical collectives, and every host needs a window for its part in them, also a host with one rank.
 bool some_share_a_host(const std::vector<int>& leaders) {
   return std::set<int>(leaders.begin(), leaders.end()).size() < leaders.size();
 }
 
 }  // namespace
 
-// Three cases: the user has chosen (spin_us); each rank has a processor, so a short spin is harmless; ranks share processors,
-// so a waiting rank yields from the start.
 base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks) {
   base::WaitPolicy waiting;
   waiting.core_to_spare = cpus >= 2 * ranks;
@@ -180,8 +176,8 @@ base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks)
   return waiting;
 }
 
-// For each rank whose machine is known: if an earlier rank of this machine has another leader, both hosts become one, whose
-// leader is the smaller number. Each merge renames a whole host, so chains of merges end with one leader.
+// For each rank whose machine is known: if the first rank of this machine has another leader, both hosts become one, and the
+// smaller number is its leader. A merge replaces the leader of all ranks of a host, also of those that were merged before.
 std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines) {
   std::map<std::string, int> first;  // first rank of each machine
   for (std::size_t r = 0; r < leaders.size(); ++r) {

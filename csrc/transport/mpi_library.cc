@@ -1,6 +1,5 @@
-// Two libraries meet here. mpi4py has loaded an MPI, and Python has chosen the shim that was compiled for it. The shim is
-// opened with RTLD_LOCAL: its own names stay private, and the names of MPI that it needs are those that the process has
-// already. So one wheel of hvdlite serves every MPI for which it has a shim, and contains no MPI.
+// mpi4py has loaded an MPI, and Python has chosen the shim that was compiled for it. So one wheel of hvdlite serves every MPI
+// for which it has a shim, and contains no MPI.
 #include "transport/mpi_library.h"
 
 #include <dlfcn.h>

@@ -44,8 +44,6 @@ Handle unwrap(const Opaque& opaque) {
 
 MPI_Comm comm_of(hvdlite_mpi_comm comm) { return unwrap<MPI_Comm>(comm); }
 
-// MPI's default error handler ends the job at the first error. With MPI_ERRORS_RETURN the engine gets the error, and can say
-// which rank is lost.
 int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
   *out = wrap<hvdlite_mpi_comm>(comm);
   return MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
@@ -167,8 +165,7 @@ int failed_rank(hvdlite_mpi_comm comm, const int* known, int count) {
 int health(MPI_Comm) { return MPI_SUCCESS; }
 #endif
 
-// A failed request never completes in this way of polling (see test()). So some polls that find nothing also ask the
-// communicator, and a wait for a lost rank ends at most kPollsBetween polls after MPI knows of the loss.
+// Call it for each poll that finds nothing. Of these polls of a thread, every kPollsBetween-th asks the communicator.
 int health_now_and_then(MPI_Comm comm) {
   constexpr unsigned kPollsBetween = 16;  // asking the communicator costs as much as a few polls
   thread_local unsigned polls = 0;
@@ -186,7 +183,6 @@ int is_loss(int error) {
 #endif
 }
 
-// MPI's text for an error, which names the cause better than a number. `text` always ends with a zero.
 void error_text(int error, char* text, int capacity) {
   char buffer[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
