@@ -18,8 +18,8 @@
 // in double. The number of ranks is a power of two. As adasum(s a, s b) = s adasum(a, b), the result is postscale * adasum of
 // prescale * x.
 //
-// A null input (an absent or joined rank) contributes -0, which is the identity: adasum(a, -0) = a. The coefficient of a is 1 if
-// a.a is almost zero (kLeastSquare), or if b.b is zero: then a.b is zero, or not a number because a holds an infinity.
+// A null input (an absent or joined rank) contributes -0, which is the identity: adasum(a, -0) = a. The coefficient of a is 1
+// if a.a is almost zero (kLeastSquare), or if b.b is zero: then a.b is zero, or not a number because a holds an infinity.
 //
 // Cost for p ranks and S bytes of accumulators: log2(p) (alpha + S beta + S gamma). Staging: two vectors of accumulators.
 //

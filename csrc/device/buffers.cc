@@ -11,7 +11,7 @@
 // If the driver has no memory: take any kept buffer that is large enough; or else free everything idle, wait for the thread
 // that frees, and ask once more.
 //
-// No function allocates host memory while it returns a buffer (give_back, trim, Freeing::add): the room for that was made when
+// No function needs room in a list while it returns a buffer (give_back, trim, Freeing::add): the room for that was made when
 // the buffer was allocated (count_one). So destructors cannot fail.
 #include "device/buffers.h"
 

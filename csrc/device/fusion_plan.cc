@@ -8,8 +8,8 @@
 // each element would be limited by its computation instead of by memory. Complex numbers are pairs of floats, and use the
 // kernels of floats with twice as many units.
 //
-// The results are those of csrc/kernels, bit by bit (tests/unit/test_fusion_kernels.py compares them). So it does not matter
-// whether a tensor is converted on the host or on the GPU.
+// The results are those of csrc/kernels, bit by bit except for NaNs (tests/unit/test_fusion_kernels.py compares them). So it
+// does not matter whether a tensor is converted on the host or on the GPU.
 #include "device/fusion_plan.h"
 
 #include <string>

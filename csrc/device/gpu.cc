@@ -40,7 +40,7 @@ Current::~Current() {
   gpu_.call().CtxPopCurrent(&popped);
 }
 
-// Events are used again: a job records several in each step, and cuEventCreate takes longer than a push to a list.
+// Events are used again: a job records several in each step, so most of them need no call of cuEventCreate.
 Event::~Event() { gpu_->give_back(event_); }
 
 void Event::order(cuda::Stream stream, const Gpu& stream_gpu) const {
@@ -123,8 +123,8 @@ void Gpu::refuse_capture(cuda::Stream stream) const {
                   "of; do them before or after the capture");
 }
 
-// No timing, which is faster. Blocking synchronisation: a thread that waits for the event (DeviceWatcher) sleeps instead of
-// spinning.
+// No timing, which nothing here reads. Blocking synchronisation: a thread that waits for the event (DeviceWatcher) sleeps
+// instead of spinning.
 EventPtr Gpu::new_event() const {
   cuda::Event event = nullptr;
   {

@@ -1,7 +1,7 @@
-// A communicator's life without a blocking call. ncclCommInitRankConfig with blocking = 0 returns at once, and so does every
-// later call. busy() asks CommGetAsyncError whether the last call is still under way.
+// A communicator's life without a blocking call. ncclCommInitRankConfig with blocking = 0 returns at once. busy() asks
+// CommGetAsyncError whether the last call is still under way.
 //
-// The end is the difficult part. ncclCommFinalize and ncclCommDestroy may wait for the GPU, and for peers that are lost. The
+// ncclCommFinalize and ncclCommDestroy may wait for the GPU, and for peers that are lost. The
 // thread that drives the engine must not wait there. So each end runs in a thread of its own, which holds the library, the GPU
 // and the communicator:
 //

@@ -1,6 +1,5 @@
 // A training step packs the same tensors at the same addresses as the step before. So a table is copied to the GPU in the first
-// step only, and later steps find it by comparing the pieces. The list is short (kKeptLists) and its order is by last use, so
-// the search ends early.
+// step only, and later steps find it by comparing the pieces. The list is short (kKeptLists) and its order is by last use.
 //
 // A table is bound to its stream: the copy to the GPU and all launches that read the table are ordered in that stream, and no
 // event is needed between them. `memory.free_after` is the event after the last launch. So a dropped table's memory is used

@@ -67,9 +67,9 @@ class Engine {
   // Error(InvalidArgument, Unsupported, System) for requests that this rank refuses, for names that are in flight and for an
   // unknown prepared group. After the engine has failed, throws the first failure; after shutdown() and in a forked child,
   // Error(NotInitialized). Operations without a name are of one kind on one set (sends and receives may be mixed), and get
-  // their names here: each by its number, or all by one number if they form a group (its size is given). They have no label. The
-  // thread that drives calls the watcher after it has given the token back (at shutdown: after the engine is closed), so the
-  // watcher may wait.
+  // their names here: each by its number, or all by one number if they form a group (its size is given). They have no label.
+  // The thread that drives calls the watcher after it has given the token back (at shutdown: after the engine is closed), so
+  // the watcher may wait.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. Each needs a name. If a

@@ -1,4 +1,4 @@
-// How the transport uses MPI. All calls are non-blocking, and MPI makes progress only inside of them, so the engine's thread
+// How the transport uses MPI. All calls are non-blocking, and MPI may make progress only inside of them, so the engine's thread
 // polls with test() and receive_message().
 //
 //    data      MPI_Isend / MPI_Irecv with a tag of the operation; a message longer than limit_to() is cut into parts
@@ -272,8 +272,7 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message,
   return !host_only && receive_by_mpi(source, message);
 }
 
-// Takes frames until one completes a message. A frame that was taken is spare again, and the next turn posts its receive. So there
-// are always kPostedFrames frames.
+// Takes frames until one completes a message. A frame that was taken is spare again, and the next turn posts its receive.
 bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {

@@ -1,5 +1,5 @@
-// How a payload crosses: the steps of both sides for one payload. Each call of advance() makes as many steps as it can without
-// waiting.
+// How a payload crosses: the steps of both sides for one payload. A call of advance() moves at most kAtOnce bytes and waits for
+// nothing.
 //
 //    stage      sender                                           receiver
 //    kNew       stores the header, if the ring has room          takes the header, if it is there

@@ -40,8 +40,8 @@ inline nb::object checked(PyObject* made) {
 // The levels of hvdlite_log(), as in hvdlite_config.
 inline constexpr int kWarningLevel = 3, kErrorLevel = 4;
 
-// A str of Python as the engine's text. Bytes that are no UTF-8, which Python keeps in a str as surrogates (PEP 383; in paths and
-// in messages about them), are these bytes again. If there is any other surrogate, all become question marks.
+// A str of Python as the engine's text. Bytes that are no UTF-8, which Python keeps in a str as surrogates (PEP 383; in paths
+// and in messages about them), are these bytes again. If there is any other surrogate, all become question marks.
 struct Utf8 {
   std::string bytes;
   const char* c_str() const { return bytes.c_str(); }

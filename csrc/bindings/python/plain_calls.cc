@@ -1,7 +1,7 @@
-// Allreduces, broadcasts, allgathers, reducescatters and messages of plain tensors, whose memory the engine can use as it is. Native
-// code reads the user's arguments and describes the tensors, in place of hvdlite/submission.py. Submission and wait are the usual
-// ones. For unusual arguments a call returns None, and submission.py handles it. Reason: in a tiny allreduce Python takes much of
-// the time, and if processes share a core, all of them wait for it.
+// Allreduces, broadcasts, allgathers, reducescatters and messages of plain tensors, whose memory the engine can use as it is.
+// Native code reads the user's arguments and describes the tensors, in place of hvdlite/submission.py. Submission and wait are
+// the usual ones. For unusual arguments a call returns None, and submission.py handles it. Reason: in a tiny allreduce Python
+// takes much of the time, and if processes share a core, all of them wait for it.
 
 #include <deque>
 #include <string>

@@ -75,8 +75,8 @@ class Execution {
   }
 
   // --- endings ---
-  // Fails all unfinished operations and retains their memory. If this rank has failed, other ranks may be gone, so this rank also
-  // aborts the NCCL communicators that have no work, because an orderly end could wait for those ranks.
+  // Fails all unfinished operations and retains their memory. If this rank has failed, other ranks may be gone, so this rank
+  // also aborts the NCCL communicators that have no work, because an orderly end could wait for those ranks.
   void retain_all(const base::Status& why);
   // Called when the transport is closed. memory_is_free: nothing touches the memory of retained operations any more.
   void close(bool memory_is_free);

@@ -1,6 +1,7 @@
 // The file of a timeline: turns events into spans, and spans into JSON of Chrome's trace event format.
 // Thread: one at a time. Owns: the file. Blocks: on the disk. Throws: Error(InvalidArgument) if the file cannot be begun. If
-// a later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays valid.
+// a later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays
+// valid.
 //
 // In the words of that format, a rank is a process. A tensor is a thread of that process, and has the spans of
 // docs/timeline.md. A caller that waits is a thread, too. The code calls these threads tracks.
