@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     ended before the second look, otherwise 0.
     """
     with _display(arguments) as show:
-        viewer = JobViewer(arguments.job, arguments.hosts, show)
+        viewer = JobViewer(arguments.job, arguments.hosts, show, once=arguments.once)
         if arguments.hosts:
             _ask_hosts(arguments, viewer)
         else:
@@ -72,20 +72,22 @@ class JobViewer:
         wanted: the job's name, the process id of its rank 0, or "" for the only job.
         hosts: the hosts that are asked, for error texts; empty for this host.
         show: a function that is called with the figures of each look but the first.
+        once: end when the first figures are shown?
 
     Attributes:
         job: the name of the job; empty before the first look.
         ended: have all ranks of the job on the asked hosts ended?
     """
 
-    def __init__(self, wanted: str, hosts: str, show: Callable[[JobFigures], None]) -> None:
+    def __init__(self, wanted: str, hosts: str, show: Callable[[JobFigures], None], once: bool = False) -> None:
         self.job, self.ended = "", False
-        self._wanted, self._hosts, self._show = wanted, hosts, show
+        self._wanted, self._hosts, self._show, self._once = wanted, hosts, show, once
         self._before: dict[int, Answer] = {}
         self._last: JobFigures | None = None
 
     def see(self, answers: Sequence[Answer]) -> bool:
-        """Takes the answers of one look. Returns false if the job has ended.
+        """Takes the answers of one look. Returns false if there is nothing more to see: the job has ended, or this was the
+        second look and the viewer shows figures only once.
 
         Raises:
             InvalidArgumentError: no job or several jobs fit `wanted`.
@@ -117,7 +119,7 @@ class JobViewer:
             self._last = figures_of_job(self._before, mine, self._last.last_stall if self._last else None)
             self._show(self._last)
         self._before.update(spoken)
-        return True
+        return first or not self._once
 
 
 def choose_job(answers: Sequence[Answer], wanted: str, hosts: str = "") -> str:
@@ -155,24 +157,21 @@ def _described(ranks: Sequence[Answer]) -> str:
 
 # --- asking the ranks ---------------------------------------------------------------------------------------------------
 
-_LOOKS_ONCE = 2  # with --once, because figures are the difference of two looks
-
-
 def _ask_here(arguments: argparse.Namespace, viewer: JobViewer) -> None:
-    for answers in looks(arguments.job, arguments.interval, _LOOKS_ONCE if arguments.once else 0):
+    for answers in looks(arguments.job, arguments.interval):
         if not viewer.see(answers):
             return
 
 
 def _ask_hosts(arguments: argparse.Namespace, viewer: JobViewer) -> None:
-    agent = [sys.executable, "-m", "hvdlite.launcher.view_agent", str(arguments.interval)]
-    agent += [str(_LOOKS_ONCE if arguments.once else 0), arguments.job or EVERY_JOB]
+    agent = [sys.executable, "-m", "hvdlite.launcher.view_agent", str(arguments.interval), arguments.job or EVERY_JOB]
     together = LooksTogether(len(parse_hosts(arguments.hosts)), viewer)
     on_hosts.run_on_hosts(arguments, agent, together.take)
 
 
 class LooksTogether:
-    """Joins the looks of several hosts: gives the viewer the answers of all hosts when each host has sent a look.
+    """Joins the looks of several hosts: gives the viewer the answers of all hosts when each host has sent a look. If a host
+    sends several before another has sent one, the last one counts.
 
     Args:
         hosts: the number of hosts.
@@ -184,7 +183,7 @@ class LooksTogether:
         self._latest: dict[int, list[Answer]] = {}
 
     def take(self, host: int, line: str) -> bool:
-        """Takes a line that the program on a host has printed. Returns false if the job has ended.
+        """Takes a line that the program on a host has printed. Returns false if the viewer has nothing more to see.
 
         Args:
             host: the host's place in the list of hosts.

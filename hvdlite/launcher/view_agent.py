@@ -1,7 +1,7 @@
 """Asks the ranks of this host for their counters at regular intervals, and prints each look as one line of JSON.
 
-``hvdlite top -H`` starts this program on each host: ``python -m hvdlite.launcher.view_agent INTERVAL LOOKS JOB``. INTERVAL is
-in seconds. LOOKS is the number of looks; 0 means that the program runs until it is ended. JOB "-" means every job of this user.
+``hvdlite top -H`` starts this program on each host: ``python -m hvdlite.launcher.view_agent INTERVAL JOB``. INTERVAL is in
+seconds. JOB "-" means every job of this user. The program runs until it is ended.
 """
 
 import json
@@ -46,23 +46,20 @@ def _ask(address: view_socket.ViewAddress) -> dict[str, Any] | None:
     return None if answer is None else {**answer, **place}
 
 
-def looks(job: str, interval: float, count: int = 0) -> Iterator[list[dict[str, Any]]]:
-    """Yields the answers of one look every `interval` seconds: `count` looks, or looks without an end if `count` is 0."""
-    due, done = time.monotonic(), 0
+def looks(job: str, interval: float) -> Iterator[list[dict[str, Any]]]:
+    """Yields the answers of one look every `interval` seconds, without an end."""
+    due = time.monotonic()
     while True:
         yield look(job)
-        done += 1
-        if done == count:
-            return
         due = max(due + interval, time.monotonic())
         time.sleep(due - time.monotonic() if due > time.monotonic() else 0.0)
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints the looks; returns the exit status 0."""
-    interval, count, job = words
+    """Prints the looks until the program is ended; returns the exit status 0."""
+    interval, job = words
     try:
-        for answers in looks(job, float(interval), int(count)):
+        for answers in looks(job, float(interval)):
             print(json.dumps({"host": socket.gethostname(), "answers": answers}), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):
         pass

@@ -209,6 +209,23 @@ def test_looks_of_several_hosts_are_put_together():
     assert not say(1)
 
 
+def test_figures_of_one_look_wait_for_the_host_that_is_late():
+    """The program on host b starts after host a has sent three looks. With a fixed number of looks, nothing would be shown."""
+    shown = []
+    together = top.LooksTogether(2, top.JobViewer("", "a,b", shown.append, once=True))
+
+    def say(host, *answers):
+        return together.take(host, json.dumps({"host": "h", "answers": answers}))
+
+    for seconds in (10.0, 11.0, 12.0):
+        assert say(0, answer(0, seconds))
+    assert say(1, answer(2, 12.0, host="b"))
+    assert say(0, answer(0, 13.0))
+    assert not shown
+    assert not say(1, answer(2, 13.5, host="b"))
+    assert [(each.rank, each.seconds) for each in shown[0].ranks] == [(0, 1.0), (2, 1.5)]
+
+
 def test_lines_of_hosts_come_in_pieces():
     taken, ended = [], []
 
@@ -224,9 +241,17 @@ def test_lines_of_hosts_come_in_pieces():
 
 
 def test_an_agent_prints_its_looks(monkeypatch, capsys):
+    asked = []
+
+    def ask(*_):
+        asked.append(True)
+        if len(asked) > 3:
+            raise BrokenPipeError  # as when nobody reads its output any more
+        return {"stats": {}}
+
     monkeypatch.setattr(view_socket, "addresses", lambda: [view_socket.ViewAddress("7@a", 0, 1, "n")])
-    monkeypatch.setattr(view_socket, "ask", lambda *_: {"stats": {}})
-    assert view_agent.main(["0.001", "3", view_agent.EVERY_JOB]) == 0
+    monkeypatch.setattr(view_socket, "ask", ask)
+    assert view_agent.main(["0.001", view_agent.EVERY_JOB]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [[each["rank"] for each in line["answers"]] for line in lines] == [[0]] * 3
     assert view_agent.look("8") == []
