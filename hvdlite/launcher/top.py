@@ -157,6 +157,7 @@ def _described(ranks: Sequence[Answer]) -> str:
 
 # --- asking the ranks ---------------------------------------------------------------------------------------------------
 
+
 def _ask_here(arguments: argparse.Namespace, viewer: JobViewer) -> None:
     for answers in looks(arguments.job, arguments.interval):
         if not viewer.see(answers):
