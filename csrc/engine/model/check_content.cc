@@ -174,8 +174,9 @@ void check_set_change(const Request& request, int world) {
       refuse(request, "invalid rank " + std::to_string(rank) + "; ranks are 0 to " +
                           std::to_string(world - 1));
     }
-    if (i > 0 && rank == request.splits[i - 1]) {
-      refuse(request, "duplicate rank " + std::to_string(rank));
+    if (i > 0 && rank <= request.splits[i - 1]) {
+      refuse(request, (rank == request.splits[i - 1] ? "duplicate rank " : "unsorted rank ") +
+                          std::to_string(rank));
     }
   }
 }

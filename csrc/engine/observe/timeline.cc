@@ -103,13 +103,13 @@ void Timeline::write_until_stopped() {
       wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
       // Waits for a few more events: one large write is cheaper than several small ones.
       wake_.wait_for(lock, kPause, [&] { return stopping_; });
-      events.clear();
       events.swap(queue_);
       stopping = stopping_;
       dropped = std::exchange(dropped_, 0);
     }
     writer_->write(events, dropped);
     if (stopping) return;
+    events.clear();  // without the mutex, because this may free requests
   }
 }
 

@@ -295,11 +295,16 @@ void PointToPoint::hear(int source, Clearance message) {
 }
 
 void PointToPoint::hear(int source, Coming message) {
-  auto found = answered_.extract(std::pair(source, message.number));
-  HVD_CHECK(!found.empty());
-  auto& [receive, place, refusal] = found.mapped();
-  if (!refusal.empty()) return effects_.finish({&receive, 1}, {ErrorCode::kMismatch, refusal});
-  effects_.start_receive(std::move(receive), source);
+  const auto found = answered_.find({source, message.number});
+  HVD_CHECK(found != answered_.end());
+  const std::string& refusal = found->second.refusal;
+  if (!refusal.empty()) {
+    effects_.finish({&found->second.receive, 1}, {ErrorCode::kMismatch, refusal});
+    answered_.erase(found);
+    return;
+  }
+  auto taken = answered_.extract(found);
+  effects_.start_receive(std::move(taken.mapped().receive), source);
 }
 
 void PointToPoint::hear(int source, Withdrawal message) {
@@ -323,8 +328,8 @@ void PointToPoint::hear(int source, const Rejection& message) {
   const auto found = offered_.find(message.number);
   if (found == offered_.end()) return;  // the send has failed, and this rank has sent a Withdrawal
   HVD_CHECK(found->second.request->root == source);
-  const auto taken = offered_.extract(found);
-  effects_.finish({&taken.mapped(), 1}, {ErrorCode::kMismatch, message.why});
+  effects_.finish({&found->second, 1}, {ErrorCode::kMismatch, message.why});
+  offered_.erase(found);
   if (source != settings_.rank) effects_.send(source, Coming{message.number});
 }
 
@@ -377,13 +382,16 @@ void PointToPoint::leave(const Status& why) {
   fail_unmatched(why, [](const Request&) { return true; });
 }
 
-// A rank that has failed calls this in each pass. The tables are emptied first, so no entry ends twice.
+// A rank that has failed calls this in each pass. An entry leaves its table after it has ended: if there is no memory for its
+// error, the next call ends it.
 void PointToPoint::end_all(const Status& why) {
   for (Entries* entries : {&offered_, &posted_}) {
-    for (const auto& [key, entry] : std::exchange(*entries, {})) effects_.finish({&entry, 1}, why);
+    for (auto each = entries->begin(); each != entries->end(); each = entries->erase(each)) {
+      effects_.finish({&each->second, 1}, why);
+    }
   }
-  for (const auto& [key, answered] : std::exchange(answered_, {})) {
-    effects_.finish({&answered.receive, 1}, why);
+  for (auto each = answered_.begin(); each != answered_.end(); each = answered_.erase(each)) {
+    effects_.finish({&each->second.receive, 1}, why);
   }
 }
 

@@ -595,6 +595,40 @@ TEST(no_entry_is_lost_when_memory_is_short) {
   }
 }
 
+// Each step of a refusal, and then of an ending, once lacks memory. The next ending ends all that has not ended.
+TEST(every_operation_ends_when_memory_is_short) {
+  const Plan plan{{{}, {}}};
+  const base::Status lost{base::ErrorCode::kPeerLost, "a text that needs memory of its own"};
+  const auto end = [&](Job& job) {
+    for (const int rank : {0, 1}) job.rank(rank).machine().end_all(lost);
+  };
+  native_test::refuse_each_allocation([&](std::size_t number) {
+    native_test::refuse_allocation(0);
+    Job job(plan);
+    job.rank(0).ask(send(1, 0, 6));
+    job.rank(0).ask(send_large(1, 1));
+    job.rank(0).ask(recv(1));
+    job.rank(1).ask(recv_large(0));
+    job.rank(1).ask(recv(0, 2));
+    const auto check = [&] {
+      native_test::refuse_allocation(0);
+      end(job);
+      for (const int rank : {0, 1}) {
+        for (const Asked& each : job.rank(rank).asked) EXPECT(each.completion->is_done());
+      }
+    };
+    native_test::refuse_allocation(number + 1);
+    try {
+      run(job);
+      end(job);
+    } catch (const std::bad_alloc&) {
+      check();
+      throw;
+    }
+    check();
+  });
+}
+
 TEST(what_was_sent_to_a_set_that_is_gone_counts_as_received) {
   const Plan plan{{{}, {}}, -1, PointToPoint::counted_bytes(4)};
   Job job(plan);
