@@ -155,7 +155,8 @@ void Engine::submit(const Submission& what, std::int64_t* handle,
   submit_named(what.asks, {}, std::move(launching));
 }
 
-// Some asks have no name; `first` is the first of them.
+// Some asks have no name; `first` is the first of them. For example, if the next number is 7, two unnamed allreduces get the
+// names allreduce.noname.7 and allreduce.noname.8, and as a group allreduce.noname.7_1of2 and allreduce.noname.7_2of2.
 void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch launching) {
   const base::OpKind kind = first.request.kind;
   const SetDirectory::Info info = set_of(first.request, shared_.sets, topology_.rank);

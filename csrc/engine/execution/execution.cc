@@ -237,6 +237,7 @@ void Execution::enqueue(Set& set, QueuedOperation operation) {
                       set.host->members->size());
   if (first.arena != 0) ++shared_.counters.arena_ops;
   if (first.on_gpu()) {
+    // The lane comes first: a new lane takes tags for its link, so the operation's tag comes after these on all members.
     DeviceLane& lane = device_lane(set, operation.entries);
     operation.tag = next_tag(set);
     return lane.enqueue(std::move(operation));

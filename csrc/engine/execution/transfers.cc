@@ -46,6 +46,7 @@ Transfers::Queues& Transfers::queues_with(int peer) {
   if (!is_new || window == nullptr || transport_.host_of(peer) != transport_.host_of(rank))
     return queues;
   const int here = window->local_rank(), there = transport_.local_rank_of(peer);
+  // A receiver needs the sender's process id to read its memory. The ranks of a host know each other's ids, or no rank does.
   const bool known = transport_.process_of(peer) != 0;
   queues.streams.emplace(
       transport::PayloadWriter(window->payloads(here, there), known),
