@@ -136,7 +136,8 @@ void* Transfers::target_of(const Moving& receive) {
   return receive.staged.host ? receive.staged.host.data() : receive.entry.output;
 }
 
-// Ends a transfer whose payload has been sent or has arrived.
+// Ends a transfer whose payload has been sent or has arrived. For a receive on a GPU the copy to the tensor is only enqueued
+// here, and the completion's event comes after the copy.
 void Transfers::finish(Moving& transfer) {
   const Entry& entry = transfer.entry;
   if (is_staged(entry)) {

@@ -312,8 +312,8 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   if (open.fused != 0) arguments += ",\"fused_op\":" + std::to_string(open.fused);
   if (event.stage == Stage::kFailed) arguments += ",\"failed\":true";
   if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
-    // The operation ended when the ranks agreed: they had exchanged the data before (prepared.h), or it has none (a barrier).
-    // Both spans cover the whole time.
+    // The operation ended when the ranks agreed: they had exchanged the data before (collectives/prepared.h), or it has none (a
+    // barrier). Both spans cover the whole time.
     span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.track, open.since,
          event.time, "\"operation\":" + std::to_string(event.number));
   }
