@@ -1,7 +1,7 @@
 // Memory that Engine gives its callers: for results, and arenas.
 //
-// create_arena() checks the set, the size, the knob, the hosts, the channel and the kind, in this order. If the ranks are on
-// several hosts, shares_memory is false as well. So the hosts are checked before it, and the error names the real cause.
+// create_arena() checks the set, the size, the knob, the hosts, the channel and the kind, in this order. shares_memory is also
+// false if the ranks are on several hosts. So the hosts are checked first, and the error names the real cause.
 //
 // A result for which the caller knows the size is allocated in the caller's thread, and not in a pass: new pages take time, and
 // a pass that waits for them would delay all operations in flight.
@@ -25,12 +25,12 @@ OutputCache::Block Engine::new_output(std::size_t bytes) const {
 device::Buffer Engine::new_gpu_output(int gpu, std::size_t bytes, void* stream) {
   device::Buffer memory =
       shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
-  // From now on the pool adds the events of the operations on this memory, so the memory is reused only after them.
+  // From now on the pool reuses the memory only after the operations that the engine runs on it.
   memory.lend();
   return memory;
 }
 
-// Without an address, ranks of one host get different GPUs as long as the host has enough of them.
+// Without an address, ranks of one host get different GPUs if each of them sees all GPUs of the host, and there are enough.
 int Engine::gpu_of_address(const void* address) {
   const device::Driver& driver = shared_.devices.driver();
   if (address != nullptr) return device::gpu_of_address(driver, address);

@@ -3,9 +3,9 @@
 //    add_set       Execution ──► SetDirectory (callers) ──► Membership ──► PointToPoint
 //    remove_set    SetDirectory ──► Numbering ──► Membership ──► PointToPoint ──► Execution
 //
-// Execution comes first because it makes the set's channels: share_memory() tells the directory whether there is one for all
-// members. At a removal the directory comes first: a later request of a caller is then refused inside the call. An entry that
-// is in the queue at that moment is refused when it is admitted (kRemovedSet).
+// Execution comes first because it makes the set's channels: share_memory() reads them to tell the directory whether the
+// members share memory. At a removal the directory comes first: a later request of a caller is then refused inside the call. An
+// entry that is in the queue at that moment is refused when it is admitted (kRemovedSet).
 #include "engine/carrier.h"
 
 namespace hvdlite::engine {

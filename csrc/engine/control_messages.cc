@@ -15,7 +15,7 @@
 //    4  end_all      the callers wake up, and get the text of the first failure
 //
 // A later failure makes only step 4, for entries that have come meanwhile. Ranks may differ in the failure that they see first,
-// but all operations of one rank end with the same text.
+// but on one rank step 4 always gives the text of that rank's first failure.
 
 #include <type_traits>
 #include <utility>
@@ -39,7 +39,7 @@ constexpr std::size_t kEndedInLog = 3;
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
-// Adds the sender to the text of each error, because a decoder knows only the bytes. After a failure the remaining messages are
+// Adds the sender to the text of an error, because a decoder knows only the bytes. After a failure the remaining messages are
 // left for receive_late().
 bool Cycle::receive(bool host_only) {
   bool any = false;
@@ -93,7 +93,7 @@ void Cycle::apply(Membership::Actions actions) {
   }
 }
 
-// Transports carry no message from a rank to itself. Such a message is heard at once, by the same machine as any other.
+// Transports carry no message from a rank to itself. A message of this rank to itself is heard at once.
 void Cycle::carry_out(Membership::Send& action) {
   if (action.to == transport_.rank()) {
     hear(action.to, action.message);
@@ -139,7 +139,6 @@ void Cycle::carry_out(const Membership::Fail& action) {
   end_all(shared_.failure.status());
 }
 
-// Tells the user of the first failure.
 void Cycle::tell_user(const Status& why) {
   if (shared_.failure.happened()) return;
   // Announcements at a port are recorded only here, because recording each of them would cost time in every operation.

@@ -14,8 +14,8 @@
 //    a send or receive waits, and some ranks do not            all messages
 //    none of these                                             none: what other ranks announce is in the ledger
 //
-// "Moved" is true if a step did something, or if the transport's activity() has changed: an operation in flight does not say
-// whether it has moved data, but completed messages and steps in shared memory count there.
+// "Moved" is true if one of the first four steps did something, or if the transport's activity() has changed: an operation in
+// flight does not say whether it has moved data, but completed messages and steps in shared memory count there.
 //
 // A rank that has failed still makes passes: it ends what callers have queued meanwhile, answers the messages that need an
 // answer, and sends the messages that tell the others of its failure.
@@ -40,7 +40,8 @@ namespace {
 // The limit to the memory that whole messages (kWholeBytes) of one sender take on the receiving rank until receives take them.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
-// Then a message of a send or receive always comes through the window, so pass_once() need not ask MPI for it.
+// If all ranks share one window, a message for a send or receive always comes through it, and pass_once() need not ask MPI for
+// such messages.
 bool do_all_share_window(transport::Transport& transport) {
   bool all = transport.window() != nullptr;
   for (int rank = 0; rank < transport.size(); ++rank) {
@@ -51,9 +52,9 @@ bool do_all_share_window(transport::Transport& transport) {
 
 }  // namespace
 
-// The order of the members matters. carrier_ comes before point_to_point_ and negotiation_, which get it as their effects; it
-// only stores the reference to point_to_point_. negotiation_ comes after both: its constructor adds the set of all ranks, and
-// carrier_ passes the set on to point_to_point_.
+// The order of the members matters. carrier_ comes before point_to_point_ and negotiation_, which get it as their effects.
+// carrier_'s constructor only stores the reference to point_to_point_, which does not exist yet. negotiation_ comes after both:
+// its constructor adds the set of all ranks, and carrier_ passes the set on to point_to_point_.
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
@@ -133,8 +134,8 @@ bool Cycle::take_queued(bool flush) {
   return true;
 }
 
-// Negotiation refuses a collective on a set whose removal this rank has asked for. Sends and receives do not pass through it,
-// so they are refused here.
+// Negotiation refuses a collective on a set whose removal this rank has asked for. Negotiation does not see sends and receives,
+// so this function refuses them.
 void Cycle::admit(Entry& entry) {
   const Request& request = *entry.request;
   if (!base::is_point_to_point(request.kind)) return negotiation_.admit(entry);
@@ -174,7 +175,7 @@ bool Cycle::say_goodbye() {
     if (membership_.said_goodbye()) return true;
     if (!negotiation_.close()) return false;
     const Status why = {ErrorCode::kAborted, kShutDownHere};
-    // This rank has not announced these, and announces nothing more, so they can never be agreed.
+    // This rank has not announced the entries in the queue, and announces nothing more, so they can never be agreed.
     shared_.finish(shared_.queue.take_all(), why);
     std::set<int> undecided = negotiation_.leave(why);
     point_to_point_.leave(why);
@@ -198,8 +199,8 @@ void Cycle::raise_failure(const std::string& cause) {
   });
 }
 
-// The text tells four causes apart: a lost rank, an error that the code below knows, a lack of memory, and any other exception,
-// which is a bug in hvdlite.
+// The text tells four causes apart: a lost rank, another error that hvdlite itself reports (base::Error), a lack of memory, and
+// any other exception, which hvdlite does not expect and which is therefore a bug.
 void Cycle::fail_for(const std::exception& error) {
   const auto* known = dynamic_cast<const base::Error*>(&error);
   // A rank is lost. If the search finds which one, the failure names it.

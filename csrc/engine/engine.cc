@@ -1,15 +1,19 @@
-// (Over 400 lines, because all of its functions pass on one token, and are read together.)
+// (Over 400 lines, because most of its functions take the progress token from one another, and are read together.)
 //
 // Who makes the passes:
 //
 //    a caller waits          it takes the token, and makes passes until its operation is done (drive)
+//    a caller sends or       it may take a free token for one pass (pass_at_once in submit.cc)
+//    receives
 //    further callers wait    each rings the doorbell and sleeps; one that wakes while the token is free takes it (wait_for)
 //    no caller waits         the engine thread takes the token for one pass at a time (run)
-//    a thread has a claim    the holder returns the token after its pass, and other threads leave it (take_token_or_wait)
+//    a thread has a claim    the holder returns the token after its pass, and other threads leave it (take_token_or_wait). Then
+//                            the thread with the claim makes the passes (drive_until)
 //
 // Where a thread sleeps, and who wakes it:
 //
-//    shared_.event   callers without the token    the end of an operation, the return of the token, the end of the engine
+//    shared_.event   callers without the token,   the end of an operation, the return of the token, the end of the engine
+//                    threads with a claim
 //    kick_           the engine thread, while     a submission that wakes; poll(); the last waiting caller, if work is left;
 //                    it may not make passes       resume(), shutdown()
 //    the doorbell    a thread whose passes did    other ranks; a submission that wakes; a caller that waits without the token;
@@ -17,7 +21,9 @@
 //
 // Each of these sleeps has the same three steps: read the number (listen() for the doorbell), then look for work, then sleep
 // only while the number is the same. A thread that makes work stores it first, and changes the number afterwards. So no wake-up
-// is lost between the look and the sleep.
+// is lost between the look and the sleep. There are two exceptions, because these looks come before the number is read. A
+// driving thread may miss a claim: so the thread with the claim rings every millisecond. The engine thread may miss the end
+// (stop_): then it sleeps until kStandAside is over.
 //
 // A driving caller sleeps with the token, and the engine thread without it. So a caller that comes while the engine thread
 // sleeps takes the token at once. A caller that comes while another caller sleeps has to ring.
@@ -27,7 +33,7 @@
 //    1  pause()              agreed operations end, because other ranks need this rank for them; from here on the token is kept
 //    2  said_goodbye()       the other ranks learn that this rank takes part in no later operation
 //    3  drained()            coordinators answer with their last decisions, which are carried out; all messages leave
-//    4  queue.close()        before the next step: an entry that came after it would never end
+//    4  queue.close()        before end_all(): an entry that is pushed after end_all() would never end
 //    5  end_all()            ends all entries that are left
 //    6  closed_              waiting callers and claims give up; the token is never free again
 //    7  join, cycle_.close() the engine thread may use the transport until it has ended
@@ -57,9 +63,9 @@ namespace {
 // At shutdown: the time limit for saying goodbye, and again for the answers and for messages that have to leave.
 constexpr double kFlushSeconds = 1.0;
 
-// A driving caller that does not sleep asks for a thorough pass (Cycle::pass) after this many passes while nothing moves, and
-// after the larger number of passes while something moves. Where ranks share memory control messages are rare, and asking MPI
-// for them may take as long as a small operation.
+// A driving thread that does not sleep, other than the engine thread, asks for a thorough pass (Cycle::pass) after this many
+// passes while nothing moves, and after the larger number of passes while something moves. Where ranks share memory, control
+// messages are rare, and asking MPI for them may take as long as a small operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 
@@ -154,7 +160,7 @@ void Engine::order(std::int64_t handle, void* stream) const {
   }
 }
 
-// All handles have one deadline. When it has passed, the loop ends, even if later operations are done.
+// All handles have one deadline. If an operation is not done then, the loop ends, even if operations of later handles are done.
 bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
                   CompletionPtr* failed) {
   require_usable();
@@ -185,7 +191,8 @@ bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadli
 
 // The caller counts itself as waiting before it tries to get the token, and the engine thread reads that count before it takes
 // the token. So while a caller waits, the engine thread makes at most one more pass. The last caller that leaves kicks the
-// engine thread if operations have not ended. Without that kick the engine thread would sleep until kStandAside is over.
+// engine thread if operations have not ended. Without that kick an engine thread that sleeps at kick_ would sleep until
+// kStandAside is over.
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
   // Has this call driven to the end, so that the cycle knows the time of the end?
@@ -252,8 +259,9 @@ bool Engine::is_time_for_messages(const Stillness& still) {
   return due;
 }
 
-// Called with the token. Makes one pass. If it did nothing, pauses for at most `limit`: spins, yields or sleeps, depending on
-// how long nothing has moved. Returns false after the deadline. While things move, only the cycle reads the clock.
+// Called with the token. Makes one pass. If the pass did nothing, spins, yields or sleeps once, depending on how long this
+// thread's passes have done nothing. limit: of a sleep. Returns false after the deadline. While things move, only the cycle
+// reads the clock.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   // Listens before the pass: a ring during the pass then prevents the sleep after it.
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
@@ -281,7 +289,7 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
 }
 
 // Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, and would have rung for each kind of work
-// that this thread expects. If the next pass then finds work, a ring was missing (unrung_finds).
+// that this thread expects. If the next pass then finds work, a ring was probably missing (unrung_finds).
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
       std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));

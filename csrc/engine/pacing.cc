@@ -7,9 +7,9 @@
 //    100 ms        200 µs        4 ms                   5 ms            10 ms                250 ms
 //    10 s          200 µs        5 ms                   50 ms           10 ms                250 ms
 //
-// With bells the limits are long, because a ring ends the sleep: they only protect against a ring that is lost. Not every
-// movement of data rings a bell, so that limit is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and
-// `due` shortens every sleep.
+// With bells the limits are long, because a ring ends the sleep. They protect against a ring that is lost, and bound the time
+// between two looks of Membership, which looks only in passes. Not every movement of data rings a bell, so the limit while data
+// move is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and `due` shortens every sleep.
 #include "engine/pacing.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 // The longest sleeps if every other rank can ring this rank's bell.
 constexpr microseconds kSleepIdle{250'000};
 constexpr microseconds kSleepNegotiating{10'000};
-// If some rank cannot ring it, the longest sleep is a share of the time waited (kIdleShare), between two of these three
+// If some rank cannot ring the bell, the longest sleep is a share of the time waited (kIdleShare), between two of these three
 // limits: the first two for a rank that negotiates, the last two for an idle rank.
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepLongNoBell{5'000};
@@ -34,10 +34,10 @@ constexpr microseconds kFirstSleep{20};
 constexpr microseconds kSleepMovingData{200};
 // How often to ask for NCCL's errors while the GPU works.
 constexpr microseconds kSleepGpu{2'000};
-// If a rank has waited long, another rank is slow. If no bell may ring, the waiting rank sleeps for this share of the time
-// waited and then makes a pass: so short a sleep hardly delays it. A rank without work takes the same share. Operations
-// wait for such a rank in one case only: it is the coordinator, and other ranks add a process set without it. (A caller that
-// submits rings its own engine's bell.)
+// If a rank has waited long, another rank is slow. If a bell may be missing, the waiting rank sleeps for this share of the time
+// waited and then makes a pass: so short a sleep hardly delays it. A rank without work takes the same share. Other ranks'
+// operations wait for a pass of such a rank in one case only: it is the coordinator, and other ranks add a process set without
+// it. (A caller that submits rings its own engine's bell.)
 constexpr double kIdleShare = 0.04;
 // A step at a port (Negotiation::tries_again) was refused, most often because another rank holds the ledger's lock. That rank
 // may be stopped for a long time, and each try costs some ten microseconds. So the pause before the next try is the time in

@@ -6,13 +6,14 @@
 //    asks without a name    ──► submit_unnamed: numbers ──► submit_named ──────────┼──► launch ──► enqueue ──► push
 //    a prepared group       ──► submit_group: fill (only addresses) ───────────────┘
 //
-// A submission takes all operations or none. All checks come before the push, except that of names that are in flight. The push
-// makes this check itself, and takes all entries or none (TensorQueue::push). If it throws, launch() takes the handle back.
+// A submission takes all operations or none. All checks come before the push, except two: the push itself checks that the names
+// are not in flight and that the queue is not closed. The push takes all entries or none (TensorQueue::push). If it throws,
+// launch() takes the handle back.
 //
 // The completions and the handle exist before the push, because after the push another thread may end the operations at once,
-// and may call the watcher. The numbers of unnamed collectives are used up only after the push, so an operation that is refused
-// leaves no gap between the ranks: the next one gets its number. The lock of Numbering is held meanwhile, so no other thread
-// gets the same number.
+// and may call the watcher. The numbers of unnamed collectives are used up only after the push, so an operation that this rank
+// refuses uses up no number. Otherwise this rank's next unnamed operation would have another name than the same operation on
+// the other ranks. The lock of Numbering is held until then, so no other thread gets the same number.
 
 #include <algorithm>
 #include <array>
@@ -40,7 +41,8 @@ void refuse_label(const RequestView& unnamed) {
                   "' has no name; name all operations of a group that has a label");
 }
 
-// Allocates all completions in one block. The block for a single one, the usual case, is as small as possible.
+// All completions of a submission lie in one array, which lives as long as a pointer to any of them. A single completion, the
+// usual case, takes one allocation instead of two.
 CompletionPtr new_completions(std::size_t size) {
   if (size == 1) return std::make_shared<Completion>();
   const auto all = std::make_shared<std::vector<Completion>>(size);
@@ -54,8 +56,7 @@ void check_weight(const Request& request, double weight) {
                   "; a weight is finite and 0 or more, such as the number of samples in the batch");
 }
 
-// Checks the weights of one submission. The engine reduces a group as a whole. So a group has one weight, and its members come
-// in one submission.
+// The engine reduces a group as a whole. So a weighted group has one weight, and its members come in one submission.
 void check_weights(std::span<const Entry> entries) {
   for (const Entry& entry : entries) {
     const Request& request = *entry.request;
@@ -101,7 +102,7 @@ void check_member(const Request& request, const Request& first, NamesInFlight& n
 
 }  // namespace
 
-// The first failure comes before the shutdown, because it is the cause that the user needs.
+// The first failure is checked before the shutdown, because the failure is the cause that the user needs.
 void Engine::require_accepting() const {
   require_usable();
   if (shared_.failure.happened()) {
@@ -154,7 +155,8 @@ void Engine::submit(const Submission& what, std::int64_t* handle,
   submit_named(what.asks, {}, std::move(launching));
 }
 
-// Some asks have no name; `first` is the first of them.
+// Some asks have no name; `first` is the first of them. For example, if the next number is 7, two unnamed allreduces get the
+// names allreduce.noname.7 and allreduce.noname.8, and as a group allreduce.noname.7_1of2 and allreduce.noname.7_2of2.
 void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch launching) {
   const base::OpKind kind = first.request.kind;
   const SetDirectory::Info info = set_of(first.request, shared_.sets, topology_.rank);
@@ -220,8 +222,8 @@ void Engine::submit_named(std::span<const Ask> asks, SetDirectory::Info set, Lau
   launch(entries, std::move(launching));
 }
 
-// The members were checked by prepare(). Only what may have changed since is checked here: the set, the number of addresses and
-// the weight.
+// prepare() has checked the members. Only what may have changed since then, or comes with the submission, is checked here: the
+// set, the number of addresses, and the weight; fill() checks addresses, where needed.
 void Engine::submit_group(const Submission& what, Launch launching) {
   const PreparedGroupPtr group = prepared_.find(what.group);
   const std::size_t size = group->members.size();
@@ -262,7 +264,7 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
     entry.input = has_value ? data : nullptr;
     entry.output = data;
     entry.weight = what.weight;
-    // All else was checked when the group was prepared.
+    // An address in host memory needs no check, unless it is null.
     if (on_gpu || data == nullptr) {
       check_memory(*entry.request, data, data, shared_.devices, known_addresses_);
     }
@@ -272,8 +274,6 @@ void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<
   for (Entry& entry : entries) entry.ready = ready;
 }
 
-// Gives the entries completions and one handle, and queues them. As soon as they are queued, a callback may run and use the
-// handle.
 void Engine::launch(std::span<Entry> entries, Launch launching) {
   auto& [wake, pool_thread, handle, watcher] = launching;
   const std::size_t size = entries.size();
@@ -300,7 +300,7 @@ void Engine::launch(std::span<Entry> entries, Launch launching) {
 // Puts the entries into the queue. If the queue refuses them, the flight recorder and the timeline show all of them as failed.
 void Engine::enqueue(std::span<Entry> entries, bool wake) {
   shared_.submitted(entries);
-  // Perhaps a thread that gave a callback never waits for the operation, and a thread of a pool never calls again. So the
+  // A thread that gave a callback may never wait for the operation, and a thread of a pool may never call again. So the
   // deadlock detector must not wait until these threads wait.
   const Completion& completion = *entries.front().completion;
   if (completion.watcher == nullptr && !completion.pool_thread) shared_.waits.may_submit();
@@ -335,9 +335,9 @@ bool Engine::push(std::span<Entry> entries) {
 // Makes a pass in the calling thread, for point-to-point entries that were just submitted without a callback while nothing else
 // was in flight. A small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread
 // would take longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine
-// thread has to make the pass. whole: the messages are small enough to travel whole. Unless too many of them wait for a receive
-// (PointToPoint::Settings), no other rank then waits for an answer of this rank, and the engine thread need not be woken now.
-// (poll() wakes it.)
+// thread has to make the pass. whole: the messages are small enough to travel whole. Then no other rank waits for an answer of
+// this rank, unless too many such messages wait for a receive (PointToPoint::Settings), and the engine thread need not be woken
+// now. (poll() wakes it.)
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);

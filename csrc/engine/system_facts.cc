@@ -2,13 +2,16 @@
 // Second condition: each awaited operation is found among those that are not agreed:
 //
 //    awaited   all operations whose submission has a callback; if all known threads wait, also those for which they wait
-//    found     those of them that are held removals, pending in Negotiation, or unmatched in PointToPoint
+//    found     those of them that are pending in Negotiation or unmatched in PointToPoint, and held removals of sets with
+//              operations that wait in Negotiation or PointToPoint
 //
-// An awaited operation that is not found moves data or has just ended. Then the rank is not blocked, because this operation
-// goes on without a new request. A rank with entries in the queue is not blocked either: it has not announced them yet.
+// An awaited operation that is not found is agreed or matched, waits (as a held removal) for such operations, or has just
+// ended. Then the rank is not blocked, because this operation goes on without a new request. A rank with entries in the queue
+// is not blocked either: it has not announced them yet.
 //
-// The report names all open operations, also those that nobody awaits here, because other ranks may wait for this rank's part
-// in them (deadlock.h). An operation counts as waited for if a caller awaits it, or if a caller awaits the removal of its set.
+// The report names all operations that are pending or unmatched, also those that nobody awaits here, because other ranks may
+// wait for this rank's part in them (deadlock.h). An operation counts as waited for if a caller awaits it, or if a caller
+// awaits the removal of its set.
 #include "engine/system_facts.h"
 
 #include <algorithm>
@@ -68,8 +71,8 @@ BlockedReport SystemFacts::blocked() {
   std::int64_t found = 0;
   // A caller that waits for a set's removal waits for all operations that this rank has submitted to the set.
   std::set<std::int32_t> removing;
-  // A removal is held back until this rank's operations on the set have ended. If none of them is open, it waits for data that
-  // move.
+  // A removal is held back until this rank's operations on the set have ended. If none of them waits in Negotiation or
+  // PointToPoint, the removal waits only for data that move.
   for (const Entry& entry : negotiation_.held_removals()) {
     const SetNegotiation* set = negotiation_.find(entry.request->root);
     if (!is_awaited(entry.completion) || set == nullptr) continue;
@@ -92,14 +95,12 @@ BlockedReport SystemFacts::blocked() {
   };
   negotiation_.for_each_set([&](const SetNegotiation& set) { set.for_each_pending(add); });
   point_to_point_.for_each_unmatched(add);
-  // The rank is blocked only if every awaited operation was found among those that are not agreed. If a caller waits for data
-  // that move, or its operation has just ended, the rank is not blocked.
   report.blocked = found == watched + static_cast<std::int64_t>(awaited.size());
   if (!report.blocked) report.open.clear();
   return report;
 }
 
-// The last argument of visit: has the operation been agreed or matched? A joined rank's entries in Execution have no request.
+// A joined rank's entries in Execution have no request, and are passed over.
 void SystemFacts::for_each_unfinished(const Visit& visit) {
   const auto open = [&](const Entry& entry) {
     visit(*entry.request, entry.completion->record, false);

@@ -1,23 +1,21 @@
 // The way of an operation on host memory:
 //
 //    execute() ──────────────────────────► enqueue ──► waiting ──► start ──► running ──► step ──► finish
-//    execute_prepared(): in parts, or of ─────┘
-//                        several tensors
+//    execute_prepared(): allreduce in parts, ─┘
+//                        or of several tensors
 //                        all others ──► run_prepared ──► finish, in no lane
 //
-// If nothing runs in its lane, an operation of any size starts. Otherwise it starts if fewer than kMaxRunning operations and
-// kMaxRunningBytes run, and the last one has begun all its collectives. Operations of a lane may end in any order: tags keep
-// their messages apart, and turns keep their steps in shared memory apart.
+// If nothing runs in its lane, an operation of any size starts. Otherwise an operation starts if fewer than kMaxRunning
+// operations and fewer than kMaxRunningBytes run, and the last one has begun all its collectives. Operations of a lane may end
+// in any order: tags keep their messages apart, and turns keep their steps in shared memory apart.
 //
 // All members give an operation the same tag: they execute the operations of a set in the same order, and count them in
 // next_operation. The set's two lanes (host and GPU memory) share this count. A prepared operation that needs no lane takes no
 // number on any member.
 //
-// All members agree on how an operation is prepared, because preparation_of() reads only the request, the set and the knobs. A
+// All members agree on how an operation is prepared, because preparation_of() reads only the requests, the set and the knobs. A
 // member that cannot prepare it, for example because it has no value, announces it as not prepared. Then no member calls
 // execute_prepared().
-//
-// If an operation's start() or advance() throws, the operation is in `running`, where retain_all() finds it.
 #include "engine/execution/execution.h"
 
 #include <algorithm>
@@ -81,7 +79,7 @@ std::vector<std::byte> packed(std::span<const Entry> unit) {
 // The pool keeps this many fusion thresholds of memory: enough for the operations that are usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
 
-// A forced algorithm applies to host tensors only. For GPU tensors the size decides.
+// A forced algorithm applies to host tensors only. For GPU tensors the algorithm is always chosen automatically.
 collectives::Selection unforced(const collectives::Selection& selection) {
   collectives::Selection result;
   result.deterministic = selection.deterministic;
@@ -119,8 +117,8 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 // The channels are made even if there is no ledger, because collectives use them, too.
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
-  // A set that reuses an id begins with other tags than the earlier set did. This is a precaution: the earlier set was removed
-  // when all its operations had ended, so none of its messages is in flight.
+  // A set that reuses an id usually begins with other tags than the earlier set did. This is a precaution: the earlier set was
+  // removed when all its operations had ended, so none of its messages is in flight.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   if (!share_ledger(*known.host)) return nullptr;
@@ -134,8 +132,8 @@ void Execution::share_staging(SetId set, const Regions::Grant& regions) {
   gpu = sharing(*gpu, share(transport_, *gpu, regions));
 }
 
-// The GPU may still have work of the set, although its operations have ended. So the lane lives on in ending_ until that is
-// done.
+// The GPU may still have work of the set, although its operations have ended. Until that work is done, the lane lives on in
+// ending_.
 void Execution::remove_set(SetId set) {
   sets_.erase(set);
   const auto found = device_lanes_.find(set);
@@ -153,8 +151,8 @@ bool Execution::share_memory(SetId set) const {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-// Not prepared: a rank without a value, memory of a GPU, a mean that needs the weights first, and tensors in an arena, which
-// all members map.
+// Not prepared: an operation for which this rank has no value, without bytes, on a GPU, weighted (the weights are exchanged
+// first), or in an arena (which all members map).
 Preparation Execution::preparation_of(const SharingSet& set, std::span<const Entry> unit) const {
   const auto cannot = [](const Entry& entry) {
     const Request& request = *entry.request;
@@ -232,7 +230,6 @@ void Execution::execute(SetId set, FusedOp fused, std::vector<Entry> entries) {
   enqueue(sets_.at(set), {std::move(fused), std::move(entries), 0, {}});
 }
 
-// Gives the operation its tag, and puts it into its lane.
 void Execution::enqueue(Set& set, QueuedOperation operation) {
   const Request& first = operation.fused.first();
   ++shared_.counters.fused_ops;
@@ -240,6 +237,7 @@ void Execution::enqueue(Set& set, QueuedOperation operation) {
                       set.host->members->size());
   if (first.arena != 0) ++shared_.counters.arena_ops;
   if (first.on_gpu()) {
+    // The lane comes first: a new lane takes tags for its link, so the operation's tag comes after these on all members.
     DeviceLane& lane = device_lane(set, operation.entries);
     operation.tag = next_tag(set);
     return lane.enqueue(std::move(operation));
@@ -254,7 +252,8 @@ std::uint32_t Execution::next_tag(Set& set) const {
   return tag_of(transport_, set.host->id, set.next_operation++);
 }
 
-// The set's first GPU operation makes the lane. That operation has the same place in the order on all members.
+// The set's first GPU operation makes the lane. That operation has the same place in the order on all members, so the members
+// give the link's messages the same tags.
 DeviceLane& Execution::device_lane(Set& set, const std::vector<Entry>& entries) {
   auto lane = device_lanes_.find(set.host->id);
   if (lane == device_lanes_.end()) {
@@ -324,7 +323,7 @@ bool Execution::start(Lane& lane) {
         std::move(next), comm,
         HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
     Operation& operation = *lane.running.back();
-    // The operation is in `running` before start() may throw, so that retain_all() finds its entries.
+    // The operation is in `running` before start() or advance() may throw: there retain_all() finds its entries.
     lane.running_bytes += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
     started = true;
@@ -379,7 +378,7 @@ void Execution::retain_all(const base::Status& why) {
 
 Execution::~Execution() { close(false); }
 
-// The watcher stops first, because its thread rings this rank's bell.
+// The watcher's thread uses the transport to ring. So the thread ends here, while the transport still exists.
 void Execution::close(bool memory_is_free) {
   watcher_.stop();
   transfers_.close(memory_is_free);

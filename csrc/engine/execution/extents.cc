@@ -57,7 +57,8 @@ std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   return output;
 }
 
-// The caller gave its memory before the other members' rows were known.
+// The caller gave memory for equal parts of all members before the other members' rows were known. So this memory fits only if
+// the parts are equal.
 void* Extents::place(const Entry& entry, OutputCache& outputs) const {
   if (entry.output != nullptr && are_even()) return entry.output;
   auto made = output(*entry.request);

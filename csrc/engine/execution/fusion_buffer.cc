@@ -1,6 +1,6 @@
 // A lease remembers the capacity of its buffer, and give_back() keeps the buffer under this capacity. get() takes the smallest
-// kept buffer that is large enough. There are few capacities, so a step that fuses other tensors than the last step often finds
-// the same buffers:
+// kept buffer that is large enough, unless it is far too large. There are few capacities, so a step that fuses other tensors
+// than the last step often finds the same buffers:
 //
 //    asked         1 B     5000 B   700 KiB   1.1 MiB     9 MiB    65 MiB
 //    capacity      4 KiB   8 KiB    1 MiB     1.125 MiB   9 MiB    72 MiB

@@ -1,11 +1,19 @@
-// A tag of tag_bits() bits, and a tile number of 64 bits. They keep apart what must never meet:
+// How a tag and a tile number are composed, from the high bits to the low ones. A tag has tag_bits() bits, a tile number 64:
 //
-//    tag            | set id: 10 | operation: the rest | channel: 3 |
-//    tile number    | epoch of the set: 24 | tiles of the set: 40   |
+//    tag            | set id: 10 | number of the operation: the rest | channel: 3 |
+//    tile number    | epoch of the set: 24 | tiles of the set: 40 |
 //
-// Two operations that are in flight together differ in the set or in the operation's number, and two streams of one operation
-// in the channel. The number with all bits set belongs to payloads of point to point, whose set id is 0. A later set has a
-// larger epoch, so the flags that an earlier set has left in a region are smaller than every tile of the region's next user.
+// Example for 23 bits: operation 5 of set 2, channel 1, has the tag ((2 << 10) + 5) * 8 + 1 = 16425. The numbers in tags are 0
+// to 1022 (below operation_limit()), so operation 1028 has that tag again. The number 1023, whose bits are all set, belongs to
+// payloads of point to point, with the set id 0.
+//
+// Two operations that are in flight together differ in the set or in the number, and two streams of one operation in the
+// channel. So no rank takes a message of one for a message of the other.
+//
+// A rank reads a tile when its owner's flag in the region has reached the tile's number. A new set has a larger epoch than all
+// sets before, so the flags that they have left in the region are smaller than its tile numbers, and only mean "not yet". The
+// set of all ranks has the smallest epoch: this does not hold for a region that it takes later (share_staging), after another
+// set.
 #include "engine/execution/operation.h"
 
 #include <algorithm>
@@ -22,10 +30,9 @@ using base::ReduceOp;
 
 namespace {
 
-// The tile numbers of one set stay below this bit. The epoch above it makes the numbers of the region's next user larger.
+// The numbers of tiles within one set stay below this bit.
 constexpr int kEpochShift = 40;
-// A tag, from the low end: the channel, the operation's number modulo operation_limit(), the process set's id. Ids have so many
-// bits because of kMaxSets (negotiation/set_changes.cc).
+// As many bits as the ids need: kMaxSets (negotiation/set_changes.cc) limits the ids.
 constexpr int kSetBits = 10;
 
 int operation_bits(const transport::Transport& transport) {
@@ -106,7 +113,7 @@ collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {
   return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : ranks);
 }
 
-// The number of contributors is known from the agreement, so the completions get it here, for every kind of operation. A joined
+// The agreement says how many members contribute, so the completions of every class of operation get the number here. A joined
 // rank has no completion.
 Operation::Operation(QueuedOperation what) : what_(std::move(what)) {
   for (std::size_t i = 0; i < entries().size(); ++i) {

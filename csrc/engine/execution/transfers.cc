@@ -7,13 +7,13 @@
 //    this rank                        own_              advance_own(): one copy, when the sent tensor is in host memory
 //    message that travelled whole     moving_           take(): one copy, at once
 //
-// Payloads from one rank to another have no numbers. Both ranks start them in the same order (PointToPoint), and nothing
-// overtakes: a queue gives away only its first transfer, and a send whose tensor is not in host memory yet holds back the later
-// ones to the same rank. Sends to different ranks do not wait for each other. Messages of a rank to itself may overtake,
-// because each is already with its receive.
+// Payloads from one rank to another have no numbers. Both ranks start them in the same order (PointToPoint), and no payload
+// overtakes another: a queue gives away only its first transfer, and a send whose tensor is not in host memory yet holds back
+// the later ones to the same rank. Sends to different ranks do not wait for each other. Messages of a rank to itself may
+// overtake each other, because each is already with its receive.
 //
-// Before a payload moves, its entry is in one of these lists. So if a step throws, retain_all() finds the entry. This is why
-// take() and advance_own() put entries into moving_ before they copy.
+// While a payload moves, its entry is in one of these lists. So if the transport or a copy throws, retain_all() finds the
+// entry. This is why take() and advance_own() put entries into moving_ before they copy.
 #include "engine/execution/transfers.h"
 
 #include <cstring>
@@ -46,6 +46,7 @@ Transfers::Queues& Transfers::queues_with(int peer) {
   if (!is_new || window == nullptr || transport_.host_of(peer) != transport_.host_of(rank))
     return queues;
   const int here = window->local_rank(), there = transport_.local_rank_of(peer);
+  // A receiver needs the sender's process id to read its memory. The ranks of a host know each other's ids, or no rank does.
   const bool known = transport_.process_of(peer) != 0;
   queues.streams.emplace(
       transport::PayloadWriter(window->payloads(here, there), known),
@@ -83,6 +84,8 @@ bool Transfers::post_sends(Queues& queues, int to) {
   return any;
 }
 
+// A receive need not wait for the GPU: the payload of a tensor on a GPU first goes into page-locked memory (make_room). So
+// without streams the transport gets every receive at once.
 void Transfers::receive(Entry entry, int from) {
   shared_.reached({&entry, 1}, FlightRecorder::Stage::kStarted);
   Queues& queues = queues_with(from);
@@ -100,7 +103,7 @@ void Transfers::receive(Entry entry, int from) {
 }
 
 void Transfers::take(Entry receive, const void* payload) {
-  moving_.push_back({std::move(receive)});  // if a step throws, retain_all() finds the entry here
+  moving_.push_back({std::move(receive)});
   Moving& taken = moving_.back();
   make_room(taken);
   const std::size_t bytes = taken.entry.request->bytes();
@@ -133,7 +136,8 @@ void* Transfers::target_of(const Moving& receive) {
   return receive.staged.host ? receive.staged.host.data() : receive.entry.output;
 }
 
-// Ends a transfer whose payload has been sent or has arrived.
+// Ends a transfer whose payload has been sent or has arrived. For a receive on a GPU the copy to the tensor is only enqueued
+// here, and the completion's event comes after the copy.
 void Transfers::finish(Moving& transfer) {
   const Entry& entry = transfer.entry;
   if (is_staged(entry)) {
@@ -147,9 +151,10 @@ void Transfers::finish(Moving& transfer) {
 
 // --- progress ---------------------------------------------------------------------------------------------------------
 
+// Advances the transfers of one direction: goes on with the next transfer only when the first is done. If only a part has
+// moved, other operations have their turn first. The bell wakes the peer, which can now go on: there are bytes to read, or room
+// for more, or its payload was read.
 template <typename Advance>
-// Goes on with the next transfer only when the first is done. If only a part has moved, other operations have their turn first.
-// The bell wakes the peer, which can now go on: there are bytes to read, or room for more, or a payload that was read.
 bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) {
   bool any = false;
   while (!transfers.empty()) {
@@ -199,7 +204,7 @@ void Transfers::tell_refusal(int peer, int error) {
                         "allows it");
 }
 
-// Asks the transport about each transfer that it has. queued_ saves the walk over all ranks in a pass without queued transfers.
+// Asks the transport about each transfer in moving_. queued_ saves the walk over all peers in a pass without queued transfers.
 bool Transfers::advance() {
   bool any = staging_.look_after();
   for (std::size_t place = 0; place < moving_.size();) {
@@ -244,6 +249,8 @@ bool Transfers::idle(SetId set) const {
   return none;
 }
 
+// Retains only the staged memory. The tensors themselves belong to the callers, who keep them (memory_is_free in
+// bindings/ending.h).
 void Transfers::retain_all(const base::Status& why) {
   const auto retain = [&](Moving& each) {
     shared_.finish({&each.entry, 1}, why);

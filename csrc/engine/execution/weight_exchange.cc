@@ -5,8 +5,7 @@
 //    rank 1   [ 0 6 0 | 1 ]    [ 2 6 0 | 1 ]     Sum, prescale * 6/8
 //    rank 2   [ 0 0 0 | 0 ]    [ 2 6 0 | 1 ]     Sum, prescale * 0, and it contributes nothing
 //
-// All members see the same weights. So either all take the plain mean, or all take the sum: the weights are all equal and not 0
-// on every member or on none.
+// All members see the same weights. So either all of them take the plain mean, or all take the sum.
 #include "engine/execution/weight_exchange.h"
 
 #include <algorithm>

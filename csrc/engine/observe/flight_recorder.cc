@@ -8,8 +8,8 @@
 // 9: either reached() reads the word of number 9 and returns, or it reads the word of number 5 and the exchange fails, because
 // the word has changed.
 //
-// text() holds the lock, so no submission changes a record while text() reads it. Stages may change meanwhile. Then a line may
-// show one stage with the time of the next or of the previous one.
+// text() holds the lock, so no submission changes a record while text() reads it. Stages may change meanwhile, and their times
+// are stored after them. So a line may show a stage with the time of another one.
 #include "engine/observe/flight_recorder.h"
 
 #include <algorithm>

@@ -8,11 +8,12 @@
 // both vectors keep their capacity. It formats and writes without the lock.
 //
 // Order of events: a caller makes the event of a submission before it pushes the entries to the engine's queue. So the writer
-// sees kSubmitted of an operation before every other stage of the operation, unless it never gets that event.
+// sees kSubmitted of an operation before every other stage of the operation. (If the trace begins after the submission, or the
+// event is dropped, the writer never sees kSubmitted.)
 //
-// Order in end(): first the flag `on`, so that threads make no further events; then stopping_; then join(). The writer thread
-// writes what is queued before it returns. A thread that has read the flag before may still append an event after that: the
-// next start() drops it.
+// Order in end(): first the flag `on`, so that from then on threads that look at the flag make no events; then stopping_; then
+// join(). The writer thread writes what is queued before it returns. A thread that has read the flag earlier may append an
+// event after that: the next start() drops this event.
 #include "engine/observe/timeline.h"
 
 #include <sys/syscall.h>
@@ -33,8 +34,8 @@ constexpr std::chrono::milliseconds kPause{50};
 
 }  // namespace
 
-// The writer is made, and so the file begun, before an earlier trace to another file ends: if that throws, the earlier trace
-// goes on. The flag comes last, when queue and thread are ready.
+// The writer is made, and so the file begun, before an earlier trace to another file ends: if the file cannot be made, the
+// earlier trace goes on. The flag comes last, when queue and thread are ready.
 void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles) {
   const std::lock_guard control(control_);
   if (path == path_) end();  // the new writer truncates the file

@@ -51,7 +51,7 @@ constexpr const char* kEnd = "\n]\n";
 // At most this many tensors have a track of their own; all others share one track. So memory is bounded even if a program gives
 // every operation a new name.
 constexpr std::int32_t kMostTracks = 1 << 14;
-// Callers' tracks come first. If there are too many callers, some share the last of these tracks.
+// Callers' tracks come before those of tensors.
 constexpr std::int32_t kFirstTensorTrack = 1000;
 constexpr std::int32_t kSharedTensorTrack = kFirstTensorTrack + kMostTracks;
 
@@ -186,8 +186,8 @@ void TimelineWriter::header() {
   named_.clear();
 }
 
-// `name` is not quoted, because each name is a literal or the name of a kind of operation in capitals.
-// Adds one event. `times` and `arguments` are fields of JSON; `times` begins with a comma unless it is empty.
+// Adds one event. `times` and `arguments` are fields of JSON; `times` begins with a comma unless it is empty. `name` needs no
+// quoted(): each name consists of literals and the name of a kind of operation in capitals.
 void TimelineWriter::add(const std::string& name, char phase, std::int32_t track,
                          const std::string& times, const std::string& arguments) {
   text_ += written_ == 0 && text_.empty() ? "[\n" : ",\n";
@@ -262,7 +262,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   }
   if (dropped > 0) {
     dropped_ += dropped;
-    // The ends of these operations may be among the lost events. Kept, they would pile up, because no event would remove them.
+    // The ends of the operations in open_ may be among the lost events. Such an operation would stay in open_ for ever.
     open_.clear();
     mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
   }
@@ -286,7 +286,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
     }
     case TimelineEvent::Kind::kReached: {
       const auto found = open_.find(event.number);
-      if (found == open_.end()) return;  // the submission was not traced, or its event was dropped
+      if (found == open_.end()) return;  // the submission was not traced, or events were dropped
       reach(found->second, event);
       if (event.stage >= Stage::kDone) open_.erase(found);
       return;
@@ -303,7 +303,8 @@ void TimelineWriter::follow(const TimelineEvent& event) {
   }
 }
 
-// Adds the span that ends with this event. Only the last span has the facts about the tensor, so that the file has them once.
+// Adds the span that ends with this event. Only the last span of an operation has the facts about the tensor, so that the file
+// has them once. A failed operation has none.
 void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   name_track(open.track, open.request->name);
   std::string arguments = "\"operation\":" + std::to_string(event.number);
@@ -311,7 +312,8 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   if (open.fused != 0) arguments += ",\"fused_op\":" + std::to_string(open.fused);
   if (event.stage == Stage::kFailed) arguments += ",\"failed\":true";
   if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
-    // The data travelled with the agreement, or the operation has none (a barrier). Both spans cover the whole time.
+    // The operation ended when the ranks agreed: they had exchanged the data before (collectives/prepared.h), or it has none (a
+    // barrier). Both spans cover the whole time.
     span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.track, open.since,
          event.time, "\"operation\":" + std::to_string(event.number));
   }

@@ -77,9 +77,10 @@ void Usage::reached(std::span<const Entry> entries, Stage stage) {
   move(entries, kWhere[static_cast<std::size_t>(stage)], std::nullopt);
 }
 
-// First counts how many entries leave and enter each place, and then changes each BusyTime once. So entries that take each
-// other's place end no busy time. A time is needed only for a BusyTime that begins or ends. For moving data the clock is read
-// anew, because a pass may copy data for a long time. Otherwise the time that now() knows is exact enough.
+// First counts how many entries leave and enter each place, and then changes each BusyTime once. So a move from kNegotiating to
+// kWaiting does not end the negotiating time, which counts both. A time is needed only for a BusyTime that begins or ends. For
+// moving data the clock is read anew, because a pass may copy data for a long time. Otherwise the time that now() knows is
+// exact enough.
 void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> since) {
   std::int64_t more[kPlaces] = {};
   for (const Entry& entry : entries) {

@@ -4,7 +4,8 @@
 //    answer_   set by tell()    taken by take(), and dropped by the next ask()
 //
 // ask() never waits. Before the first wait() there is no watchdog, so nobody would answer, and the caller learns that at once.
-// An answer has no number: if ask() comes while the watchdog still answers the earlier one, take() may return that answer.
+// An answer has no number. If ask() comes while the watchdog still works on the earlier question, take() may return the answer
+// to that question. Both questions are the same (where is the program?), so the answer is only a little old.
 #include "engine/observe/watchdog.h"
 
 #include <utility>

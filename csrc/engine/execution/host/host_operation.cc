@@ -7,12 +7,14 @@
 //    weighted allreduce                      the weights; then as above        the weights' allreduce, then that of the values
 //    prepared allreduce, whole payloads      the payloads; output or buffer    none: start() makes the result
 //    prepared allreduce, parts               the payloads; output or buffer    gather of the reduced parts
-//    allgather, alltoall, reducescatter      the tensor; Extents::place()      the same
+//    allgather, alltoall, reducescatter      the tensor; Extents::place()      allgather, alltoall, reducescatter
 //    broadcast                               the output                        broadcast
+//    barrier                                 none                              barrier
+//    allreduce without any value             none                              none
 //
-// Whether an allreduce packs depends on its size, its reduction, the set and the knobs, which are the same on all members. It
-// does not depend on where a rank's tensors lie, or on whether the rank has joined. A joined rank packs the identity, and gets
-// memory of the pool if the algorithm needs some.
+// Whether an allreduce of several tensors packs depends on their size, the reduction, the set and the knobs, which are the same
+// on all members. It does not depend on where a rank's tensors lie, or on whether the rank has joined. A joined rank packs the
+// identity, and gets memory of the pool if the algorithm needs memory.
 #include "engine/execution/host/host_operation.h"
 
 #include <cmath>
@@ -71,7 +73,7 @@ void HostOperation::start() {
   }
 }
 
-// Of a weighted allreduce, the end of the first collective begins the second, in the same call. The results are unpacked here,
+// In a weighted allreduce, the end of the first collective begins the second, in the same call. The results are unpacked here,
 // before the operation counts as finished, so that a completion is never done before its output is written.
 bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
@@ -208,8 +210,9 @@ void* HostOperation::allocate_output(const Extents& extents) {
   return extents.place(entries()[0], context_.outputs);
 }
 
-// `data` is the input on the root and the output on all other members. So the root first copies its input there, unless it is
-// in place. A joined rank gets memory of the pool, because the algorithm may pass the payload on from there.
+// The collective has one buffer, `data`: the payload to send on the root, and the memory for the result on all other members.
+// hvdlite takes the output for both. So the root first copies its input there, unless the input is the output. A joined rank
+// gets memory of the pool, because the algorithm may pass the payload on from there.
 void HostOperation::start_broadcast() {
   const Request& request = first_request();
   collectives::BroadcastArgs args;

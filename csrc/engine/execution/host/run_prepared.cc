@@ -2,6 +2,8 @@
 // if all members have equal requests: then this rank's rows and splits are those of every member. So the sender, which cuts its
 // input with parts_of(), and the receivers compute the same sizes.
 //
+// What parts_of() counts, if each member needs only a part of each input (Preparation::kParts):
+//
 //    kind            a member needs of each input          cut by
 //    allreduce       the elements that it reduces for all  allreduce_parts()
 //    reducescatter   the rows of its result                Extents::rows
