@@ -15,6 +15,12 @@
 //    slots               a list of bytes with one bit for each slot: {0, 2, 9} are the bytes 0b00000101, 0b00000010
 //    struct              its fields, with nothing between or around them; nothing for a struct without fields
 //
+// An example, with the lowest byte of each number first: an Announcement of set 0 (epoch 1) after 3 response lists and no
+// closing, which asks for the slots 0, 2 and 9:
+//
+//    type   id            epoch         seen                      closings                  slots              requests
+//    00     00 00 00 00   01 00 00 00   03 00 00 00 00 00 00 00   00 00 00 00 00 00 00 00   02 00 00 00 05 02  00 00 00 00
+//
 // Of a decision in a ResponseList, a hit travels as its slot alone. Any other one travels as -1 and the whole response.
 //
 // The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: numbers
@@ -46,6 +52,8 @@ concept Is = std::is_same_v<std::remove_const_t<T>, Type>;
 template <typename T>
 concept Number = std::is_arithmetic_v<T> || std::is_same_v<T, std::byte>;
 
+// put() calls `fields` functions that stand further below. Their first parameter is of this class, so the compiler finds them
+// by the argument when it instantiates put().
 class Encoder {
  public:
   template <typename... Fields>
@@ -95,7 +103,8 @@ class Encoder {
   throw base::Error(base::ErrorCode::kInternal, "a control message " + why);
 }
 
-// These check what was read, and compute what does not travel.
+// These check what was read, and compute what does not travel. They stand before Decoder: the compiler would not find a
+// function that stands after Decoder, and would call this empty one instead.
 void finish_decoding(auto&) {}
 
 // Later code multiplies the extents, and must not overflow.
