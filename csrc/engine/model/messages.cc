@@ -52,8 +52,8 @@ concept Is = std::is_same_v<std::remove_const_t<T>, Type>;
 template <typename T>
 concept Number = std::is_arithmetic_v<T> || std::is_same_v<T, std::byte>;
 
-// put() calls `fields` functions that stand further below. Their first parameter is of this class, so the compiler finds them
-// by the argument when it instantiates put().
+// The `fields` functions that put() calls stand further below. The compiler finds them when it instantiates put(), because an
+// Encoder is one of their arguments.
 class Encoder {
  public:
   template <typename... Fields>

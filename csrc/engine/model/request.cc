@@ -9,10 +9,10 @@
 // The order and the width of each field in a hash are the same on all ranks. Each list and text is preceded by its length, so
 // {1, 2}, {3} and {1}, {2, 3} give different hashes.
 //
-// content_hash leaves out fields in which ranks may differ without any effect on the others: whether the rank has a value
-// (`absent`), and which of its GPUs it uses. It has the rows of an allgather and the place in an arena, although ranks may
-// differ in them, too: then the ledger leaves the operation to the coordinator, because the response must take account of the
-// difference (validate.cc).
+// content_hash leaves out two facts in which ranks may always differ: whether the rank has a value (`absent`), and which of its
+// GPUs the tensor lies on. It includes the rows of an allgather and the place in an arena, although ranks may differ in these,
+// too. If they do, the ledger leaves the operation to the coordinator, which puts the rows of all ranks into the response, or
+// takes the arena out of it (validate.cc).
 //
 // Requests of other ranks come without hashes, and the decoder seals them (messages.cc).
 #include "engine/model/request.h"
