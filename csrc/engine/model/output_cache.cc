@@ -13,8 +13,8 @@
 // to search and change the list, and to mark a kept block in the ResultMemory. Destroying a block must not throw: if the list
 // cannot grow, give_back() frees the block.
 //
-// A capacity is a multiple of at least kSmallest / 8 (128 KiB), and so a whole number of pages. Therefore map() can unmap what
-// lies behind the block.
+// Each capacity is a multiple of kSmallest / 8 (128 KiB), and so a whole number of pages. Therefore map() can unmap what lies
+// behind the block.
 #include "engine/model/output_cache.h"
 
 #include <sys/mman.h>

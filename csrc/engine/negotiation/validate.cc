@@ -112,8 +112,8 @@ constexpr std::array<ComparedField, 13> kFields = {{
      "pass the same process set on every rank"},
 }};
 
-// The members that have to ask and have not, because they have joined. Of a set that only its members ask for, the other ranks
-// are not among them (Request::asks).
+// The members that have to ask and have not, because they have joined. (If only the members of a new set ask for the set, the
+// other ranks need not ask: Request::asks.)
 std::vector<int> joined_without_asking(const std::vector<RequestPtr>& requests,
                                        const std::vector<int>& members, const Request& first) {
   std::vector<int> joined;
