@@ -1,6 +1,7 @@
 // One list of fields for both directions. fields(wire, value) passes the fields of a type to wire(...). If `wire` is an
 // Encoder, it writes them; if it is a Decoder, it reads them. So both sides have the same order, and a new field needs one
-// change. Only ResponseList has a list for each direction.
+// change. Only ResponseList has a list for each direction, because a hit is a whole response at the sender, and only a slot at
+// the receiver.
 //
 //    encode   ─► Encoder(value) ─► put() ─► fields() ─► Encoder(each field) ─► ... ─► base::Writer
 //    decode   ─► Decoder(value) ─► get() ─► fields() ─► Decoder(each field) ─► ... ─► base::Reader, finish_decoding()
@@ -14,7 +15,13 @@
 //    slots               a list of bytes with one bit for each slot: {0, 2, 9} are the bytes 0b00000101, 0b00000010
 //    struct              its fields, with nothing between or around them; nothing for a struct without fields
 //
-// A decision in a ResponseList travels as its slot. If that is -1, the whole response follows.
+// An example, with the lowest byte of each number first: an Announcement of set 0 (epoch 1) after 3 response lists and no
+// closing, which asks for the slots 0, 2 and 9:
+//
+//    type   id            epoch         seen                      closings                  slots              requests
+//    00     00 00 00 00   01 00 00 00   03 00 00 00 00 00 00 00   00 00 00 00 00 00 00 00   02 00 00 00 05 02  00 00 00 00
+//
+// Of a decision in a ResponseList, a hit travels as its slot alone. Any other one travels as -1 and the whole response.
 //
 // The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: numbers
 // are allocated only if their bytes are there, and other lists grow by one decoded element at a time, so memory stays in
@@ -37,7 +44,7 @@
 namespace hvdlite::engine {
 namespace {
 
-// In `fields` the value is const if it is written.
+// The value in `fields` is const if it is written, and not if it is read. This accepts both.
 template <typename T, typename Type>
 concept Is = std::is_same_v<std::remove_const_t<T>, Type>;
 
@@ -45,6 +52,8 @@ concept Is = std::is_same_v<std::remove_const_t<T>, Type>;
 template <typename T>
 concept Number = std::is_arithmetic_v<T> || std::is_same_v<T, std::byte>;
 
+// The `fields` functions that put() calls stand further below. The compiler finds them when it instantiates put(), because an
+// Encoder is one of their arguments.
 class Encoder {
  public:
   template <typename... Fields>
@@ -94,7 +103,8 @@ class Encoder {
   throw base::Error(base::ErrorCode::kInternal, "a control message " + why);
 }
 
-// These check what was read, and compute what does not travel.
+// These check what was read, and compute what does not travel. They stand before Decoder: the compiler would not find a
+// function that stands after Decoder, and would call this empty one instead.
 void finish_decoding(auto&) {}
 
 // Later code multiplies the extents, and must not overflow.
@@ -136,7 +146,7 @@ void finish_decoding(Offer& message) {
   }
 }
 
-// The first stamp of a member is 1.
+// The smallest stamp is 1 (ReplicatedLedger::send).
 void finish_decoding(LedgerSteps& message) {
   const bool one_prepared = message.steps.size() == 1 && message.steps.front().prepared;
   if (message.stamp == 0 || message.stamp > LedgerSteps::kMostStamp ||
@@ -233,7 +243,7 @@ void fields(auto& wire, Is<Announcement> auto& message) {
   wire(message.requests);
 }
 
-// The two directions differ: the sender has decisions, and the receiver finds those of hits only in its cache.
+// The receiver finds the response of a hit in its cache, when it follows the list.
 void fields(Encoder& wire, const ResponseList& message) {
   wire(message.set, message.in_ledger, message.last,
        static_cast<std::uint32_t>(message.decisions.size()));
@@ -297,7 +307,7 @@ void fields(auto& wire, Is<Rejection> auto& message) {
 
 void fields(auto& wire, Is<Receipt> auto& message) { wire(message.bytes); }
 
-// `kind` comes first, because the decoder must know it before it reads the field that only some kinds have.
+// `kind` comes first: from it the decoder knows whether `content` or `keys` comes last.
 void fields(auto& wire, Is<LedgerSteps::Step> auto& step) {
   wire(step.kind, step.absent, step.prepared, step.key);
   if (step.kind == LedgerSteps::Kind::kAnnounce) {
@@ -311,9 +321,8 @@ void fields(auto& wire, Is<LedgerSteps> auto& message) {
   wire(message.set, message.stamp, message.exceptions, message.steps, message.payload);
 }
 
-// Decodes the alternative of this index.
-// The index is known at run time only, and the type must be known when the program is compiled. So each step compares one
-// place.
+// Decodes a message of the type with this index in Message. The index is known only at run time, and the type must be known at
+// compile time. So each call compares one index, and calls itself for the next one.
 template <std::size_t I = 0>
 Message decode_as(std::size_t index, Decoder& wire) {
   if constexpr (I < std::variant_size_v<Message>) {

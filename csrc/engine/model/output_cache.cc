@@ -1,6 +1,6 @@
 // Where get() finds memory for a result, in this order:
 //
-//    below kSmallest          malloc; it returns there, and the cache never sees it
+//    below kSmallest          malloc; the block returns to malloc, and never to the cache
 //    open, not too large      1  a kept block that other ranks map     it becomes "in use" again in the ResultMemory
 //                             2  a new block of the ResultMemory       if there is room
 //    otherwise, or no room    3  a kept block of private memory
@@ -10,11 +10,11 @@
 // rank could store (Engine::new_output).
 //
 // The system makes and takes pages slowly, so get(), give_back() and close() do this without the lock. They hold the lock only
-// to search and change the list, and to mark a block in the ResultMemory. Destroying a block must not throw: a list that cannot
-// grow makes give_back() free the block.
+// to search and change the list, and to mark a kept block in the ResultMemory. Destroying a block must not throw: if the list
+// cannot grow, give_back() frees the block.
 //
-// Capacities are steps of at least kSmallest / 8, which is a whole number of pages. So each block ends at a page's end, and the
-// parts of a mapping that are not needed can be unmapped.
+// Each capacity is a multiple of kSmallest / 8 (128 KiB), and so a whole number of pages. Therefore map() can unmap what lies
+// behind the block.
 #include "engine/model/output_cache.h"
 
 #include <sys/mman.h>
@@ -33,7 +33,7 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Some frameworks copy an array whose memory is not aligned to a cache line.
 constexpr std::size_t kAlignment = base::kCacheLine;
-// These tries take about a hundred times as long as a running thread holds the lock.
+// These tries take much longer than a running thread holds the lock.
 constexpr int kTriesForTheLock = 10'000;
 
 // Maps page-aligned memory. A mapping that is at least as large as a huge page begins at a huge page's boundary, so that the
@@ -95,13 +95,14 @@ void OutputCache::ReturnToCache::operator()(void* data) const noexcept {
   }
 }
 
-// Rounds up in steps of an eighth of a power of two, so that little memory is wasted and similar sizes can use the same block.
+// Rounds up in steps of an eighth of the largest power of two in `bytes`: from 4 MiB to 8 MiB in steps of 512 KiB. So a block
+// has at most an eighth more than is needed, and similar sizes can use the same block.
 std::size_t OutputCache::capacity_for(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
 }
 
-// A kept block may be larger than the wanted capacity. The Block has the true size, under which it returns.
+// A kept block may be larger than the wanted capacity. It keeps its own capacity, so that all of it can be unmapped later.
 OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
   if (bytes < kSmallest) return Block(new_aligned(bytes));
   const std::size_t capacity = capacity_for(bytes);
@@ -136,9 +137,9 @@ bool OutputCache::take(FreeBlock& wanted) {
   return true;
 }
 
-// Each turn of the loop frees at most one block, with the lock released: the oldest kept blocks until the new one fits, or the
-// new block itself. The new block itself is freed if it is larger than the limit, if the list cannot grow, or if no try gets
-// the lock.
+// Each turn of the loop keeps the new block, or frees one block without the lock: the oldest kept one, as long as the new one
+// does not fit beside the kept ones. The new block itself is freed if it is larger than the limit, if the list cannot grow, or
+// if no try gets the lock.
 void OutputCache::give_back(FreeBlock memory) noexcept {
   for (;;) {
     FreeBlock unwanted = memory;

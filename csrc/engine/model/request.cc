@@ -1,13 +1,18 @@
-// How ranks find out with few words that they ask for the same: seal() makes hashes that are equal on two ranks if the requests
-// are.
+// With hashes, ranks can compare requests without sending them (ledger.h). seal() makes the hashes; if two ranks ask for the
+// same, the hashes are equal:
 //
 //    hash           of                            with it a rank
 //    name_hash      set (id and epoch) and name   finds the operation
 //    group_hash     set and group                 finds the group
-//    content_hash   the other fields              sees whether two requests for the operation are equal
+//    content_hash   the other fields (request.h)  sees whether two requests for the operation ask for the same
 //
 // The order and the width of each field in a hash are the same on all ranks. Each list and text is preceded by its length, so
-// the end of one cannot count as the begin of the next.
+// {1, 2}, {3} and {1}, {2, 3} give different hashes.
+//
+// content_hash leaves out two facts in which ranks may always differ: whether the rank has a value (`absent`), and which of its
+// GPUs the tensor lies on. It includes the rows of an allgather and the place in an arena, although ranks may differ in these,
+// too. If they do, the ledger leaves the operation to the coordinator, which puts the rows of all ranks into the response, or
+// takes the arena out of it (validate.cc).
 //
 // Requests of other ranks come without hashes, and the decoder seals them (messages.cc).
 #include "engine/model/request.h"
@@ -20,8 +25,8 @@ namespace hvdlite::engine {
 
 namespace {
 
-// The product modulo 2^64. check_request and the decoders refuse shapes with more than kMostBytes.
-// Unsigned, because the overflow of a signed product is undefined.
+// The product modulo 2^64. RequestView::bytes() calls it for shapes that nobody has checked yet. So it multiplies unsigned
+// numbers, because the overflow of a signed product is undefined.
 std::int64_t product(std::span<const std::int64_t> extents) {
   std::uint64_t result = 1;
   for (const std::int64_t extent : extents) result *= static_cast<std::uint64_t>(extent);
@@ -31,7 +36,7 @@ std::int64_t product(std::span<const std::int64_t> extents) {
 std::uint64_t hash_of_group(SetId set, std::string_view group) {
   base::Hasher hasher;
   hasher.add(hash_of_name(set, group));
-  hasher.add(1);  // so that a group and a tensor of one name differ
+  hasher.add(1);  // so that a group and a tensor of the same name differ
   return hasher.value();
 }
 

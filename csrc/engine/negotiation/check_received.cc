@@ -10,9 +10,9 @@
 // it came in full. check_fits compares with this rank's own entry. It is called for each decision without an error, also for
 // one that came as a slot, because a wrong slot would stand for another tensor.
 //
-// check_fits does not compare field by field. with_differences() makes the request that this rank may expect: its own, with the
-// fields in which ranks may differ taken from the agreed one. Then == compares all fields. So a field that is added to Request
-// must be equal until with_differences() names it.
+// If the content hashes are equal, check_fits compares no more fields. Otherwise with_differences() makes the request that this
+// rank may expect: its own, with the fields in which ranks may differ taken from the agreed one. Then == compares all fields.
+// So a new field of Request, which is in seal() as well, must be equal on all ranks until with_differences() names it.
 //
 // No check can overflow: sum_is_at_most() subtracts from the limit instead of adding.
 #include "engine/negotiation/check_received.h"
@@ -43,7 +43,7 @@ bool sum_is_at_most(std::span<const std::int64_t> values, std::int64_t most) {
   return true;
 }
 
-// The number of row counts comes first: rows_of() later reads at places that depend on it.
+// rows_of() relies on the number of row counts.
 void check_sizes(const Response& response, std::size_t ranks) {
   const Request& request = *response.request;
   const std::size_t expected = !rows_may_differ(request.kind)       ? 0
@@ -94,8 +94,8 @@ Request with_differences(const Request& mine, const Request& agreed) {
   return expected;
 }
 
-// This rank takes part with no memory. So the decision must not need any: no place in an arena, no rows, not the root's tensor.
-// Joins and changes of sets need nothing of a rank that has not asked.
+// This rank takes part without memory. So the decision must need none of this rank: no place in an arena, no rows, no tensor of
+// the root. Joins and changes of sets need nothing of a rank that has not asked.
 void check_without_mine(const Response& response, bool joined, const std::vector<int>& members,
                         int index) {
   const Request& agreed = *response.request;
@@ -114,7 +114,7 @@ void check_without_mine(const Response& response, bool joined, const std::vector
 }  // namespace
 
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes) {
-  // Rows without bytes are limited in their number, so that sums of them do not overflow.
+  // Rows without bytes fit in any number. Their number is limited, so that sums of row counts do not overflow.
   const std::int64_t row_bytes =
       request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
   return sum_is_at_most(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);
@@ -133,8 +133,8 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
           "a change of process sets belongs to process set 0");
   require(kind != OpKind::kRemoveProcessSet || request.root > 0, request,
           "only a process set with an id above 0 can be removed");
-  // The sender has made the same checks for its caller. So here a fault is the sender's, and the code of the error changes. If
-  // the request changes sets, `members` are all ranks of the job, because it belongs to set 0.
+  // The sender has made the same checks for its caller. So here a fault is the sender's, and the error becomes Error(Internal).
+  // Only changes of sets use the size of the job; they belong to set 0, so the job has as many ranks as `members`.
   try {
     check_content(request, members, static_cast<int>(members.size()));
   } catch (const Error& error) {

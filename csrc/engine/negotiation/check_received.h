@@ -1,5 +1,5 @@
 // Checks what other ranks send before this rank uses it: against what a correct rank can send, and against what this rank asked
-// for. The decoders (request.h, messages.h) have refused unknown codes and impossible shapes before.
+// for. The decoder (messages.cc) has refused unknown codes and impossible shapes before.
 // Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: Error(Internal), which names the operation and the fault.
 //
 // The checks keep a bug or a damaged message from writing outside a tensor's memory. They are no defence against a malicious

@@ -9,14 +9,14 @@
 //                                                                 not end
 //
 // Therefore no digest includes
-//   - addresses, completions and counters;
+//   - addresses, completions and statistics (Counters);
 //   - what follows from included values: indices by name, the number of members that have joined, Upkeep::reopen;
-//   - flags that only say whether a pass has work to do (attentive_, try_again_);
+//   - flags that only tell a pass whether there is work to do (attentive_, try_again_);
 //   - settings, which are constant in one walk;
 //   - a ledger in shared memory, which belongs to no rank. The test adds it once for the job.
 //
-// Two ways to one state may leave the elements of a hash table in different orders. add_table adds the hashes of the elements,
-// and the sum is the same in any order. Lists are hashed in their order, because their order decides what happens next.
+// Two ways to one state may leave the elements of a hash table in different orders. So add_table takes the sum of the elements'
+// hashes, which is the same in any order. Lists are hashed in their order, because their order decides what happens next.
 //
 // A ReplicatedLedger hashes its own state (Agreement::add_to).
 
@@ -27,7 +27,7 @@ namespace hvdlite::engine {
 
 namespace {
 
-// No request is null here, because these are entries for which this rank has asked.
+// Each entry has a request, because this rank has asked for it.
 void add_entries(base::Hasher& hasher, const std::vector<Entry>& entries) {
   hasher.add(entries.size());
   for (const Entry& entry : entries) add_request(hasher, *entry.request);

@@ -1,8 +1,9 @@
-// First fit, in the order of the list: the first operation that is in no FusedOp begins one. Then each later operation joins it
-// if it is compatible with the first one and still fits under the threshold. For a threshold of 10 bytes:
+// First fit, in the order of the list: the first operation that is in no FusedOp begins one. Then each later operation joins
+// this FusedOp if both are fusible() and compatible(), and if the sum of their bytes stays within the threshold. For a
+// threshold of 10 bytes:
 //
 //    list:   a 4    b 4 (other dtype)    c 4    d 9    e 2
-//    plan:   {a, c, e}    {b}    {d}                           d does not fit behind c, and e does
+//    plan:   {a, c, e}    {b}    {d}                           after a and c, d would make 17 bytes; e makes 10
 //
 // FusedOps are in the order of their first operations, and so are the operations in each of them. The plan depends on nothing
 // but the arguments: no time, no address, no order of a hash table. Members have equal lists (set_negotiation.cc, set_port.cc),
@@ -22,7 +23,7 @@ bool fusible(const AgreedOperation& agreed, int ranks) {
   const Request& request = *agreed.request;
   if (agreed.failed || request.kind != OpKind::kAllreduce || agreed.contributors == 0) return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
-  // For an absent or joined rank, a fusion buffer in host memory has the identity of sums.
+  // In place of an absent value, a fusion buffer in host memory has zeros, which are the identity of sums only.
   return agreed.contributors == ranks;
 }
 

@@ -1,5 +1,5 @@
-// slots_ has the contents, by number; by_name_ has the slot of each name. A name has at most one slot, because the coordinator
-// gives a changed request the name's old slot (Coordinator::slot_for).
+// slots_ has the contents, by slot number; by_name_ has the slot of each name. A name has at most one slot, because the
+// coordinator gives a changed request the name's old slot (Coordinator::slot_for).
 //
 //    slot    response              mine
 //    0       allreduce.conv1       what this rank asked        find() returns 0 for an equal request
@@ -7,7 +7,7 @@
 //                                  travels in full, and put() fills slot 1 again
 //
 // find() compares with this rank's own request, and not with the agreed one, which may differ in rows, device or arena. For the
-// slot number the coordinator counts exactly the request that this member sent in full (AssignedSlot::requests).
+// slot number the coordinator counts the request that this member had made when the slot was filled (AssignedSlot::requests).
 #include "engine/negotiation/response_cache.h"
 
 namespace hvdlite::engine {
@@ -25,7 +25,7 @@ const ResponsePtr& ResponseCache::at(std::uint32_t slot) const {
   return slots_[slot].response;
 }
 
-// If the slot had another name, that name leaves by_name_. Otherwise find() would return a slot that now means something else.
+// If the slot had another name, that name leaves by_name_. Otherwise by_name_ would grow with each new name.
 std::string ResponseCache::put(std::uint32_t slot, ResponsePtr response, RequestPtr mine) {
   if (slot >= slots_.size()) slots_.resize(slot + 1);
   KnownResponse& known = slots_[slot];

@@ -5,14 +5,14 @@
 // that is no member of the changed set:
 //
 //    request               before the agreement                        when it is agreed (carry_out)
-//    add_process_set       -                                           create_set, then messages that came too early
+//    add_process_set       -                                           create_set, then handle_early
 //    remove_process_set    held back until this rank has nothing       remove_set
 //                          left on the set (hold_removal)
 //    join, of any set      -                                           the entry gets the rank that joined last
 //
-// All ranks give a new set the same id, the same epoch and the same regions of the window, without a message. For these depend
-// only on the changes before: freed ids are used again in the order in which they became free, each new set gets the next
-// epoch, and Regions is a table that all ranks change in the same way.
+// All ranks give a new set the same id, the same epoch and the same regions of the window, and need no message for that. These
+// depend only on earlier operations of set 0: freed ids are used again in the order in which they became free, each new set
+// gets the next epoch, and Regions is a table that all ranks change in the same way.
 //
 // One rank may carry out a change before another. So a message about a new set can arrive at a rank that does not know the set
 // yet. The rank keeps the message under the set's epoch (Negotiation::hear), and handles it when it has made the set.
@@ -36,7 +36,7 @@ constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
 
-// `entry` has no request on a rank that has not asked. For example, only the members of a new set may ask for the set.
+// `entry` has no request on a rank that has not asked (Request::asks).
 void Negotiation::carry_out(const Response& response, Entry& entry) {
   const bool mine = entry.request != nullptr;
   Status status;
@@ -74,8 +74,8 @@ void Negotiation::handle_early(std::uint32_t epoch) {
   }
 }
 
-// Every rank calls this, also a rank that is no member: regions_ must change on all ranks. The memory that the members share
-// comes first; copies of a ledger are made only if the members share none.
+// Every rank calls this, also a rank that is no member: regions_ must change on all ranks. The set gets copies of a ledger only
+// if its members share no ledger in memory.
 SetId Negotiation::create_set(std::vector<int> members) {
   ProcessSet set;
   if (free_set_ids_.empty()) {
@@ -95,8 +95,8 @@ SetId Negotiation::create_set(std::vector<int> members) {
   return id;
 }
 
-// A port for members that do not share a ledger. Null if there are too many of them (Settings::ledger_copies), if there is only
-// one, or if this rank is no member.
+// A port for members that share no ledger in memory. Null if there are too many members (Settings::ledger_copies), if there is
+// only one, or if this rank is no member.
 std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   const int most = static_cast<int>(
       std::min(settings_.ledger_copies, static_cast<std::size_t>(ReplicatedLedger::kMaxMembers)));
@@ -112,8 +112,9 @@ std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   return port;
 }
 
-// The set is destroyed with its entries. So a decision to remove it is refused while this rank has entries there that are not
-// agreed. A correct coordinator never decides that, because this rank asks only when it has none (hold_removal).
+// A removal destroys the set with its entries, and their callers would wait for ever. So a decision to remove the set is an
+// error while this rank has entries there that are not agreed. A correct coordinator never decides that, because this rank asks
+// only when it has no such entry (hold_removal).
 bool Negotiation::may_remove(std::int32_t id) const {
   const SetNegotiation* set = find(id);
   return set == nullptr || !set->has_pending();
@@ -125,7 +126,8 @@ void Negotiation::remove_set(std::int32_t id) {
   if (found == sets_.end()) return;
   HVD_CHECK(may_remove(id));
   effects_.remove_set(found->second->set().id);
-  // From here on the next set may get these regions. Its port begins only when all members have left the memory (begin).
+  // From here on a new set may get these regions. Its port begins only when all members of this set have left the memory
+  // (begin).
   regions_.give_back(id);
   sets_.erase(found);
   free_set_ids_.push_back(id);
@@ -164,9 +166,9 @@ Entry Negotiation::take_held_removal(SetId set, const std::string& name) {
   return entry;
 }
 
-// Called at each GPU operation of the set of all ranks; only the first call takes regions. The first such operation
-// has the same place among the changes of sets on all ranks. For other sets there is no such place, because ranks outside a set
-// do not see its operations.
+// Called at each GPU operation of the set of all ranks; only the first call takes regions. The first such operation has the
+// same place among the changes of sets on all ranks, so regions_ stays equal on all of them. Operations of other sets have no
+// such place, because ranks outside a set do not see them.
 void Negotiation::share_staging() {
   if (std::exchange(asked_for_staging_, true)) return;
   const ProcessSet& all = find(0)->set();

@@ -2,7 +2,7 @@
 //
 //    admit() ──► local_units_ ──► complete in the port's log ──► execute (set_port.cc)
 //      │             │
-//      │             │ the port leaves it to the coordinator, or a decision of the coordinator names it
+//      │             │ the port leaves it to the coordinator, a decision of the coordinator names it, or this rank joins
 //      │             ▼
 //      └───────► pending_ ──► Announcement ──► ResponseList ──► execute, or end with an error
 //      no port, a join, or an
@@ -10,17 +10,19 @@
 //
 // follow() carries out one response list:
 //
-//    1  for each decision:   the response cache learns it (remember). If the port still has the entry, the entry moves to
-//                            pending_ (withdraw). Then the decision is compared with the entry (check_mine).
+//    1  for each decision:   the response cache learns it (remember). If local_units_ still has the entry, the entry moves to
+//                            pending_ (withdraw). Then the decision is compared with the entry, unless it is an error
+//                            (check_mine).
 //    2  plan_fusion() cuts the list into FusedOps
-//    3  for each FusedOp:    its entries leave pending_, and it is executed, ended, or carried out as a change of sets
+//    3  for each FusedOp:    its entries leave pending_. Then it is executed, ends with its error, or is carried out as a
+//                            change of sets or the end of a join
 //
 // withdraw comes before the comparison, because check_mine and take_entry look for entries in pending_. Step 1 is complete
-// before step 3 begins. So if one decision does not fit its entry, none of the list's operations has begun. Only a name that
-// stands twice in a list is found later (check_absence).
+// before step 3 begins. So if one decision does not fit its entry, none of the list's operations has begun. If a list contains
+// a name twice, only step 3 finds that (check_absence).
 //
-// All members do the same: each follows the same lists in the same order, and plan_fusion is a pure function of the list. A
-// member that has joined has no entry. It executes the same FusedOp with an empty entry in that place.
+// All members do the same: they follow the same lists in the same order, and plan_fusion is a pure function. A member that has
+// joined has no entry for an operation. It executes the same FusedOp with an empty entry in that place.
 #include "engine/negotiation/set_negotiation.h"
 
 #include <algorithm>
@@ -75,7 +77,7 @@ void SetNegotiation::admit(Entry& entry) {
   }
 }
 
-// The coordinator decides this entry. The next announce_pending() tells it of the entry.
+// Leaves this entry to the coordinator, which learns of the entry from the next announce_pending().
 void SetNegotiation::await_decision(Entry entry) {
   const std::string& name = entry.request->name;
   to_announce_.push_back(name);
@@ -96,8 +98,8 @@ bool SetNegotiation::announce() {
   return true;
 }
 
-// One Announcement has all names of to_announce_. `seen` tells the coordinator to which state of the response cache the slots
-// refer.
+// One Announcement is for all names of to_announce_. `seen` tells the coordinator to which state of the response cache the
+// slots refer.
 void SetNegotiation::announce_pending() {
   Announcement message;
   message.set = set_.id;
@@ -106,7 +108,7 @@ void SetNegotiation::announce_pending() {
   tells_closing_ = false;
   for (const std::string& name : std::exchange(to_announce_, {})) {
     const auto found = pending_.find(name);
-    // Two operations may have had this name: one that has ended, and the next one.
+    // The name may be in the list twice: for an operation that has ended meanwhile, and for the next one.
     if (found == pending_.end() || found->second.announced) continue;
     Pending& pending = found->second;
     pending.announced = true;
@@ -126,8 +128,8 @@ void SetNegotiation::announce_pending() {
 
 // --- what the coordinator has decided ---------------------------------------------------------------------------------
 
-// Checks the whole list before it keeps or executes any of it. A hit gets only its slot here. remember() looks the slot up when
-// the list is followed, because a list that still waits in lists_ may be the one that fills the slot.
+// Checks all full responses before it keeps or executes any of them. A hit gets only its slot here. remember() looks the slot
+// up when the list is followed, because an earlier list that still waits in lists_ may be the one that fills the slot.
 void SetNegotiation::hear(int source, ResponseList message) {
   HVD_CHECK(source == set_.coordinator_rank() && set_.is_member());
   HVD_CHECK(!message.in_ledger || port_ != nullptr);
@@ -144,7 +146,7 @@ void SetNegotiation::hear(int source, ResponseList message) {
       message.decisions.push_back({std::make_shared<const Response>(std::move(placeholder)), true});
     }
   }
-  // With a port, other operations may come before the list in the log. So the list waits until this member reads its place.
+  // Other operations may come before this list in the log. So the list waits until this member reads the list's entry there.
   if (message.in_ledger) {
     lists_.push_back(std::move(message));
   } else {
@@ -152,7 +154,7 @@ void SetNegotiation::hear(int source, ResponseList message) {
   }
 }
 
-// See the head of this file. `responses` and `agreed` have the same places as the list's decisions.
+// The head of this file has the steps. responses[i] and agreed[i] belong to the list's decision i.
 void SetNegotiation::follow(const ResponseList& list) {
   ++seen_;
   came_last(list.last, list.decisions.size());
@@ -165,7 +167,7 @@ void SetNegotiation::follow(const ResponseList& list) {
     const bool failed = !response->error.ok();
     agreed.push_back({response->request, response->contributors, failed, response->divisor});
     if (port_) {
-      // A failure may concern an operation that this rank has not announced to the coordinator.
+      // Of a failed response, perhaps only the name is right (Coordinator::fail). So withdraw also looks for the name.
       await_decisions(local_units_.withdraw(*response->request, failed));
       local_units_.remember_rows(*response, set_.size());
     }
@@ -191,7 +193,7 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
       mine != pending_.end() && mine->second.announced ? mine->second.entry.request : nullptr);
   const auto replaced = pending_.find(lost);
   if (!lost.empty() && replaced != pending_.end() && replaced->second.by_slot) {
-    // This rank announced by a slot that the coordinator replaced meanwhile. The coordinator ignores the announcement.
+    // This rank has announced by a slot that has another name now. The coordinator ignores such an announcement.
     replaced->second.announced = false;
     replaced->second.by_slot = false;
     to_announce_.push_back(lost);
@@ -199,8 +201,8 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
   return decision.response;
 }
 
-// Does the decision fit what this rank asked for? Checked before execution, because the memory of this rank's tensor has the
-// size that its own request gives.
+// Does the decision fit what this rank asked for? If it did not, the execution could write beyond the memory of this rank's
+// tensor, which has the size of this rank's own request.
 void SetNegotiation::check_mine(const Response& response) const {
   const auto found = pending_.find(response.request->name);
   check_fits(response, found != pending_.end() ? &found->second.entry : nullptr, has_joined(),
@@ -221,8 +223,8 @@ void SetNegotiation::check_absence(const Response& first, std::span<const Entry>
   }
 }
 
-// Has this rank joined, so that it takes part without having asked? A rank that leaves counts as joined, because the others
-// do not wait for it.
+// Has this rank joined, so that it takes part without having asked? A rank that has said goodbye counts as joined, because it
+// asks for nothing more, and the others do not wait for it.
 bool SetNegotiation::has_joined() const {
   return pending_.contains(kJoinName) || all_.said_goodbye_;
 }
@@ -275,8 +277,8 @@ void SetNegotiation::came_last(int member, std::size_t operations) {
 
 // The coordinator fails all operations that it has not sent in a list. Its rank also closes the port, so that the units that
 // wait there come to the coordinator in messages. (On other ranks upkeep_ has no effect.) The member that left has closed the
-// port itself, but the coordinator may have opened it again before it knew that the member leaves. If the coordinator's rank
-// has left, nobody decides anything any more, and each member fails its own entries.
+// port itself, but the coordinator may have opened it again before it knew that the member was leaving. If the coordinator's
+// rank has left, nobody decides anything any more, and each member fails its own entries.
 void SetNegotiation::left(int rank, const Status& why) {
   const int member = set_.index_of(rank);
   if (member < 0 || !set_.is_member()) return;
@@ -292,9 +294,9 @@ void SetNegotiation::left(int rank, const Status& why) {
   }
 }
 
-// Keeps the entries that this rank has announced to a coordinator on another rank: the coordinator may have decided them
-// already, and then the other members wait for this rank's part. No other entry can be agreed any more: close() came before, so
-// no unit of this rank becomes complete at the port, and no other rank decides the remaining entries.
+// Keeps the entries that this rank has announced to a coordinator on another rank that has not left: the coordinator may have
+// decided them already, and then the other members wait for this rank's part. No other entry can be agreed any more: close()
+// came before, so no unit of this rank becomes complete at the port, and no coordinator decides the rest.
 bool SetNegotiation::leave(const Status& why) {
   if (!set_.is_member()) return false;
   if (port_) port_->leave();

@@ -6,7 +6,7 @@
 //    read           executes what the log says. The port takes no announcement from a member that has not read the whole log
 //    keep_port      only on the coordinator's rank: diverts keys, closes the port, opens it again
 //    announce       the waiting units; or, if this rank joins, the join
-//    read           this rank may have been the last to announce a unit; then it can execute it now
+//    read           if this rank was the last to announce a unit, the unit is complete, and this rank executes it now
 //    acknowledge    only with copies. It comes after the announcement, because an announcement tells the others the same
 //    read           the message just sent can allow this rank's own copy to make further steps
 //
@@ -14,16 +14,17 @@
 //
 //    kComplete     the unit is executed
 //    kDiverted     the unit goes to the coordinator by message
-//    kClosed       all units go to the coordinator, also those that are not announced and incomplete groups
-//    kList n       the response list n is followed. If it has not arrived, reading stops here: what comes after it in the log
-//                  must be executed after it
+//    kClosed       all units go to the coordinator by message, also those that are not announced, and incomplete groups
+//    kList n       the response list n is followed. If the list has not arrived, reading stops here, because the entries after
+//                  it must be executed after it
 //
 // The entries that one step has appended become visible together, and the last one is marked (LogEntry::last). Complete units
 // are fused only with units of the same step. So it does not matter when a member reads the log: all members fuse the same
 // operations. A complete unit has the same content on all members. Therefore each member takes its own request for the agreed
-// one. The log adds the number of members with a value, and whether all have prepared the unit.
+// one. The log entry adds the number of members with a value, and whether all have prepared the unit.
 //
-// No function here waits. If the port refuses a step, try_again_ is set, and a later pass tries again.
+// No function here waits for another rank. If the port refuses a step, try_again_ is set, and a later pass tries again. Only
+// abandon() does not try again.
 
 #include <utility>
 
@@ -44,7 +45,7 @@ constexpr int kRounds = 4;
 
 }  // namespace
 
-// As long as the log has not begun, units wait or go by message (begin), and a join has nothing to close.
+// As long as the log has not begun, units wait or go by message (begin), and a join need not close the port.
 bool SetNegotiation::agree() {
   try_again_ = false;
   if (!port_->exists()) return joins_ ? announce_join() : begin();
@@ -68,7 +69,7 @@ void SetNegotiation::hear(int source, LedgerSteps message) {
 }
 
 // The coordinator must count this rank's earlier requests before it counts the rank's join. So this rank closes the port, as a
-// rank that leaves does. Then all entries that this rank has announced go by message.
+// rank that leaves does. Then all entries that this rank has announced at the port go by message, before the join.
 bool SetNegotiation::announce_join() {
   if (local_units_.has_announced()) {
     if (!close()) return false;
@@ -104,7 +105,7 @@ bool SetNegotiation::close() {
   return after_reading([&] { return port_->try_close(); });
 }
 
-// Tries once: after its failure this rank makes no pass in which it could try again.
+// Tries once: later passes of a rank that has failed make no steps at the port.
 void SetNegotiation::abandon() {
   if (port_ && port_->exists() && port_->try_abandon() == Step::kAppended) wake_members();
 }
@@ -112,9 +113,10 @@ void SetNegotiation::abandon() {
 // Prepares the waiting units for which this is possible and saves time. A prepared unit is not fused with other units.
 void SetNegotiation::prepare_waiting() {
   const bool in_memory = port_->is_in_memory();
-  // The memory has one place for this rank's next input.
+  // The shared memory has one place for an input of this rank.
   const bool has_place = local_units_.waiting() == 1 && !local_units_.has_announced();
-  // With copies each group travels in a message of its own. Several single operations are announced together and fused.
+  // With copies, each prepared unit travels in a message of its own. A group loses nothing by that, because it is never fused
+  // with other operations. Several single operations travel together and are not prepared, so that they can be fused.
   const bool one_single = !in_memory && local_units_.waiting_singles() == 1;
   local_units_.prepare([&](std::span<const Entry> unit) -> std::optional<InlinePayload> {
     const bool may = in_memory ? has_place && unit.size() == 1
@@ -131,8 +133,8 @@ bool SetNegotiation::is_one_operation(std::span<const Entry> unit) const {
   return plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() == 1;
 }
 
-// Units are prepared before they are announced: once the last member has announced a unit, the others use this rank's prepared
-// input. One step announces a limited number of units, and the next pass announces the rest.
+// Units are prepared before they are announced: as soon as all members have announced a unit, the others use this rank's
+// prepared input. One step announces a limited number of units, and the next pass announces more.
 bool SetNegotiation::announce_waiting() {
   prepare_waiting();
   all_.effects_.before_announcing();
@@ -177,7 +179,7 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
     const Agreement::LogEntry entry = port_->front();
     const bool alone = entry.kind == Agreement::Kind::kList || entry.prepared != 0;
     if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list has not arrived
-    // A list and a prepared unit are each the only entry of their step, so no collected operation can be overtaken by them.
+    // A list and a complete prepared unit are each the only entry of their step. So they overtake no collected operation.
     HVD_CHECK(agreed.empty() || !alone);
     // pop() comes before the execution: take_payloads() returns the payloads of the unit that was popped last.
     port_->pop();
@@ -192,8 +194,8 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
   return moved;
 }
 
-// Complete units are only collected in `agreed` and `taken`; prepared ones are executed at once. Everything else is carried out
-// here.
+// Collects complete units in `agreed` and `taken`. Does everything else at once: also executes a prepared unit, and ends a
+// barrier that needs no collective.
 void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
                                std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   switch (entry.kind) {
@@ -224,7 +226,7 @@ void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
 void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
                                  std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   std::vector<Entry> unit = local_units_.take(entry.key);
-  // This rank has failed before it read this entry, and the failure has ended its units.
+  // This rank has failed before it read this entry, and the failure has ended the unit.
   if (unit.empty()) return;
   came_last(entry.by, unit.size());
   if (entry.prepared != 0) {
@@ -245,8 +247,8 @@ void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
   }
 }
 
-// What the coordinator would answer if `contributors` members have a value. In a group the same requests are absent on all
-// ranks, so either all ranks have a value or none has.
+// The same as the coordinator would decide. In a group the same requests are absent on all members (Unit::content), so either
+// all members have a value or none has. For a group, `contributors` does not tell this: it counts every member.
 AgreedOperation SetNegotiation::agreed_at_port(const RequestPtr& request, int contributors) const {
   return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};
 }

@@ -1,14 +1,16 @@
 // How the requests of a set's members become one response:
 //
 //    1  the pattern is the request of the first member that has asked
-//    2  if all requests are one object, they agree: Coordinator::add replaces a request that equals the first one by the first
-//    3  otherwise each field of kFields is compared, in the order of the table; the first field that differs gives the error
-//    4  members that have joined must not be needed: as the root of a broadcast, or for a change of process sets
-//    5  tensors in different places of arenas are no error: the response names no arena
-//    6  the rows of an allgather or alltoall are collected from all members, and are checked together
+//    2  if all requests are one object, they agree, and steps 3 to 5 are left out. This is the usual case: Coordinator::add
+//       stores the first request again in place of each one that equals it
+//    3  each field of kFields is compared, in the order of the table; the first field that differs gives the error
+//    4  a broadcast from a root that has joined is an error, and so is a change of process sets if a member has joined that
+//       would have to ask for it
+//    5  tensors in different places of arenas are no error: the response then names no arena
+//    6  if there is no error, the rows of an allgather or alltoall are collected from all members, and are checked together
 //
-// The kind of operation is the first row of the table, because it decides which other rows apply. Fields are compared by the
-// texts that the error shows. So no error says of two equal texts that they differ.
+// The kind of operation is the first row of the table, because it decides which other rows apply. Fields are compared as the
+// texts that the error shows. So two values that an error calls different always have different texts.
 //
 //    three ranks, "x": float32 on rank 0, float16 on rank 1, float32 on rank 2
 //    ──► allreduce of 'x' in process set 0: dtype differs: float32 on ranks 0, 2, float16 on rank 1; give them ...
@@ -68,8 +70,8 @@ struct ComparedField {
   const char* remedy;
 };
 
-// `root` is compared only where it is a rank or an id; elsewhere it is a flag. The splits of an alltoall are not compared,
-// because ranks may differ in them (collect_sizes).
+// `root` is compared only where it is a rank or an id; elsewhere it is a flag or unused. The splits of an alltoall are not
+// compared, because ranks may differ in them (collect_sizes).
 constexpr std::array<ComparedField, 13> kFields = {{
     {"kind of operation", [](OpKind) { return true; },
      [](const Request& r) { return std::string(base::name_of(r.kind)); },
@@ -110,7 +112,8 @@ constexpr std::array<ComparedField, 13> kFields = {{
      "pass the same process set on every rank"},
 }};
 
-// The members that have to ask and have not, because they have joined.
+// The members that have to ask and have not, because they have joined. (If only the members of a new set ask for the set, the
+// other ranks need not ask: Request::asks.)
 std::vector<int> joined_without_asking(const std::vector<RequestPtr>& requests,
                                        const std::vector<int>& members, const Request& first) {
   std::vector<int> joined;
@@ -141,8 +144,7 @@ std::string differences(const ComparedField& field, const std::vector<RequestPtr
   return result;
 }
 
-// ok, or the first difference; then a fault of a member that has joined. Names only one fault: if the kinds differ, other
-// differences follow from that.
+// Steps 3 and 4. Names only the first fault: if the kinds differ, for example, other differences follow from that.
 Status check(const std::vector<RequestPtr>& requests, const std::vector<int>& members,
              const Request& first) {
   for (const ComparedField& field : kFields) {
@@ -210,7 +212,7 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   if (!all_same) response.error = check(requests, members, agreed);
   if (!all_same && !in_one_arena(requests, agreed)) {
     agreed.arena = agreed.arena_offset = 0;
-    // The content hash includes the arena. (The other members compute the hash when they decode the response.)
+    // The content hash includes the arena. (The other members compute the hash themselves when they decode the response.)
     agreed.seal();
   }
   if (response.error.ok() && rows_may_differ(agreed.kind)) {

@@ -1,21 +1,22 @@
 // The steps of the machine of point_to_point.h. (Over 400 lines, because each of its tables is changed by what callers ask, by
 // messages and by endings.)
 //
-// Two tables have what waits for its other side:
+// What waits for its other side is in one of two tables:
 //
 //    posted_     receives without a message   in the order of their places
 //    arrivals_   messages without a receive   in the order of arrival
 //
-// A new receive takes the first message that fits, and a new message the first receive that fits. Only if there is none, it
-// goes into its own table. So no receive in posted_ fits a message in arrivals_. Since the Offers of one sender arrive in the
-// order of its sends, this gives MPI's order.
+// A new receive takes the first message that fits, and a new message the first receive that fits. If none fits, the new one
+// goes into its table (but a receive fails if no rank can send a message for it). So no receive in posted_ fits a message in
+// arrivals_. The Offers of one sender arrive in the order of its sends. So messages are matched in MPI's order.
 //
 // The life of a send to another rank, and of a receive:
 //
 //    admit ─┬─► whole: ends when the Offer is sent
-//           └─► offered_ ─┬─ Clearance ──────────────────► Coming, start_send
-//                         ├─ Rejection ──────────────────► fails, Coming
-//                         └─ a Verdict, left(), leave() ─► fails, Withdrawal
+//           └─► offered_ ─┬─ Clearance ──────────► Coming, start_send
+//                         ├─ Rejection ──────────► fails, Coming
+//                         ├─ a Verdict, leave() ─► fails, Withdrawal
+//                         └─ left() ─────────────► fails; the receiver has left, and gets no message
 //
 //    admit ───► posted_ ──┬─ Offer, whole or of this rank ─► take, take_own, or fails
 //                         ├─ Offer of another rank ────────► Clearance or Rejection; answered_
@@ -23,9 +24,8 @@
 //              answered_ ─┬─ Coming ───────────────────────► start_receive; after a Rejection: fails
 //                         └─ Withdrawal ───────────────────► receive() again, with its old place
 //
-// Such a send leaves offered_ once, with one Coming or one Withdrawal to a receiver that has not left (except after a failure,
-// when end_all() tells nobody). So that receiver gets exactly one of them for each receive in answered_, also if messages
-// cross:
+// When such a send leaves offered_, a receiver that has not left gets one Coming or one Withdrawal. (After a failure end_all()
+// tells nobody.) So that receiver gets exactly one of them for each receive in answered_, also if messages cross:
 //
 //    rank 0                                 rank 1
 //    Offer 5        ──────────────────────► a receive fits: answered_
@@ -33,11 +33,12 @@
 //                              ╲╱
 //    no send 5: nothing  ◄─────╱╲─────────► receive() again
 //
-// Which payload belongs to which receive: the sender sends Coming and then calls start_send, one send after the other. Comings
-// arrive in their order. So the receiver calls start_receive in the order in which the sender has called start_send.
+// Which payload belongs to which receive: for one send after the other, the sender sends Coming and then calls start_send.
+// Messages arrive in the order in which they were sent. So the receiver calls start_receive in the order in which the sender
+// calls start_send.
 //
-// Who ends an entry if a step throws: the entry is moved into a table only after the table has made room for it. Until then the
-// caller has it, and afterwards end_all() finds it.
+// Who ends an entry if a step throws: the entry is moved into a table only after the table has made room for it. Afterwards
+// end_all() finds the entry there. Until then the caller keeps it: match_or_post() posts it again, and Cycle ends it.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
@@ -72,7 +73,8 @@ PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
       untold_(heard_.size()),
       left_(static_cast<std::size_t>(settings.ranks)) {}
 
-// Keeps the messages that arrived before this rank knew the set, unless the sender or this rank is no member.
+// Messages may have arrived before this rank knew the set. Then hear() could not check the members. So messages are dropped
+// here if the sender or this rank is no member.
 void PointToPoint::add_set(const ProcessSet& set) {
   newest_epoch_ = std::max(newest_epoch_, set.id.epoch);
   sets_[set.id] = set.members;
@@ -81,8 +83,8 @@ void PointToPoint::add_set(const ProcessSet& set) {
   });
 }
 
-// Programs may leave messages that nobody receives. They count as received, so that the sender's limit is free again for other
-// sets.
+// A program may send messages that it never receives. They count as received when their set is removed. Otherwise the sender
+// could never use this part of its limit again.
 void PointToPoint::remove_set(SetId set) {
   sets_.erase(set);
   for (const Arrival& each : arrivals_) {
@@ -144,8 +146,8 @@ bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   return true;
 }
 
-// Half of the limit: one Receipt serves many messages. When all messages have been taken and all Receipts have arrived, a
-// sender still has at least half of the limit free.
+// Waits for half of the limit, so that one Receipt reports many messages. What is not reported yet is less than that. So when
+// all messages have been taken and all Receipts have arrived, the sender has more than half of the limit free.
 void PointToPoint::count_received(int source, const Offer& offer) {
   if (!offer.whole || ended_ || has_left(source)) return;
   std::size_t& untold = untold_[static_cast<std::size_t>(source)];
@@ -187,8 +189,8 @@ bool PointToPoint::nobody_sends(const Request& receive) const {
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
-// To itself a rank delivers Offers, Rejections, Receipts and Withdrawals. A Clearance and a Coming are not needed: meet() finds
-// the send in offered_. `requires` leaves out the kinds of Message that other machines hear.
+// A rank delivers Offers, Rejections, Receipts and Withdrawals to itself. It needs no Clearance and no Coming: meet() finds the
+// send in offered_. `requires` leaves out the kinds of Message that only other machines hear.
 void PointToPoint::deliver(int rank, Message message) {
   if (rank != settings_.rank) return effects_.send(rank, message);
   std::visit(
@@ -198,8 +200,8 @@ void PointToPoint::deliver(int rank, Message message) {
       message);
 }
 
-// An unknown set has been removed, or is not added yet; its epoch says which. Numbers must ascend: so no two Offers of one
-// sender have one key in answered_.
+// A set that this rank does not know has been removed, or is not added yet; its epoch says which. The numbers of one sender
+// must ascend. Otherwise two of its Offers could have the same key in answered_.
 void PointToPoint::hear(int source, Offer offer) {
   if (ended_) return;  // this rank's Goodbye tells the sender that this rank has left
   const auto set = sets_.find(offer.set);
@@ -234,7 +236,7 @@ void PointToPoint::match_or_post(Entry entry, std::uint64_t place, Match match) 
   }
 }
 
-// What a receive and the message for it do:
+// What happens to a receive and the message for it; the first row that applies:
 //
 //    the message           equal dtype, layout and size    otherwise
 //    whole                 take                            Rejection, and the receive fails
@@ -309,7 +311,7 @@ void PointToPoint::hear(int source, Coming message) {
 
 void PointToPoint::hear(int source, Withdrawal message) {
   auto found = answered_.extract(std::pair(source, message.number));
-  if (!found.empty()) {  // the receive waits again, as if the message had never been sent
+  if (!found.empty()) {  // the receive looks for another message, or waits again
     const std::uint64_t place = found.mapped().place;
     return match_or_post(std::move(found.mapped().receive), place,
                          [&](Entry& entry) { receive(entry, place); });
@@ -368,8 +370,8 @@ void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
   }
 }
 
-// The flag comes first, because nobody_sends() reads it, and no Withdrawal goes to a rank that has left. What that rank has
-// sent whole stays in arrivals_, and later receives take it.
+// The flag is set first, because nobody_sends() reads it, and because fail_unmatched() sends no Withdrawal to a rank that has
+// left. What that rank has sent whole stays in arrivals_, and later receives take it.
 void PointToPoint::left(int rank, const Status& why) {
   left_[static_cast<std::size_t>(rank)] = true;
   fail_unmatched(why, [&](const Request& request) {
