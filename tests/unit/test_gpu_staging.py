@@ -105,6 +105,25 @@ def test_copies_that_come_in_another_order_on_each_rank(fake_gpus, seed):  # noq
         in_threads(ranks, body, timeout=60.0)
 
 
+def test_memory_that_a_set_has_used_before_the_first_gpu_tensor(fake_gpus):  # noqa: F811
+    """It passes to the set of all ranks. What the earlier set has left there must not count as data that have arrived."""
+
+    def body(rank):
+        some = rank.host.add_process_set([0, 1])
+        if rank.rank < 2:
+            for salt in range(20):
+                result = rank.host.allreduce("some", values(rank.rank, salt), op=SUM, process_set=some)
+                np.testing.assert_array_equal(result, total(2, salt))
+        rank.host.remove_process_set(some)
+        for salt in range(4):
+            if rank.rank == 0:
+                rank.stream.busy(0.02)  # its data come last
+            np.testing.assert_array_equal(rank.allreduce("sum", values(rank.rank, salt), op=SUM), total(3, salt))
+
+    with gpu_engines(fake_gpus, 3, {"gpu_route": "staged"}) as ranks:
+        in_threads(ranks, body)
+
+
 def test_other_process_sets_send_messages(fake_gpus):  # noqa: F811
     """Not all ranks know of their operations, and all must agree on what part of the memory is whose. Host tensors share it."""
 

@@ -1,7 +1,7 @@
 // How a tag and a tile number are composed, from the high bits to the low ones. A tag has tag_bits() bits, a tile number 64:
 //
 //    tag            | set id: 10 | number of the operation: the rest | channel: 3 |
-//    tile number    | epoch of the set: 24 | tiles of the set: 40 |
+//    tile number    | generation of the region: 24 | tiles of the set: 40 |
 //
 // Example for 23 bits: operation 5 of set 2, channel 1, has the tag ((2 << 10) + 5) * 8 + 1 = 16425. The numbers in tags are 0
 // to 1022 (below operation_limit()), so operation 1028 has that tag again. The number 1023, whose bits are all set, belongs to
@@ -10,10 +10,10 @@
 // Two operations that are in flight together differ in the set or in the number, and two streams of one operation in the
 // channel. So no rank takes a message of one for a message of the other.
 //
-// A rank reads a tile when its owner's flag in the region has reached the tile's number. A new set has a larger epoch than all
-// sets before, so the flags that they have left in the region are smaller than its tile numbers, and only mean "not yet". The
-// set of all ranks has the smallest epoch: this does not hold for a region that it takes later (share_staging), after another
-// set.
+// A rank reads a tile when its owner's flag in the region has reached the tile's number. Each set that gets a region has a larger
+// generation of it than all sets before, so the flags that they have left there are smaller than its tile numbers, and only mean
+// "not yet". The epoch of the set would not do: the set of all ranks has the smallest epoch, and may take a region after others
+// (share_staging).
 #include "engine/execution/operation.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ using base::ReduceOp;
 namespace {
 
 // The numbers of tiles within one set stay below this bit.
-constexpr int kEpochShift = 40;
+constexpr int kGenerationShift = 40;
 // As many bits as the ids need: kMaxSets (negotiation/set_changes.cc) limits the ids.
 constexpr int kSetBits = 10;
 
@@ -62,7 +62,7 @@ std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& t
   const auto index = static_cast<int>(mine - local.begin());
   return std::make_shared<collectives::SharedChannel>(
       *transport.window(), region.number, std::move(local), std::move(local_ranks), index,
-      std::uint64_t{set.id.epoch} << kEpochShift, region.departures);
+      region.generation << kGenerationShift, region.departures);
 }
 
 }  // namespace

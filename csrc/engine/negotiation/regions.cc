@@ -34,7 +34,7 @@ Regions::Grant Regions::take(std::int32_t set, const std::vector<int>& members) 
 Regions::Region Regions::take_one(std::size_t number, std::int32_t set,
                                   const std::vector<int>& members) {
   Use& use = uses_[number];
-  const Region region = {static_cast<int>(number), use.users};
+  const Region region = {static_cast<int>(number), use.generations++, use.users};
   use.set = set;
   use.users += static_cast<std::uint64_t>(std::ranges::count_if(
       members, [&](int member) { return host_of_[static_cast<std::size_t>(member)] == host_; }));

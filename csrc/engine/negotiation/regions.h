@@ -13,6 +13,8 @@ class Regions {
  public:
   struct Region {
     int number = 0;
+    // How many sets have had the region before.
+    std::uint64_t generation = 0;
     // The region is free for this set when ranks of this host have left it this many times since the window was made.
     std::uint64_t departures = 0;
   };
@@ -34,7 +36,8 @@ class Regions {
 
  private:
   struct Use {
-    std::int32_t set = -1;  // -1: none
+    std::int32_t set = -1;          // -1: none
+    std::uint64_t generations = 0;  // how many sets have or had the region
     // The sum of the numbers of members on this host, over all sets that have or had the region.
     std::uint64_t users = 0;
   };
