@@ -5,8 +5,8 @@
 //    2  announce           each set announces its entries, and executes what is agreed at its port
 //    3  coordinate         the sets whose coordinator is here send what it has decided
 //
-// In step 2 the announcements of this rank reach a coordinator on this rank at once (deliver). So if an operation lacked only
-// this rank, it is decided in step 3 of the same pass.
+// In step 2 the announcements of this rank reach a coordinator on this rank at once (deliver). So an operation that lacked
+// only this rank can be decided and sent in the same pass.
 //
 // Which functions are called when ranks end:
 //
