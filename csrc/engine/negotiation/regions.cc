@@ -7,8 +7,8 @@
 //    take(C)       C, users 5         B, users 2         region 0, free after 3 departures
 //
 // give_back(A) says only that the next set may get the region. Ranks carry out the removal of A at different times, and until
-// then a rank reads the ledger of A there. When it needs the region no more, it counts its departure (~SharedChannel). So C uses
-// the region when three ranks have left it, and it does not matter which rank is the last.
+// then a rank reads the ledger of A there. When it needs the region no more, it counts its departure (~SharedChannel). So C
+// uses the region when three ranks have left it, and it does not matter which rank is the last.
 #include "engine/negotiation/regions.h"
 
 #include <algorithm>
