@@ -15,7 +15,7 @@
 //    1  hear                 the Coordinator dooms the operations, so that it settles none of them meanwhile
 //    2  keep_port            closes the port, if it is open
 //    3  all members          read the closing. Each sends an Announcement that says so, with what it had announced at the port
-//    4  carry_out_verdicts   when all have sent it: fails those of the operations that the Coordinator counts
+//    4  carry_out_verdicts   when all that have not left have sent it: fails those that the Coordinator counts
 //    5  keep_port            opens the port again, unless there is another reason to keep it closed
 //
 // While attentive_ is false, the Coordinator only waits for other ranks, and a pass calls neither keep_port nor send_decided.

@@ -26,8 +26,8 @@
 //
 //    list 8 gives slot 4 to another name    "slot 4" with seen 7 means the old name. The member processes list 8, finds that
 //    (AssignedSlot::filled is 8)            its slot is lost, and announces in full
-//    list 8 fails x (failed_at_ is 8)       "x" with seen 7 is the operation that list 8 ends on the member. "x" with seen 8 is
-//                                           the next operation of this name
+//    fail() fails x in list 8               "x" with seen 7 is the operation that list 8 ends on the member. "x" with seen 8 is
+//    (failed_at_ is 8)                      the next operation of this name
 #include "engine/negotiation/coordinator.h"
 
 #include <algorithm>
