@@ -1,4 +1,25 @@
 // SetNegotiation on the set's first member, which coordinates. set_negotiation.cc and set_port.cc have the rest.
+//
+// The way of a request that comes in a message, in a set whose port has begun:
+//
+//    hear             the Coordinator counts the request, and its keys go into upkeep_.divert
+//    keep_port        diverts these keys at the port. So members that ask for the same operation there send messages, too
+//    send_decisions   when the Coordinator has decided: the list gets its place in the port's log, the decided keys leave the
+//                     port's table, and all members get the list
+//
+// A member that has joined or left announces nothing at the port, so no unit can become complete there. Therefore the port is
+// closed, and stays closed, while there are such members (Coordinator::needs_messages).
+//
+// A verdict says that operations can never complete. Members may have announced some of them only at the port:
+//
+//    1  hear                 the Coordinator dooms the operations, so that it settles none of them meanwhile
+//    2  keep_port            closes the port, if it is open
+//    3  all members          read the closing. Each sends an Announcement that says so, with what it had announced at the port
+//    4  carry_out_verdicts   when all that have not left have sent it: fails those that the Coordinator counts
+//    5  keep_port            opens the port again, unless there is another reason to keep it closed
+//
+// While attentive_ is false, the Coordinator only waits for other ranks, and a pass calls neither keep_port nor send_decided.
+// An Announcement, LedgerSteps, a Verdict, a closing or a departure sets attentive_ (attend).
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +33,8 @@ using Step = Agreement::Step;
 
 namespace {
 
-// While the coordinator counts more requests than this, a closed port stays closed.
+// While the coordinator counts more requests than this, a closed port stays closed, because opening it puts all their keys into
+// its table.
 constexpr std::size_t kMostOpenRequests = 1024;
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -28,6 +50,7 @@ void SetNegotiation::hear(int source, Announcement message) {
   const int member = set_.index_of(source);
   HVD_CHECK(member >= 0);
   const auto count = [&](const RequestPtr& accepted) {
+    // A void announcement diverts nothing: the coordinator does not count it, so perhaps no decision would remove its key.
     if (accepted && port_) LocalUnits::add_keys(*accepted, upkeep_.divert);
   };
   for (const std::uint32_t slot : message.slots) {
@@ -66,6 +89,7 @@ bool SetNegotiation::send_decisions() {
   }
   if (list.in_ledger) {
     const Step step = port_->try_list(coordinator_->sequence() + 1, keys);
+    // Nothing has changed yet: collect() comes only when the list has a place in the log.
     if (step == Step::kRefused) {
       try_again_ = true;
       return false;
@@ -74,11 +98,14 @@ bool SetNegotiation::send_decisions() {
   divert_no_more(std::move(keys));
   list.last = coordinator_->take_last();
   list.decisions = coordinator_->collect();
+  // The others get the list before this rank begins to execute it, so that they need not wait for this rank.
   all_.tell_members(set_, list);
   if (list.in_ledger) {
+    // As on every member: earlier entries of the log are executed first.
     lists_.push_back(std::move(list));
     read();
   } else {
+    // Without a log, the order of the lists is the only order, on all members.
     follow(list);
   }
   return true;

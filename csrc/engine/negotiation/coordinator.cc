@@ -1,3 +1,33 @@
+// What lies in which table, and when it leaves:
+//
+//    tallies_         by name: who has announced it         when it is settled, or fails
+//    groups_          by label: settled operations that     when all operations of the group are settled, or when fail()
+//                     wait for the rest of their group      fails one that is still counted
+//    decided_         decisions, in the order of execution  in collect()
+//    settled_names_   the names of settled operations in    in collect()
+//                     groups_ and decided_
+//    slots_           agreed responses that members may     never; a slot gets another name only when all slots are in use
+//                     name by number
+//
+// An example with three members. x belongs to no group; a and b are the group g:
+//
+//    announcement     tallies_               groups_    decided_
+//    0: x, a          x by 0; a by 0
+//    1: x, a, b       x, a by 0, 1; b by 1
+//    2: a, b          x by 0, 1; b by 1, 2   g: a
+//    0: b             x by 0, 1                         a, b
+//    2: x                                               a, b, x
+//
+// If collect() comes now, list 1 says: a gets slot 0, b slot 1, x slot 2. If the requests do not change, the members announce
+// the next time only these slot numbers, and the list says only slot numbers.
+//
+// Messages cross: a member may announce something while a list is on its way to the member. `seen` is the number of lists that
+// the member had processed. Two kinds of announcements are void:
+//
+//    list 8 gives slot 4 to another name    "slot 4" with seen 7 means the old name. The member processes list 8, finds that
+//    (AssignedSlot::filled is 8)            its slot is lost, and announces in full
+//    fail() fails x in list 8               "x" with seen 7 is the operation that list 8 ends on the member. "x" with seen 8 is
+//    (failed_at_ is 8)                      the next operation of this name
 #include "engine/negotiation/coordinator.h"
 
 #include <algorithm>
@@ -16,6 +46,8 @@ namespace {
 
 bool cacheable(OpKind kind) { return kind != OpKind::kJoin && !base::changes_sets(kind); }
 
+// For the failure of a name without a request, and of a join. Of a failure, members use only the set and the name
+// (Response::request).
 RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   Request request;
   request.set = set;
@@ -92,8 +124,10 @@ void Coordinator::add(int member, RequestPtr request) {
   RequestTally& tally = tallies_[request->name];
   if (tally.requests.empty()) tally.requests.resize(members_.size());
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
+  // A correct member announces an operation again only if its first announcement was void. Void ones are not counted.
   HVD_CHECK(place == nullptr);
-  // A request that equals the first one is replaced by it, so that the common case compares pointers only.
+  // A request that equals the one of the lowest member that has asked is replaced by that one. Then equal requests are
+  // usually one object, and settle() and validate() need not compare their fields.
   if (tally.count > 0) {
     const RequestPtr& first = first_given(tally.requests);
     if (first != request && *first == *request) request = first;
@@ -102,12 +136,16 @@ void Coordinator::add(int member, RequestPtr request) {
   ++tally.count;
 }
 
+// Settles the operation if no member is missing: each has asked, has joined, or need not ask. The last is possible only for a
+// new set. After a member has left, an operation is settled at its first announcement, with an error. A doomed operation is
+// not settled: it waits for its failure.
 void Coordinator::settle_if_complete(const std::string& name) {
   if (doomed_.contains(name)) return;
   const auto found = tallies_.find(name);
   const RequestTally& counted = found->second;
   const Request& asked = *first_given(counted.requests);
   int missing = static_cast<int>(members_.size()) - counted.count;
+  // Usually every member must ask. Then the count alone says whether one is missing.
   const bool some_need_not = joined_count_ > 0 || asked.kind == OpKind::kAddProcessSet;
   for (std::size_t i = 0; missing > 0 && some_need_not && i < members_.size(); ++i) {
     if (!counted.requests[i] && (joined_[i] || !asked.asks(members_[i]))) --missing;
@@ -121,7 +159,8 @@ void Coordinator::settle_if_complete(const std::string& name) {
 Coordinator::Settled Coordinator::settle(RequestTally tally) {
   const int size = static_cast<int>(members_.size());
   const auto known = slot_by_name_.find(first_given(tally.requests)->name);
-  // The slot has a request of every member. So if the requests are the same, no member is missing.
+  // The usual case: all members have announced the slot. Then these are the same objects, and no field has to be compared. The
+  // slot has a request of every member. So if the requests are the same, no member is missing.
   if (left_.ok() && known != slot_by_name_.end() &&
       slots_[known->second].requests == tally.requests) {
     return {slots_[known->second].response, {}, true};
@@ -131,9 +170,11 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
     response.error = refuse_without_joined(tally.requests, members_);
   }
   response.divisor = divisor_of(tally);
+  // Replaces any other error: validate() takes a member that has not asked for one that has joined.
   if (!left_.ok()) {
     response.error = of_operation(*response.request, left_);
   }
+  // A slot needs a request of every member, because any member may announce it later.
   const bool keep = response.error.ok() && tally.count == size && cacheable(response.request->kind);
   auto shared = std::make_shared<const Response>(std::move(response));
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
@@ -159,6 +200,12 @@ void Coordinator::decide(Settled settled) {
   }
 }
 
+// The operations of a group are decided together, in the order of the group, or all fail. A failure is decided at once, so that
+// no caller waits for the rest of the group. An example with the group a, b, c:
+//
+//    a is settled          it waits in `ready`
+//    b is settled, fails   b and a are decided, both with the error of b
+//    c is settled          it is decided with the error of b, although c alone has no fault; groups_ forgets the group
 void Coordinator::decide_in_group(Settled settled) {
   const std::string label = settled.response->request->group;
   const int size = settled.response->request->group_size;
@@ -191,6 +238,8 @@ void Coordinator::decide_failure(RequestPtr request, Status why) {
   decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
 }
 
+// A join has no tally. joined_ says who waits in a join, and the join is decided when all members do. After a member has left
+// this cannot happen any more, so the join fails at once.
 void Coordinator::join(int member, const RequestPtr& request) {
   const auto index = static_cast<std::size_t>(member);
   HVD_CHECK(!joined_[index]);
@@ -208,6 +257,7 @@ void Coordinator::join(int member, const RequestPtr& request) {
   }
 }
 
+// All members begin anew: each of them may join again.
 void Coordinator::end_join(RequestPtr request, int last, Status error) {
   Response response;
   response.request = std::move(request);
@@ -247,17 +297,21 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     if (request->in_group() && failing.contains(request->name)) lost_groups.insert(request->group);
   }
   const auto fail_one = [&](const RequestPtr& request) {
+    // The number that collect() will give to the list with this failure.
     failed_at_[request->name] = sequence_ + 1;
     // The text of a verdict names the operations; the text about a rank that left does not.
     decide_failure(request, left_.ok() ? why : of_operation(*request, why));
   };
+  // After this loop `failing` has only the names that are not counted.
   for (const RequestPtr& request : counted) {
     if (failing.erase(request->name) == 0 && !lost_groups.contains(request->group)) continue;
     tallies_.erase(request->name);
     fail_one(request);
   }
   for (const std::string& group : lost_groups) groups_.erase(group);
-  for (const std::string& name : failing) {  // the coordinator counts no request of this name
+  // These fail, too: a member may have such an operation without having announced it here, for example while it waits until the
+  // port begins.
+  for (const std::string& name : failing) {
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
       end_join(name_only(set_, OpKind::kJoin, kJoinName), -1, why);
@@ -267,6 +321,8 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
   }
 }
 
+// A doomed operation that is not counted is over, or nobody has announced it here. Without the filter, fail() would decide a
+// failure for its name, which could end the next operation of this name.
 void Coordinator::fail_doomed(std::vector<std::string> names, const Status& why) {
   std::set<std::string> counted;
   for (const RequestPtr& request : open()) counted.insert(request->name);
@@ -276,6 +332,8 @@ void Coordinator::fail_doomed(std::vector<std::string> names, const Status& why)
   fail(names, why);
 }
 
+// Slots are assigned here and not when an operation is settled. So they change in the order of the lists. Each member processes
+// the same lists, and changes its own cache in the same way.
 std::vector<Decision> Coordinator::collect() {
   std::vector<Decision> decisions;
   if (decided_.empty()) return decisions;
@@ -292,11 +350,14 @@ std::vector<Decision> Coordinator::collect() {
   return decisions;
 }
 
+// The response gets its slot in a copy, because a response does not change once it is shared. An operation whose requests have
+// changed keeps its slot: the list tells the members the new response.
 void Coordinator::remember(Settled& settled) {
   const std::string& name = settled.response->request->name;
   const std::optional<std::uint32_t> slot = slot_for(name);
   if (!slot) return;
   AssignedSlot& assigned = slots_[*slot];
+  // If the slot had another name, members that had announced by it see this in the list, and announce in full.
   if (assigned.response) slot_by_name_.erase(assigned.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
   response->slot = static_cast<std::int32_t>(*slot);
@@ -329,6 +390,7 @@ std::optional<std::uint32_t> Coordinator::slot_for(const std::string& name) {
   return std::nullopt;
 }
 
+// Moves the slot to the front of the list. The iterator in the slot stays valid.
 void Coordinator::touch(AssignedSlot& assigned) {
   recency_.splice(recency_.begin(), recency_, assigned.recency);
 }

@@ -41,8 +41,9 @@ class Coordinator {
   // group, all operations of the group that the coordinator counts fail as well.
   void fail(const std::vector<std::string>& names, const base::Status& why);
 
-  // fail_doomed() will follow for these operations. Until then the coordinator decides none of them. Otherwise the last member
+  // fail_doomed() will follow for these operations. Until then the coordinator settles none of them. Otherwise the last member
   // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
+  // Only a join, and an operation that is settled already and waits for its group, can still be decided.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
   // Fails those of the doomed operations that the coordinator still counts.
   void fail_doomed(std::vector<std::string> names, const base::Status& why);

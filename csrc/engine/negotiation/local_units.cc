@@ -1,3 +1,18 @@
+// An entry lies in one of three tables, until the caller takes it back:
+//
+//    groups_               the group is not complete    admit() moves the complete group on
+//    units_ and waiting_   the unit waits               announce() moves the unit on
+//    announced_            the port has the unit        take() returns its entries
+//
+// admit() and announce() return entries that must go by message instead of moving them on. take_all() and withdraw() return
+// entries from all three tables. units_[i] is what the port learns of a unit, and waiting_[i] has the entries of the unit.
+//
+// If entries of an incomplete group go by message, the later ones must follow them, because here the group would never become
+// complete. sent_groups_ counts those that are still to come. An example with the group g of a, b and c:
+//
+//    admit(a), admit(b)     groups_: g has a, b
+//    withdraw(b)            the coordinator has decided b: returns a and b. sent_groups_: g lacks 1
+//    admit(c)               returns c. sent_groups_ forgets g, and the next entry with this label begins a new group
 #include "engine/negotiation/local_units.h"
 
 #include <iterator>
@@ -14,10 +29,12 @@ namespace {
 // Larger allgathers and alltoalls go by message: the coordinator checks that one tensor can hold the rows of all members.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
-// The most names in uneven_. When it has so many, all are removed before another one is added.
+// The most names in uneven_. When it has so many, all are removed before another one is added. If the rows of such a name still
+// differ, its next announcement is diverted, and the name is added again.
 constexpr std::size_t kMostUneven = 1024;
 
-// May the members agree on this operation by equal requests alone?
+// May the members agree on this operation by equal requests alone? Not on a join, which decides for which members the other
+// operations wait, and not on changes of sets, for which perhaps only some of the members ask.
 bool covers(const Request& request) {
   if (rows_may_differ(request.kind)) {
     return request.shape[0] <= kMostRows && request.bytes() <= kMostBytesOfRows;
@@ -33,6 +50,8 @@ std::uint64_t lasting_name(const Request& request) {
   return hash_of_name(request.set, std::string_view(request.name).substr(0, unnamed));
 }
 
+// Members that have different groups under one label must get different hashes. The content hash of a request leaves out the
+// name and `absent`, so these are added. (The port gets `absent` of a single operation separately: there members may differ.)
 std::uint64_t content_of(const std::vector<Entry>& group) {
   base::Hasher hasher;
   for (const Entry& entry : group) {
@@ -57,6 +76,7 @@ void append(std::vector<Entry>& to, std::vector<Entry>&& entries) {
 void LocalUnits::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
   if (!request.in_group()) return;
+  // Leaves out the group's key if it is the last one before this request's. Other repetitions do no harm.
   const std::uint64_t key = request.group_hash;
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
@@ -72,6 +92,7 @@ std::vector<Entry> LocalUnits::admit(Entry entry) {
   std::vector<Entry> unit;
   unit.push_back(std::move(entry));
   if (!covers(request)) return unit;
+  // Usually uneven_ is empty. Then no time is spent on the name.
   if (!uneven_.empty() && uneven_.contains(lasting_name(request))) return unit;
   wait({request.name_hash, request.content_hash, request.absent}, std::move(unit));
   return {};
@@ -92,9 +113,12 @@ std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
   if (group.empty()) group.reserve(size);
   group.push_back(std::move(entry));
   if (group.size() < size) return {};
+  // A rank may submit the entries in any order. All members must use the same order here: the content depends on it, and the
+  // order in which the operations run.
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
   std::vector<Entry> unit = std::move(group);
   groups_.erase(key);
+  // The coordinator decides a group as a whole. So if it has to decide one operation, it gets all of them.
   if (!std::ranges::all_of(unit, [](const Entry& each) { return covers(*each.request); })) {
     return unit;
   }
@@ -107,7 +131,9 @@ std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
 void LocalUnits::remember_rows(const Response& response, int members) {
   const Request& request = *response.request;
   if (!rows_may_differ(request.kind) || request.in_group() || !response.error.ok()) return;
+  // The sizes if each member had the rows of the agreed request.
   if (response.sizes == sizes_of_equal(request, members)) {
+    // The next operation of this name is announced at the port again.
     uneven_.erase(lasting_name(request));
     return;
   }
@@ -116,6 +142,7 @@ void LocalUnits::remember_rows(const Response& response, int members) {
 }
 
 std::size_t LocalUnits::waiting_singles() const {
+  // A group of one does not count: its label keeps it from being fused with operations that have none.
   const auto is_single = [](const std::vector<Entry>& unit) {
     return unit.front().request->group.empty();
   };
@@ -132,6 +159,7 @@ std::vector<Entry> LocalUnits::take_all() {
   for (auto& [key, entries] : std::exchange(announced_, {})) append(all, std::move(entries));
   for (std::vector<Entry>& entries : std::exchange(waiting_, {})) append(all, std::move(entries));
   units_.clear();
+  // give_up_group() removes the group from the table.
   while (!groups_.empty()) append(all, give_up_group(groups_.begin()->first));
   return all;
 }
@@ -145,6 +173,8 @@ std::vector<Entry> LocalUnits::give_up_group(std::uint64_t key) {
   return entries;
 }
 
+// The key is enough if this rank asked for what was decided. If the operation has failed, this rank may hold it under another
+// key, because here it belongs to another group or to none. Only then are the names of all entries compared.
 std::vector<Entry> LocalUnits::withdraw(const Request& decided, bool by_name) {
   const std::uint64_t key = decided.in_group() ? decided.group_hash : decided.name_hash;
   const auto matches = [&](std::uint64_t held, const std::vector<Entry>& entries) {

@@ -1,3 +1,22 @@
+// Negotiation gives each entry and message to its set, and calls all sets in each pass and when ranks end. set_changes.cc and
+// digest.cc have the rest. The steps of a pass (advance):
+//
+//    1  resume_removals    asks again for removals that were held back
+//    2  announce           each set announces its entries, and executes what is agreed at its port
+//    3  coordinate         the sets whose coordinator is here send what it has decided
+//
+// In step 2 the announcements of this rank reach a coordinator on this rank at once (deliver). So an operation that lacked
+// only this rank can be decided and sent in the same pass.
+//
+// Which functions are called when ranks end:
+//
+//    another rank says goodbye    catch_up(), then left()
+//    this rank leaves             close() until it returns true, then leave(). When a coordinator that leave() returned has
+//                                 answered or left: fail_undecided(). In the end stop_reading()
+//    this rank fails              abandon(), then end_all()
+//
+// In steps of set 0 an agreed change may add or remove other sets, while a loop goes over sets_. Such a loop stays correct: set
+// 0 itself is never removed, and other sets carry out no changes.
 #include "engine/negotiation/negotiation.h"
 
 #include <numeric>
@@ -19,10 +38,12 @@ Negotiation::Negotiation(const Settings& settings, int ranks, Regions regions, C
       left_(static_cast<std::size_t>(ranks), false) {
   std::vector<int> all(static_cast<std::size_t>(ranks));
   std::iota(all.begin(), all.end(), 0);
+  // The first set gets the id 0. It is never removed and keeps its port, so the answer in agrees_in_memory_ stays right.
   create_set(std::move(all));
   agrees_in_memory_ = sets_.begin()->second->agrees_in_memory();
 }
 
+// A new set may have the id of a removed one. The epoch tells them apart, so that no message reaches the wrong set.
 SetNegotiation* Negotiation::find(SetId id) const {
   const auto found = sets_.find(id.id);
   return found != sets_.end() && found->second->set().id == id ? found->second.get() : nullptr;
@@ -35,6 +56,7 @@ const SetNegotiation* Negotiation::find(std::int32_t set) const {
 
 // --- what this rank asks ----------------------------------------------------------------------------------------------
 
+// A removal that was held back comes here again. It is checked again, because this rank may have joined since then.
 void Negotiation::admit(Entry& entry) {
   const Request& request = *entry.request;
   SetNegotiation* set = find(request.set);
@@ -47,6 +69,7 @@ void Negotiation::admit(Entry& entry) {
 }
 
 Status Negotiation::refusal(const SetNegotiation* set, const Request& request) const {
+  // The set was removed after the caller submitted the request.
   if (set == nullptr) {
     return {ErrorCode::kInvalidArgument, describe(request) + ": " + kRemovedSet};
   }
@@ -69,6 +92,7 @@ bool Negotiation::coordinate() {
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
+// Transports carry no message from a rank to itself. A coordinator that has left answers nothing.
 void Negotiation::deliver(int rank, Announcement message) {
   if (rank == settings_.rank) {
     hear(rank, std::move(message));
@@ -77,6 +101,7 @@ void Negotiation::deliver(int rank, Announcement message) {
   }
 }
 
+// This rank follows its own list without a message (SetNegotiation::send_decisions).
 void Negotiation::tell_members(const ProcessSet& set, const Message& message) {
   for (const int member : *set.members) {
     if (member != settings_.rank && !has_left(member)) effects_.send(member, message);
@@ -84,6 +109,7 @@ void Negotiation::tell_members(const ProcessSet& set, const Message& message) {
 }
 
 void Negotiation::hear(int source, Verdict message) {
+  // Only rank 0 looks for deadlocks. The set may have been removed meanwhile.
   HVD_CHECK(source == 0);
   if (SetNegotiation* set = find(message.set)) set->hear(std::move(message));
 }
@@ -91,6 +117,7 @@ void Negotiation::hear(int source, Verdict message) {
 // --- endings ----------------------------------------------------------------------------------------------------------
 
 void Negotiation::finish(std::span<const Entry> entries, const Status& status) {
+  // `root` is the id of the set that was to be removed.
   for (const Entry& entry : entries) {
     if (status.ok() || !entry.request || entry.request->kind != OpKind::kRemoveProcessSet) continue;
     const auto kept = sets_.find(entry.request->root);
@@ -111,6 +138,7 @@ void Negotiation::left(int rank, const Status& why) {
   for (auto& [id, set] : sets_) set->left(rank, why);
 }
 
+// Calls every set, also after one that is not closed yet. So the closings of several ports take place at the same time.
 bool Negotiation::close() {
   bool all = true;
   visit_sets([&](SetNegotiation& set) { all = set.close() && all; });
@@ -118,6 +146,7 @@ bool Negotiation::close() {
 }
 
 std::set<int> Negotiation::leave(const Status& why) {
+  // From here on this rank decides nothing, and takes part in others' operations as a rank that has joined.
   said_goodbye_ = true;
   finish(std::exchange(held_removals_, {}), why);
   // Some announced entries may be decided already; then the other ranks wait for this rank's part.
@@ -151,6 +180,7 @@ void Negotiation::end_all(const Status& why) {
 
 // --- questions --------------------------------------------------------------------------------------------------------
 
+// Without the removals that this rank holds back. They wait for this rank's operations on the set to be removed.
 bool Negotiation::has_pending() const {
   return std::ranges::any_of(sets_, [](const auto& each) { return each.second->has_pending(); });
 }

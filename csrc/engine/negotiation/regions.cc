@@ -1,3 +1,14 @@
+// An example with one host, two regions, and sets A = {0, 1, 2}, B = {0, 1}, C = {1, 2}:
+//
+//    step          region 0           region 1           granted
+//    take(A)       A, users 3         none, users 0      region 0, free after 0 departures
+//    take(B)       A, users 3         B, users 2         region 1, free after 0 departures
+//    give_back(A)  none, users 3      B, users 2
+//    take(C)       C, users 5         B, users 2         region 0, free after 3 departures
+//
+// give_back(A) says only that the next set may get the region. Ranks carry out the removal of A at different times, and until
+// then a rank reads the ledger of A there. When it needs the region no more, it counts its departure (~SharedChannel). So C
+// uses the region when three ranks have left it, and it does not matter which rank is the last.
 #include "engine/negotiation/regions.h"
 
 #include <algorithm>
@@ -13,6 +24,7 @@ Regions::Regions(int count, std::vector<int> host_of, int rank, bool everywhere)
       everywhere_(everywhere) {}
 
 Regions::Grant Regions::take(std::int32_t set, const std::vector<int>& members) {
+  // How many members each host has.
   std::map<int, int> members_on;
   int most = 0;
   for (const int member : members) {
@@ -20,6 +32,7 @@ Regions::Grant Regions::take(std::int32_t set, const std::vector<int>& members) 
   }
   const bool on_several = members_on.size() > 1;
   if (most < 2 || (on_several && !everywhere_)) return {};
+  // Always the first unused ones: all ranks must choose the same ones, and exchange no message about that.
   std::vector<std::size_t> unused;
   for (std::size_t i = 0; i < uses_.size(); ++i) {
     if (uses_[i].set < 0) unused.push_back(i);
@@ -36,6 +49,7 @@ Regions::Region Regions::take_one(std::size_t number, std::int32_t set,
   Use& use = uses_[number];
   const Region region = {static_cast<int>(number), use.generations++, use.users};
   use.set = set;
+  // Only ranks of this host use this window, so only these will count their departures in it.
   use.users += static_cast<std::uint64_t>(std::ranges::count_if(
       members, [&](int member) { return host_of_[static_cast<std::size_t>(member)] == host_; }));
   return region;
