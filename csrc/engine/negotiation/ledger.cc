@@ -1,3 +1,37 @@
+// The ledger is one piece of memory that every member maps. It holds no pointers, because each process may map it at another
+// address. It has three parts, one after the other (sizes of the usual Capacity):
+//
+//    part, size         content                      is written by                     is read by
+//    Header, 4.2 KiB    serial, first_sequence       the coordinator, in begin()       all, without the lock
+//                       locked, open, tail           the holder of the lock            all, also without the lock
+//                       used                         the holder                        the holder
+//                       positions                    each member its own               the holder
+//    log, 256 KiB       a ring of 16384 entries      the holder, from `tail` on        all, before `tail`, without the lock
+//    table, 1 MiB       32768 cells, by key          the holder                        the holder
+//
+// begin() sets the header and empties the table without the lock. Until the other members see the new serial, they use nothing
+// but the serial.
+//
+// An example with three members. `announced` has a bit for each of them; member 0 is the bit at the right.
+//
+//    step                                         the table                            the log gets
+//    member 0 announces x                         x: announced 001, contributors 1
+//    member 2 announces x                         x: announced 101, contributors 2
+//    member 1 announces x, without a value        x is taken out                       complete x, by 1, contributors 2
+//    member 2 announces y with content A          y: announced 100, contributors 1
+//    member 0 announces y with content B          y: announced 100, diverted           diverted y, by 0
+//    the coordinator decides y in list 1          y is taken out                       list 1, by 0
+//
+// The result of its second step tells member 0 to send its request for y. Member 2 sends its own when it reads "diverted y". If
+// member 1 announces y before list 1, it finds the diverted cell and sends its request, and the log gets no entry.
+//
+// Members read the log without the lock. They see only whole entries, and none is overwritten too early:
+//   - unlock() stores `tail` (release) after the entries are written; a reader loads it (acquire) and stops there.
+//   - A reader copies an entry (front), and then stores its position (pop, release). The holder loads all positions (acquire)
+//     before it appends (has_room). In a ring, entry 16384 takes the place of entry 0.
+//
+// A step checks first whether the log has room, because half a change could not be taken back: try_announce needs at most one
+// entry for each unit, and any other change at most one. Without room the change is not made, and the caller tries again.
 #include "engine/negotiation/ledger.h"
 
 #include <sched.h>
@@ -15,7 +49,7 @@
 namespace hvdlite::engine {
 namespace {
 
-// A key of 0 marks an empty cell.
+// A key of 0 marks an empty cell, so here no unit has the key 0.
 constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
 
 // Several processes write this memory, so its content is not trusted: loops over it are bounded, and indices from it are
@@ -36,7 +70,7 @@ struct Ledger::Header {
   alignas(base::kCacheLine) std::atomic<std::uint32_t> serial;
   std::uint64_t first_sequence;
   alignas(base::kCacheLine) std::atomic<std::uint32_t> locked;
-  // These two change only under the lock.
+  // These two change only under the lock, or in begin().
   std::atomic<std::uint32_t> open;
   std::uint32_t used;                                         // cells in use
   alignas(base::kCacheLine) std::atomic<std::uint64_t> tail;  // entries that members may read
@@ -49,6 +83,7 @@ struct Ledger::Cell {
   std::uint64_t key;
   std::uint64_t content;
   std::uint64_t announced;  // a bit for each member
+  // How many members with a value, and how many that have prepared the unit, have announced it.
   std::uint16_t contributors;
   std::uint16_t preparers;
   std::uint32_t diverted;
@@ -75,6 +110,7 @@ Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std
 }
 
 void Ledger::begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) {
+  // An earlier ledger may have left anything here.
   wipe();
   header_->locked.store(0, std::memory_order_relaxed);
   header_->open.store(0, std::memory_order_relaxed);
@@ -84,6 +120,7 @@ void Ledger::begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) 
   }
   header_->first_sequence = sequence;
   reopen(keys);
+  // The last store, with release: a member that sees this serial (exists) sees all the others.
   header_->serial.store(serial_, std::memory_order_release);
 }
 
@@ -113,11 +150,13 @@ void Ledger::pop() {
 
 void Ledger::stop_reading() {
   if (!exists()) return;  // the memory may still be another ledger's
+  // has_room() takes the smallest position, so the largest number never limits the room.
   header_->positions[index_].read.store(~std::uint64_t{0}, std::memory_order_release);
 }
 
 void Ledger::append(LogEntry entry) {
   entry.by = static_cast<std::uint8_t>(index_);
+  // All fields are written: the entry that was in this place before must not leave its `last` here.
   entries_[tail_ & (capacity_.entries - 1)] = entry;
   ++tail_;
 }
@@ -126,6 +165,7 @@ void Ledger::append(LogEntry entry) {
 
 bool Ledger::try_lock(int tries) {
   for (int i = 0;; ++i) {
+    // The load comes first: an exchange would take the cache line away from the holder, even if the lock is taken.
     if (header_->locked.load(std::memory_order_relaxed) == 0 &&
         header_->locked.exchange(1, std::memory_order_acquire) == 0) {
       tail_ = tail_at_lock_ = header_->tail.load(std::memory_order_relaxed);
@@ -169,12 +209,14 @@ bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bo
   const std::uint64_t me = std::uint64_t{1} << index_;
   Cell* cell = find(key);
   if (cell->key == 0) {
+    // The other cells are for keys that the coordinator counts.
     if (header_->used >= capacity_.cells / 2) return false;
     ++header_->used;
     *cell = {key, content, 0, 0, 0, 0};
   } else if (cell->diverted != 0) {
     return false;
   } else if (cell->content != content) {
+    // The coordinator compares the requests: it allows the difference (rows of an allgather), or names it in an error.
     cell->diverted = 1;
     append({.key = key, .kind = Kind::kDiverted});
     return false;
@@ -189,6 +231,7 @@ bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bo
           .kind = Kind::kComplete,
           .contributors = cell->contributors,
           .prepared = by_all ? std::uint16_t{1} : std::uint16_t{0}});
+  // From now on a member that has read this entry may announce the next operation of this name.
   erase(cell);
   return true;
 }
@@ -199,9 +242,10 @@ void Ledger::divert(std::uint64_t hash) {
   const Cell* cell = find(key);
   const bool is_announced = cell->key != 0 && cell->diverted == 0;
   if (!fits(1)) {
-    close();
+    close();  // then all units go by message, and the table needs no cells
   } else {
     mark_diverted(key);
+    // If nobody has announced it, nobody has to be told: the next member to announce it finds the cell.
     if (is_announced) append({.key = key, .kind = Kind::kDiverted});
   }
 }
@@ -216,6 +260,8 @@ void Ledger::mark_diverted(std::uint64_t hash) {
   cell->diverted = 1;
 }
 
+// A cell may still hold announcements that were not diverted; for example, if the operation has failed. Those members take the
+// unit back when they follow the list (LocalUnits::withdraw).
 void Ledger::append_list(std::uint64_t number, std::span<const std::uint64_t> decided) {
   for (const std::uint64_t hash : decided) {
     Cell* cell = find(as_key(hash));
@@ -231,6 +277,7 @@ void Ledger::close() {
   append({.kind = Kind::kClosed});
 }
 
+// The log gets no entry: members have nothing to do when the ledger opens, and each announcement looks at `open`.
 void Ledger::reopen(std::span<const std::uint64_t> keys) {
   if (is_open() || !fits(keys.size())) return;
   header_->open.store(1, std::memory_order_relaxed);
@@ -260,7 +307,8 @@ Ledger::Cell* Ledger::find(std::uint64_t key) const {
 }
 
 // Closes the gap (deletion with backward shift, Knuth, TAOCP 3, 6.4, Algorithm R): moves up each following cell that a search
-// would no longer find.
+// would no longer find. For example, of 8 cells, the keys 10, 18 and 11 belong in cells 2, 2 and 3, and lie in 2, 3 and 4. When
+// 10 is erased, 18 moves to 2, and 11 moves to 3.
 void Ledger::erase(Cell* cell) {
   const std::uint64_t mask = capacity_.cells - 1;
   auto gap = static_cast<std::uint64_t>(cell - cells_);
@@ -283,6 +331,8 @@ void Ledger::wipe() {
 
 // --- steps: each is one critical section ----------------------------------------------------------------------------
 
+// If `change` throws, the lock stays locked: the table may be wrong, so no member may make a step in it any more. This rank
+// fails, and tells the others.
 template <typename Change>
 Agreement::Step Ledger::hold(Change change, bool need_up_to_date, int tries) {
   if (!try_lock(tries)) return Step::kRefused;
@@ -310,7 +360,7 @@ Agreement::Step Ledger::try_announce(std::span<Unit> units) {
 Agreement::Step Ledger::lock_and_close(bool need_up_to_date, int tries) {
   const auto change = [&] {
     if (has_room(1)) close();
-    return !is_open();
+    return !is_open();  // a ledger that is closed already needs no room
   };
   return hold(change, need_up_to_date, tries);
 }
@@ -334,7 +384,7 @@ Agreement::Step Ledger::try_keep(Upkeep& upkeep) {
     if (upkeep.close && has_room(1)) {
       close();
       upkeep.close = false;
-      upkeep.divert.clear();
+      upkeep.divert.clear();  // a closed ledger has no units to divert
     }
     while (!upkeep.divert.empty() && has_room(1)) {
       divert(upkeep.divert.back());

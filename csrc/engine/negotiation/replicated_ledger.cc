@@ -1,3 +1,48 @@
+// Over 400 lines, because nearly all functions here read or change the one state of a copy.
+//
+// The way of a message, here and on every other member:
+//
+//    try_announce, try_close, try_list, try_keep, acknowledge
+//       │
+//       ▼
+//     send ──► tell_ ──► hear, on each other member: checks the message
+//       │                  │
+//       ▼                  ▼
+//     take               take       puts the message into waiting_, at its place (stamp, member)
+//       │                  │
+//       ▼                  ▼
+//     advance            advance    takes it out when no message of an earlier place can arrive any more
+//       │                  │
+//       ▼                  ▼
+//     carry_out          carry_out  makes its steps: changes cells_, appends to log_; this member reads log_ with front and pop
+//
+// A member's own steps take the same way, and wait for earlier steps of the others. So all members make the same steps in one
+// order until they leave. A member that has left makes waiting steps at once, and ignores announcements.
+//
+//    table        has                                          an element leaves
+//    waiting_     messages whose steps are not made            when every other member has passed its place (has_passed)
+//    cells_       units that some members have announced,      when all have announced the unit, when a list decides the key,
+//                 and diverted keys                            or at a closing
+//    log_         entries that this member has not read        in pop
+//    payloads_    those of the prepared units in log_          in pop, with the unit's entry
+//    excepted_    each key's last diversion or decision        when each member has sent a message after reading it, and the
+//                                                              steps of these messages are made
+//
+// An example of an acknowledgement. The last stamp of all three members is 4. Members 0 and 2 announce x (stamp 5). Member 1
+// announces y (stamp 5) and then x (stamp 6). All do so before they hear of the others.
+//
+//    place     step           which stamps a copy needs for it, or later ones      does it have them?
+//    (5, 0)    announce x     4 of member 1, 4 of member 2                         yes
+//    (5, 1)    announce y     5 of member 0, 4 of member 2                         yes
+//    (5, 2)    announce x     5 of member 0, 5 of member 1                         yes
+//    (6, 1)    announce x     6 of member 0, 5 of member 2                         no: the last one of member 0 is 5
+//
+// The last step would complete x. So member 0 holds up the others. If it has nothing to announce, it sends an acknowledgement
+// with stamp 6. Member 2 need not send one: its next message has stamp 6 or more, and (6, 2) comes after (6, 1).
+//
+// Why an announcement may be void (is_void): member 2 announces z, and a list that fails z comes before this announcement in
+// the order. Member 2 had not read the list. When it follows the list, it ends its own unit z. If its announcement counted,
+// there would be a cell for a unit that no longer exists, and the next operation with the name z would find that cell.
 #include "engine/negotiation/replicated_ledger.h"
 
 #include <algorithm>
@@ -47,15 +92,18 @@ void ReplicatedLedger::pop() {
   const LogEntry entry = log_.front();
   log_.pop_front();
   if (entry.kind != Kind::kComplete) {
+    // All copies number the exceptions in the order of the log. So this count is the number of the exception just read.
     ++read_;
     changed_ = true;
   }
+  // Any member's closing will do. After it, no unit becomes complete that this member announced before it reads this entry.
   if (entry.kind == Kind::kClosed) {
     closing_read_ = read_;
     is_silent_ = true;
     closing_ = false;
   }
   if (entry.prepared == 0) return;
+  // payloads_ has one element for each prepared unit in log_, in the same order.
   taken_ = std::move(payloads_.front());
   payloads_.pop_front();
 }
@@ -64,10 +112,12 @@ void ReplicatedLedger::pop() {
 
 Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   if (has_news()) return Step::kUnread;
+  // An announcement after its own unread closing would be void.
   if (closing_ || has_left_) return Step::kRefused;
   LedgerSteps together;
   for (Unit& unit : units) {
     const auto cell = cells_.find(unit.key);
+    // As the copy is now. If a step that still waits diverts the key or closes the ledger, this member reads so in the log.
     unit.by_message = !open_ || (cell != cells_.end() && cell->second.diverted);
     if (unit.by_message) continue;
     is_silent_ = false;
@@ -87,10 +137,14 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
 
 Agreement::Step ReplicatedLedger::try_close() {
   if (has_news()) return Step::kUnread;
+  // Members need not report that they have read a list in an open ledger (acknowledge). So if a list of this member comes after
+  // the last closing, the ledger is closed again. Otherwise this member could wait for the reports for ever.
   if (!is_silent_ || (open_ && own_list_ > closing_read_)) {
     if (!std::exchange(closing_, true)) send({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
+    // The copy may have made the closing at once.
     return has_news() ? Step::kUnread : Step::kRefused;
   }
+  // own_list_ gets a list's number only when the step is made. So no step of this member may wait.
   const bool mine_are_made = std::ranges::none_of(waiting_, [&](const auto& item) {
     return item.first.second == index_ && !item.second.message.steps.empty();
   });
@@ -101,6 +155,7 @@ Agreement::Step ReplicatedLedger::try_close() {
 Agreement::Step ReplicatedLedger::try_list(std::uint64_t number,
                                            std::span<const std::uint64_t> decided) {
   HVD_CHECK(!has_left_);
+  // This member, too, follows the list only when its own copy has made the step.
   send({.steps = {{.kind = LedgerSteps::Kind::kList,
                    .key = number,
                    .keys = {decided.begin(), decided.end()}}}});
@@ -118,6 +173,7 @@ Agreement::Step ReplicatedLedger::try_keep(Upkeep& upkeep) {
     message.steps.push_back(
         {.kind = LedgerSteps::Kind::kDivert, .keys = std::exchange(upkeep.divert, {})});
   }
+  // The caller asks again as long as the copy is closed.
   if (std::exchange(upkeep.reopen, false) && !reopening_) {
     reopening_ = true;
     message.steps.push_back({.kind = LedgerSteps::Kind::kReopen, .keys = upkeep.counted});
@@ -129,6 +185,7 @@ Agreement::Step ReplicatedLedger::try_keep(Upkeep& upkeep) {
 
 bool ReplicatedLedger::acknowledge() {
   if (has_left_ || !std::exchange(changed_, false)) return false;
+  // Reports a closing at once, and every exception while the ledger is closed: try_close() of another member waits for that.
   const bool must_tell = read_ > me().told && (!open_ || closing_read_ > me().told);
   if (!must_tell && !holds_up_others()) return false;
   send({});
@@ -138,6 +195,9 @@ bool ReplicatedLedger::acknowledge() {
 void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
                             std::uint64_t following) {
   message.set = set_;
+  // Lamport's clock would take highest_ + 1. But if this member has just heard a step, its own step would then have a later
+  // stamp, and might have to wait until the other member sends one more message. With highest_ itself it need not wait for that
+  // member. For example, if highest_ is 9 and this member's last stamp is 5, three messages get 7, 8 and 9.
   message.stamp = std::max(me().stamp + 1, highest_ - std::min(highest_, following));
   message.exceptions = read_;
   const auto add_part = [&](int member) {
@@ -157,6 +217,8 @@ void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
 
 void ReplicatedLedger::hear(int member, LedgerSteps message) {
   const MemberState& sender = members_.at(static_cast<std::size_t>(member));
+  // These checks come before the message changes anything. The messages of one member arrive in the order in which it sent
+  // them. So its stamps grow, and the number of exceptions that it has read never becomes smaller.
   if (member == index_ || sender.is_gone) wrong("makes steps in a ledger that it has left");
   if (message.stamp <= sender.stamp || message.exceptions < sender.told) {
     wrong("makes steps in a ledger out of their order");
@@ -183,6 +245,7 @@ void ReplicatedLedger::take(int member, LedgerSteps message) {
   MemberState& sender = members_[static_cast<std::size_t>(member)];
   const std::uint64_t stamp = message.stamp;
   sender.stamp = stamp;
+  // A report counts at once, even if the steps of its message have to wait.
   sender.told = message.exceptions;
   highest_ = std::max(highest_, stamp);
   waiting_.emplace(Place{stamp, member}, HeardSteps{std::move(message), ++arrivals_});
@@ -226,6 +289,8 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         close(member);
         break;
       case LedgerSteps::Kind::kReopen:
+        // Unless this member has left, its copy is closed here and its table is empty: the coordinator asks for a reopening
+        // only if its own copy is closed and it has not asked already, and no other step opens the ledger.
         open_ = true;
         for (const std::uint64_t key : step.keys) cells_[key].diverted = true;
         if (member == index_) reopening_ = false;
@@ -233,6 +298,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
       case LedgerSteps::Kind::kList:
         except(Kind::kList, step.key, member);
         if (member == index_) own_list_ = exceptions_;
+        // Announcements of these keys are void if their senders had not read the list.
         for (const std::uint64_t key : step.keys) {
           cells_.erase(key);
           excepted_[key] = exceptions_;
@@ -242,6 +308,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
   }
   // The entries that one message appends are a batch: their operations may be fused.
   if (log_.size() > before) log_.back().last = 1;
+  // This member's later messages have the same number or a greater one.
   members_[static_cast<std::size_t>(member)].exceptions = heard.message.exceptions;
   forget_exceptions();
 }
@@ -254,6 +321,7 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
   AnnouncedUnit& cell = found->second;
   if (is_new) cell.content = step.content;
   if (!cell.diverted && cell.content != step.content) cell.diverted = true;
+  // Also if the key was diverted before: the sender has announced the unit here, and must be told that it goes by message.
   if (cell.diverted) return except(Kind::kDiverted, step.key, member);
   const std::uint32_t bit = std::uint32_t{1} << member;
   if ((cell.announced & bit) != 0) wrong(member, set_, "announces an operation twice");
@@ -264,6 +332,8 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
     cell.payloads.resize(members_.size());
     cell.payloads[static_cast<std::size_t>(member)] = std::move(message.payload);
   }
+  // Who was last? The order of the steps does not tell: among equal stamps, the highest index is always last. So the arrivals
+  // here decide. Copies may differ in this, because only statistics depend on it.
   if (arrival > cell.last_arrival) {
     cell.last_arrival = arrival;
     cell.last = static_cast<std::uint8_t>(member);
@@ -281,6 +351,7 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
 void ReplicatedLedger::divert(std::uint64_t key, int by) {
   if (!open_) return;
   AnnouncedUnit& cell = cells_[key];
+  // If nobody has announced the key, no member has to take a unit back.
   if (cell.announced != 0 && !cell.diverted) except(Kind::kDiverted, key, by);
   cell.diverted = true;
 }
@@ -288,6 +359,7 @@ void ReplicatedLedger::divert(std::uint64_t key, int by) {
 void ReplicatedLedger::close(int by) {
   if (!std::exchange(open_, false)) return;
   cells_.clear();
+  // closed_at_ is never forgotten, so a closing needs no elements in excepted_.
   except(Kind::kClosed, 0, by);
   closed_at_ = exceptions_;
 }
@@ -305,7 +377,9 @@ bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) cons
   return exceptions < closed_at_ || (found != excepted_.end() && exceptions < found->second);
 }
 
-// Forgets the exceptions that make no later announcement void, because every sender has read them.
+// Forgets the exceptions that make no later announcement void, because every sender has read them. Members that have left do
+// not count. Before a member left, all that remain had read a closing after which it announced nothing. So closed_at_ makes
+// its announcements void if they still wait here.
 void ReplicatedLedger::forget_exceptions() {
   if (excepted_.empty()) return;
   std::uint64_t least = exceptions_;
@@ -321,6 +395,8 @@ bool ReplicatedLedger::have_all_read(std::uint64_t exceptions) const {
   });
 }
 
+// Does a step of another member wait for this member, and is it one of those for which replicated_ledger.h requires an
+// acknowledgement? Announcements that will be void count, too. So an acknowledgement may be sent that nobody needs.
 bool ReplicatedLedger::holds_up_others() const {
   std::unordered_map<std::uint64_t, int> announced;
   for (const auto& [place, heard] : waiting_) {
@@ -344,6 +420,7 @@ bool ReplicatedLedger::holds_up_others() const {
   });
 }
 
+// Leaves out the arrivals, and the payloads once their steps are made: no step depends on them.
 void ReplicatedLedger::add_to(base::Hasher& hasher) const {
   for (const MemberState& member : members_) {
     hasher.add(member.stamp);

@@ -145,7 +145,8 @@ class ReplicatedLedger final : public Agreement {
   std::vector<std::vector<std::byte>> taken_;                 // of the one that was popped last
   std::uint64_t exceptions_ = 0;                              // in the log so far
   std::uint64_t closed_at_ = 0;                               // number of the last closing; 0: none
-  // By key: the last exception that concerns it, as long as an announcement may come whose sender had not read that exception.
+  // By key: the last diversion or decision of it (an exception), as long as an announcement may come whose sender had not read
+  // that exception.
   std::unordered_map<std::uint64_t, std::uint64_t> excepted_;
 
   // --- this member ---
