@@ -4,13 +4,13 @@
 //                                            │
 //                                          trim() ──► doomed_ ──► Freeing's thread ──► the driver
 //
-// Where the pool notes what:
+// Where the pool notes what, and until when:
 //
-//    kept        memory that came back, in the order of return; until get() takes it or trim() frees it
+//    kept        memory that came back, in the order of return; until get() takes it, or trim()
 //    lent        for each buffer in use for which lend() was called: the events that used() has reported; until the buffer
 //                comes back or is abandoned. If it comes back, kept has these events as also_after
 //    doomed_     memory that trim() has taken out of kept; until the thread takes it to free it
-//    allocated   the number of buffers in use, kept and abandoned, and of those for which allocate() asks the driver now
+//    allocated   the number of buffers in use, kept and abandoned, and of those that allocate() asks for now
 //
 // The pool's mutex protects kept, lent and allocated. Freeing has a mutex of its own; a thread that takes both takes it second.
 // MemAlloc and MemFree, which may wait for the GPU, are called without a mutex.
@@ -23,8 +23,8 @@
 //    stream 1    a kernel reads the buffer ──► E
 //    stream 2                                waits for E ──► a kernel writes to the buffer
 //
-// The host does not wait in ~Buffer and get(), even if E has not come. Page-locked memory is not given out before its events have
-// come, because the host itself writes to it.
+// The host does not wait in ~Buffer and get(), even if E has not come. Page-locked memory is not given out before its events
+// have come, because the host itself writes to it.
 //
 // If the driver has no memory, allocate() takes any kept buffer that is large enough, also a much larger one. If there is none,
 // it frees everything idle, waits for the thread that frees, and asks once more.
@@ -160,7 +160,7 @@ Buffer::~Buffer() {
   if (data_ != nullptr) home_->give_back(*this);
 }
 
-// The memory that a pool keeps, the oldest first.
+// All that a pool knows. In `kept` the oldest memory comes first.
 struct BufferPool::State {
   struct IdleBuffer {
     void* data;

@@ -1,12 +1,12 @@
 // What each function opens at its first use:
 //
-//    driver()            the library of the driver, and cuInit
-//    device(1)           the driver; GPU 1, with its primary context and two pools that have no memory yet
-//    device(1).kernels() the fusion kernels of GPU 1, which may have to be compiled
-//    nccl()              the library of NCCL; no GPU
+//    driver()               the library of the driver, and cuInit
+//    device(1)              the driver; GPU 1, with its primary context and two pools that have no memory yet
+//    device(1).kernels()    the fusion kernels of GPU 1, which may have to be compiled
+//    nccl()                 the library of NCCL; no GPU
 //
-// The mutex of Devices is held meanwhile, so two threads that ask for one GPU get the same Device. Kernels have a mutex in
-// their Device: compiling takes seconds, and other threads can use all else meanwhile. An object is stored only after its
+// The mutex of Devices is held meanwhile, so two threads that ask for one GPU get the same Device. Only kernels() takes another
+// mutex, that of its Device: compiling takes seconds, and other threads can use all else meanwhile. An object is stored only after its
 // constructor has returned, so a failure is not kept. Its cause may have gone at the next call, for example another process
 // that had filled the GPU's memory.
 //
@@ -81,7 +81,7 @@ bool Devices::used() const {
   return !devices_.empty();
 }
 
-// The engine calls this in its shutdown, and the destructor calls it again. The second call has little to wait for.
+// The engine calls this in its shutdown. The destructor calls it again, for owners that do not (csrc/c_api/fusion.cc).
 void Devices::close() {
   const std::lock_guard lock(mutex_);
   if (nccl_) nccl_->wait_for_endings(kNcclPatience);

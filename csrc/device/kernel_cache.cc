@@ -1,6 +1,6 @@
 // What a file consists of:
 //
-//    8 bytes       the mark "hvdkern1"; another layout would get another mark
+//    8 bytes       the mark "hvdkern1"
 //    8 bytes       the key
 //    8 bytes       the size of the image
 //    8 bytes       the hash of the image
@@ -8,8 +8,8 @@
 //
 // find() uses a file only if all of this is true: it is an ordinary file of this user or of root that no other user may write,
 // its size is that of the header plus the image, and the header is exactly the one that header_of() makes for the wanted key
-// and the bytes that were read. So the image of a damaged, changed or foreign file never runs on the GPU: find() returns
-// nothing, and its caller compiles the kernels again.
+// and the bytes that were read. So the image of a damaged or foreign file never runs on the GPU: find() returns nothing,
+// and its caller compiles the kernels again.
 //
 // keep() never changes a file in place (write_file). Two processes that keep the same image each write a temporary file and
 // rename it. The last rename wins, and a process that has opened the other file still reads that one whole.
@@ -69,8 +69,8 @@ std::string make_folder(const std::string& folder) {
   return ours_alone(status) ? "" : folder + " belongs to, or may be written by, other users";
 }
 
-// Writes a temporary file and renames it, so that no process reads half a file. The temporary name is the path with a dot and
-// random letters behind it. Returns why it failed, or "".
+// Writes a temporary file and renames it, so that no process reads half a file. The temporary name is the path, a dot and six
+// random characters. Returns why it failed, or "".
 std::string write_file(const std::string& path, const ImageHeader& header,
                        const std::string& image) {
   const std::string head(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -102,8 +102,8 @@ KernelCache::KernelCache(std::string folder, const base::Logger& log)
 std::optional<std::string> KernelCache::find(const std::string& name, std::uint64_t key) const {
   if (folder_.empty()) return std::nullopt;
   const std::string path = folder_ + "/" + name;
-  // O_NOFOLLOW: a link could lead to a file elsewhere. A file that cannot be opened is not reported, because most often there is
-  // none so far.
+  // O_NOFOLLOW: a link could lead to a file elsewhere. If the file cannot be opened, the log says nothing, because usually
+  // there is none so far.
   const base::File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (file.get() < 0) return std::nullopt;
   struct stat status{};

@@ -4,14 +4,14 @@
 //    2  for each NVRTC that can be loaded, in the order of by_fitness():
 //          a  find a kept image of this NVRTC for this GPU, and load it
 //          b  compile, load, and keep what was loaded
-//    3  no image was loaded: throw an error with the reason of step 1 and the reasons of all NVRTCs
+//    3  no image was loaded: throw an error with the reason of step 1 and the reasons of the NVRTCs
 //
 // An example of step 2: the driver knows CUDA 12.4, and libnvrtc.so.13, libnvrtc.so.12 and libnvrtc.so.11.2 can be loaded. The
-// order is 12, 11.2, 13. If 12 lacks a function or fails to compile, 11.2 is tried, and then 13: the driver may refuse the image
-// of 13, but not every image.
+// order is 12, 11.2, 13, because the driver may refuse the image of 13. If 12 lacks a function, or fails to compile, or the
+// driver refuses its image, 11.2 is tried.
 //
-// An image is kept only after the driver has accepted it. So a kept image is refused only if the driver was replaced by an
-// older one; then step b compiles and replaces the file.
+// An image is kept only after the driver has accepted it. Later the driver can still refuse it, for example an older driver of
+// another machine that shares the folder. Then step b follows.
 #include "device/kernel_module.h"
 
 #include <algorithm>
@@ -62,8 +62,8 @@ int major_of(const std::string& path) {
   return end == std::string::npos ? 0 : std::atoi(path.c_str() + end + kEnd.size());
 }
 
-// Of equal fitness, the order of the list stays: a library that a framework has loaded comes first in it (hvdlite/gpu.py). A
-// name without a version counts as fit.
+// Of equal fitness, the order of the list stays: in the default list a library that the process has loaded comes first
+// (hvdlite/gpu.py). A name without a version counts as fit.
 Candidates by_fitness(Candidates candidates, int driver_major) {
   std::ranges::stable_partition(
       candidates, [&](const std::string& path) { return major_of(path) <= driver_major; });
@@ -87,8 +87,8 @@ KernelModule::KernelModule(GpuPtr gpu, const KernelSource& source) : gpu_(std::m
                        gpu_->name() + "): " + origin_);
 }
 
-// The user must know why neither way works: most often the build had no nvcc and the machine has no NVRTC. So the error has the
-// reasons of both.
+// problem: why there is no built-in image, or why the driver has refused it. One error has the reasons of both ways, because
+// the user may mend either.
 void KernelModule::compile_or_explain(const KernelSource& source, const std::string& problem) {
   try {
     compile(source);
@@ -142,7 +142,6 @@ void KernelModule::compile_by(const Nvrtc& nvrtc, const KernelSource& source) {
   const std::string name = file_name(capability, key);
   const KernelCache cache(source.cache_folder, source.log);
   std::string problem;
-  // The key says which NVRTC and which GPU the image is for, so any kept image under it serves.
   const std::optional<std::string> kept = cache.find(name, key);
   if (kept && load(kept->data(), &problem)) {
     origin_ =

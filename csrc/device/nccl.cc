@@ -12,11 +12,11 @@
 //    abort()     CommAbort
 //
 // If a step of finish() before CommDestroy fails, or a settle takes longer than `patience`, CommAbort takes the place of the
-// rest. So the thread of a rank whose peer is lost waits for `patience` twice at most before it aborts.
+// rest. Each settle has the whole of `patience`.
 //
 // ending_ counts these threads. end() raises it before the thread starts, so a call of wait_for_endings() after finish() or
-// abort() always waits for that end. Devices::close() makes this call. After its limit it goes on, and the thread still holds
-// what it needs.
+// abort() waits for that end, too. Devices::close() makes this call. After its limit it goes on, and the threads still hold
+// what they need.
 #include "device/nccl.h"
 
 #include <exception>
@@ -34,7 +34,8 @@ namespace {
 
 constexpr base::microseconds kCommNap{500};
 
-// Waits until the communicator's last call is complete. NCCL has no function that sleeps until then, so this asks in intervals. Returns false if that fails or takes too long.
+// Waits until the communicator's last call is complete. NCCL has no function that sleeps until then, so this asks in intervals.
+// Returns false if the call fails or takes too long.
 bool settle(const nccl::Functions& call, nccl::Comm comm, base::microseconds patience) {
   const base::Clock::time_point limit = base::Clock::now() + patience;
   for (;;) {
@@ -144,7 +145,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
   auto work = [nccl = nccl_, gpu = gpu_, comm = std::exchange(comm_, nullptr), in_order,
                patience]() mutable {
     const nccl::Functions& call = nccl->call();
-    // Without a context nothing can be called: the driver has ended, and the process is at its end.
+    // If the driver has ended, this does nothing, and the count below is lowered all the same.
     gpu->clean_up([&](const cuda::Functions&) {
       if (in_order && finalized(call, comm, patience)) {
         call.CommDestroy(comm);

@@ -7,8 +7,8 @@
 //    compute_120    refused, as are compute_103 and compute_100
 //    compute_90     compiled: PTX, which the driver translates when the module is loaded
 //
-// NVRTC does not say which option is invalid. If it refuses another option, all attempts fail, and the error has the text of the
-// last one.
+// The error code does not say which option is invalid. If NVRTC refuses another option, all attempts fail, and the error has
+// the text of the last one.
 #include "device/nvrtc.h"
 
 #include <algorithm>
@@ -33,8 +33,7 @@ constexpr const char* kOptions[] = {"--std=c++17", "--fmad=false"};
 
 std::span<const char* const> nvrtc_options() { return kOptions; }
 
-// All symbols come first: NVRTC has no version that is too old for hvdlite by its number alone. A file without one of the
-// functions is refused.
+// hvdlite demands no least version of NVRTC: a library that has all these functions serves.
 Nvrtc::Nvrtc(const Candidates& candidates)
     : library_("NVRTC (NVIDIA's run-time compiler)", candidates, "HVDLITE_NVRTC_LIBRARY") {
 #define HVDLITE_NVRTC_LOAD(name, symbol, type) library_.require(&functions_.name, symbol);
