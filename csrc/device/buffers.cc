@@ -8,7 +8,7 @@
 //
 //    kept        memory that came back, in the order of return; until get() takes it, or trim()
 //    lent        for each buffer in use for which lend() was called: the events that used() has reported; until the buffer
-//                comes back or is abandoned. If it comes back, kept has these events as also_after
+//                comes back, and then kept has these events as also_after; or until it is abandoned
 //    doomed_     memory that trim() has taken out of kept; until the thread takes it to free it
 //    allocated   the number of buffers in use, kept and abandoned, and of those that allocate() asks for now
 //

@@ -6,9 +6,9 @@
 //    nccl()                 the library of NCCL; no GPU
 //
 // The mutex of Devices is held meanwhile, so two threads that ask for one GPU get the same Device. Only kernels() takes another
-// mutex, that of its Device: compiling takes seconds, and other threads can use all else meanwhile. An object is stored only after its
-// constructor has returned, so a failure is not kept. Its cause may have gone at the next call, for example another process
-// that had filled the GPU's memory.
+// mutex, that of its Device: compiling takes seconds, and other threads can use all else meanwhile. An object is stored only
+// after its constructor has returned, so a failure is not kept. Its cause may have gone at the next call, for example another
+// process that had filled the GPU's memory.
 //
 // A Device never moves and is never removed while this object lives. So callers use the reference without the lock.
 //

@@ -1,6 +1,6 @@
 // Which kernel serves a conversion:
 //
-//    the bits stay as they are               hvdlite_copy        bytes, 16 at a time where both sides allow it
+//    the bits stay as they are               hvdlite_copy        bytes, 16 at a time but for the two ends
 //    other integers and bool                 hvdlite_integers    one kernel, with the types as arguments
 //    other floats, each of 4 to each of 4    16 kernels          the types are compiled in
 //
@@ -51,8 +51,8 @@ int float_number(DType dtype) {
   return base::is_float(dtype) ? static_cast<int>(dtype) - static_cast<int>(DType::kFloat16) : -1;
 }
 
-// The bits of one element. A Sum of floats starts from -0, as in csrc/kernels: -0 + x is x for every x, and +0 + -0 would be
-// +0. Min starts from infinity and Max from -infinity, which has the bits of both.
+// The bits of one element. A Sum of floats starts from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is
+// +0. Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of infinity together.
 std::uint64_t float_identity(DType dtype, ReduceOp op) {
   struct Bits {
     std::uint64_t minus_zero, infinity, one;
@@ -116,8 +116,8 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
   bool exact = false;
   if (from_float >= 0) {
     const double factor = conversion.factor / static_cast<double>(conversion.divisor);
-    // The kernel computes with a float32 unless a side is float64. Rounded here, a factor that is 1 for the kernel is found to
-    // be 1, and the bits are copied.
+    // The kernel computes in float32 unless a side is float64. The factor is rounded here already, so that the comparison with
+    // 1 below sees the kernel's factor.
     const bool wide = from == DType::kFloat64 || to == DType::kFloat64;
     plan.factor = wide ? factor : static_cast<double>(static_cast<float>(factor));
     plan.number = kFirstFloat + from_float * kNumFloats + to_float;

@@ -2,7 +2,7 @@
 // torch, TensorFlow, JAX and CuPy. Their streams, events and pointers are valid there.
 //
 // A thread may have another context current, or none. So each function that needs the context makes a Current, which pushes the
-// context in its constructor and pops it in its destructor. They may be nested: a caller that makes many calls holds one
+// context in its constructor and pops it in its destructor. Currents may be nested: a caller that makes many calls holds one
 // Current, and the functions that it calls push the same context once more.
 //
 // The life of an event:
@@ -12,7 +12,7 @@
 //
 // The mutex of the Gpu protects free_events_ and nothing else. All other members are constant after the constructor.
 //
-// An event may return before the GPU has reached it, and may be recorded again at once. An example:
+// An event may return to free_events_ before the GPU has reached it, and may be recorded again at once. An example:
 //
 //    host        E = record(1), E->order(2), E ends, F = record(3): the same event of the driver
 //    stream 2    waits for the point in stream 1 that E was
@@ -40,8 +40,8 @@ Current::Current(const Gpu& gpu) : gpu_(gpu), capture_mode_(cuda::kCaptureModeRe
   const Driver& driver = gpu.driver();
   driver.check(driver.call().CtxPushCurrent(gpu.context_), "cuCtxPushCurrent");
   // Exchanges the two modes: capture_mode_ has the thread's former mode afterwards, which the destructor sets again. In the
-  // default mode a call such as cuMemAlloc would fail while another thread captures a graph in the default mode, and would make
-  // that capture invalid.
+  // default mode a call such as cuMemAlloc would fail while any thread captures a graph in that mode, and would make the
+  // capture invalid.
   const cuda::Result result = driver.call().ThreadExchangeStreamCaptureMode(&capture_mode_);
   if (result == cuda::kSuccess) return;
   cuda::Context popped = nullptr;
@@ -127,8 +127,8 @@ Gpu::~Gpu() {
 bool Gpu::in_own_process() const noexcept { return getpid() == process_; }
 
 // In a stream under capture the driver notes an event only for the graph. It refuses to query such an event
-// (CUDA_ERROR_CAPTURED_EVENT), so hvdlite would never know that the work is done. So the operation is refused before anything is
-// recorded.
+// (CUDA_ERROR_CAPTURED_EVENT), so hvdlite would never know that the work is done. So the operation is refused before anything
+// is recorded.
 void Gpu::refuse_capture(cuda::Stream stream) const {
   int status = cuda::kCaptureStatusNone;
   const cuda::Result result = call().StreamIsCapturing(stream, &status);

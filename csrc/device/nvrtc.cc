@@ -1,7 +1,7 @@
 // Compiles for the GPU itself (sm_NN: machine code). An NVRTC that is older than the GPU does not know this architecture. Then
-// the newest PTX that it knows is taken (compute_NN), which the driver translates for the GPU. Only an unknown architecture
-// leads to the next attempt; an error in the source is the same for all. An example: a GPU of compute capability 12.0 and an
-// NVRTC whose newest architecture is 90:
+// the newest PTX that it knows is taken (compute_NN), which the driver translates for the GPU. Only the error of an invalid
+// option leads to the next attempt; an error in the source is the same for all. An example: a GPU of compute capability 12.0
+// and an NVRTC whose newest architecture is 90:
 //
 //    sm_120         refused: an invalid option
 //    compute_120    refused, as are compute_103 and compute_100

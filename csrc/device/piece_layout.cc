@@ -17,7 +17,8 @@
 // A piece without units has no tile, and the same first_tile as the next piece. The bisection takes the last of equal ones, so
 // no block finds a piece without tiles.
 //
-// Packing and unpacking may give different descriptions of the same pieces: see count_of().
+// The kernel moves the bounds between tiles by less than a vector of 16 bytes, so that its stores are aligned. Packing and
+// unpacking may give different descriptions of the same pieces: see count_of().
 #include "device/piece_layout.h"
 
 #include <algorithm>
@@ -39,7 +40,7 @@ namespace {
 // every multiprocessor gets some. Large tiles let each thread have four vectors of 16 bytes in flight.
 constexpr std::uint64_t kSmallTile = 4096;
 constexpr std::uint64_t kLargeTile = 16384;
-// A multiprocessor has 65,536 registers. So it runs at least 4 blocks of 256 threads with up to 64 registers at the same time.
+// A multiprocessor has 65,536 registers. So it has room for at least 4 blocks of 256 threads with up to 64 registers.
 constexpr std::uint64_t kBlocksEach = 4;
 
 // The units that a launch moves for a piece. Unpacking skips a piece without a tensor; packing fills its place with the
@@ -48,8 +49,8 @@ std::uint64_t count_of(const Piece& piece, const FusionPlan& plan, bool unpack) 
   return unpack && piece.tensor == nullptr ? 0 : std::uint64_t{piece.count} * plan.units;
 }
 
-// Rounds up. The units of a tile are a power of two, so a shift divides. A list of a thousand pieces is scanned before every launch, and divisions would take most of that
-// time.
+// Rounds up. The units of a tile are a power of two, so a shift divides. A list of a thousand pieces is scanned before every
+// launch, and divisions would take most of that time.
 std::uint64_t tiles_of(std::uint64_t count, std::uint64_t tile_units) {
   return (count + tile_units - 1) >> std::countr_zero(tile_units);
 }

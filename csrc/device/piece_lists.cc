@@ -6,6 +6,8 @@
 //
 // table() compares the pieces with those of one table after the other. Most comparisons end at once, because the number of the
 // pieces or the first address differs. A training step that repeats the same k lists finds each within the first k tables.
+// This holds for up to kKeptLists lists. If each step has more lists in the same order, a table has left when its list comes
+// again, and each step uploads all tables.
 //
 // An example: a step packs and unpacks one list of 1000 pieces. The first step uploads two tables, one for each direction. Each
 // later step finds both. If the program gives new gradient tensors in each step, their addresses differ, each step uploads two
