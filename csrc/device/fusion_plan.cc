@@ -1,6 +1,6 @@
 // Which kernel serves a conversion:
 //
-//    the bits stay as they are               hvdlite_copy        bytes, 16 at a time but for the two ends
+//    the bits stay as they are               hvdlite_copy        bytes, 16 at a time except at the ends of a piece
 //    other integers and bool                 hvdlite_integers    one kernel, with the types as arguments
 //    other floats, each of 4 to each of 4    16 kernels          the types are compiled in
 //
