@@ -1,18 +1,38 @@
-// The life of a buffer:
+// The life of a piece of memory:
 //
-//    get() ──► in use ──► ~Buffer ──► kept (with the events after which it is free) ──► get() of a later user
-//      │                                └─► trim(): more is kept than the limit ──► Freeing's thread ──► the driver
-//      └─► lend() ──► used() adds events of the caller's operations
+//    the driver ──► in use ──► ~Buffer ──► kept ──► get() of a later user ──► in use
+//                                            │
+//                                          trim() ──► doomed_ ──► Freeing's thread ──► the driver
+//
+// Where the pool notes what, and until when:
+//
+//    kept        memory that came back, in the order of return; until get() takes it, or trim()
+//    lent        for each buffer in use for which lend() was called: the events that used() has reported; until the buffer
+//                comes back, and then kept has these events as also_after; or until it is abandoned
+//    doomed_     memory that trim() has taken out of kept; until the thread takes it to free it
+//    allocated   the number of buffers in use, kept and abandoned, and of those that allocate() asks for now
+//
+// The pool's mutex protects kept, lent and allocated. Freeing has a mutex of its own; a thread that takes both takes it second.
+// MemAlloc and MemFree, which may wait for the GPU, are called without a mutex.
 //
 // get() first looks for kept memory (reuse()) and asks the driver only if there is none. Device memory may be given out while
-// the GPU still uses it: the new user's stream is ordered after the old user's events, so the GPU waits and the host does not.
-// Page-locked memory may not, because the host itself writes to it.
+// the GPU still uses it: the new user's stream is ordered after the old user's events. An example with one buffer and two
+// streams:
 //
-// If the driver has no memory: take any kept buffer that is large enough; or else free everything idle, wait for the thread
-// that frees, and ask once more.
+//    host        event E is recorded after the kernel that reads; ~Buffer with free_after = E; get() for stream 2
+//    stream 1    a kernel reads the buffer ──► E
+//    stream 2                                waits for E ──► a kernel writes to the buffer
+//
+// The host does not wait in ~Buffer and get(), even if E has not come. Page-locked memory is not given out before its events
+// have come, because the host itself writes to it.
+//
+// If the driver has no memory, allocate() takes any kept buffer that is large enough, also a much larger one. If there is none,
+// it frees everything idle, waits for the thread that frees, and asks once more.
 //
 // No function needs room in a list while it returns a buffer (give_back, trim, Freeing::add): the room for that was made when
 // the buffer was allocated (count_one). So destructors cannot fail.
+//
+// (Over 400 lines, because the buffer, the pool and the thread that frees change the same lists.)
 #include "device/buffers.h"
 
 #include <algorithm>
@@ -44,7 +64,8 @@ constexpr base::microseconds kFreeingPatience{1'000'000};
 constexpr base::microseconds kShortPatience{10'000'000};
 constexpr base::microseconds kNap{100};
 
-// Rounds small sizes up to powers of two. A large size wastes at most a page of the GPU.
+// Rounds small sizes up to powers of two, so that buffers of similar tensors have equal capacities and can replace each other.
+// A large size wastes less than a page of the GPU. Examples: 300 bytes get 512, 700 KiB get 1 MiB, 5 MiB get 6 MiB.
 std::size_t capacity_for(std::size_t bytes) {
   if (bytes <= kSmallest) return kSmallest;
   return bytes < kPage ? std::bit_ceil(bytes) : (bytes + kPage - 1) / kPage * kPage;
@@ -61,7 +82,8 @@ bool has_come(const EventPtr& event) {
 
 }  // namespace
 
-// Memory to be freed, and the thread that frees it. The thread ends when nothing is left.
+// Memory to be freed, and the thread that frees it. The thread starts when add() finds none running, and ends when nothing is
+// left. It keeps this object and the GPU alive, because the pool may end while the thread still waits in the driver.
 class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
  public:
   explicit Freeing(BufferPool::Kind kind) : kind_(kind) {}
@@ -106,6 +128,7 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
         data = doomed_.back();
         doomed_.pop_back();
       }
+      // Without the lock: this may wait for the GPU, and add() must not wait meanwhile.
       gpu->clean_up([&](const cuda::Functions& call) {
         if (kind_ == BufferPool::Kind::kPinned) {
           call.MemFreeHost(data);
@@ -124,6 +147,7 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
 
 Buffer::Buffer(Buffer&& other) noexcept : Buffer() { *this = std::move(other); }
 
+// Swaps, so the memory that this buffer had returns to the pool when `other` ends.
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(home_, other.home_);
   std::swap(data_, other.data_);
@@ -136,7 +160,7 @@ Buffer::~Buffer() {
   if (data_ != nullptr) home_->give_back(*this);
 }
 
-// The memory that a pool keeps, the oldest first.
+// All that a pool knows. In `kept` the oldest memory comes first.
 struct BufferPool::State {
   struct IdleBuffer {
     void* data;
@@ -190,6 +214,7 @@ std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std
       if (candidate->capacity > best->capacity) continue;
       if (candidate->capacity == best->capacity && best_idle) continue;
     }
+    // Asks the driver for each event, so the cheaper comparisons come first.
     const bool idle = candidate->idle();
     // The host would write to page-locked memory at once, before the GPU is done with it.
     if (!idle && kind == Kind::kPinned) continue;
@@ -200,6 +225,7 @@ std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std
   return best;
 }
 
+// If a call of order() throws, the buffer stays in kept, with all its events.
 bool BufferPool::State::reuse(std::size_t wanted, std::size_t most, cuda::Stream stream,
                               Buffer* buffer) {
   const std::lock_guard lock(mutex);
@@ -218,6 +244,7 @@ bool BufferPool::State::reuse(std::size_t wanted, std::size_t most, cuda::Stream
 
 cuda::Result BufferPool::State::try_allocate(std::size_t capacity, void** data) const {
   if (kind == Kind::kPinned) {
+    // Portable: page-locked for the contexts of all GPUs, not only for the current one.
     return gpu->call().MemHostAlloc(data, capacity, cuda::kHostAllocPortable);
   }
   cuda::Address address = 0;
@@ -226,7 +253,8 @@ cuda::Result BufferPool::State::try_allocate(std::size_t capacity, void** data) 
   return result;
 }
 
-// Counts one more buffer, and makes room so that its return can never fail.
+// Counts one more buffer, and makes room so that its return can never fail. In the worst case all counted buffers come back,
+// and then trim() passes all of them to Freeing before its thread takes one.
 void BufferPool::State::count_one() {
   const std::lock_guard lock(mutex);
   kept.reserve(allocated + 1);
@@ -234,14 +262,17 @@ void BufferPool::State::count_one() {
   ++allocated;
 }
 
-// Asks the driver. The number of existing buffers is raised before and lowered again after a failure, so that count_one() never
-// makes room for too few.
+// Asks the driver. The number of existing buffers is raised before, so that count_one() never makes room for too few. It is
+// lowered again if the driver gives no new buffer: after an error, and also if a kept buffer serves instead, because that one
+// was counted when the driver gave it.
 void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buffer* buffer) {
   count_one();
   void* data = nullptr;
   cuda::Result result = cuda::kSuccess;
   try {
     const Current current(*gpu);
+    // The thread may finish between the first question and free_all(), which then finds nothing. The driver has more memory
+    // then, so the second question is asked in this case, too.
     const bool was_freeing = !freeing->is_idle();
     result = try_allocate(capacity, &data);
     if (result == cuda::kOutOfMemory && !reuse(capacity, SIZE_MAX, stream, buffer)) {
@@ -264,7 +295,8 @@ void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buff
   if (!*buffer) throw Error(ErrorCode::kSystem, why_none(capacity, result));
 }
 
-// Memory is short: frees all idle memory of the pool, and waits for that without the lock. Returns false if there was none.
+// Memory is short: frees all idle memory of the pool, and waits for that without the lock, for kShortPatience at most. Returns
+// false if there was nothing to free and nothing being freed.
 bool BufferPool::State::free_all() {
   bool any = false;
   {
@@ -287,7 +319,8 @@ std::string BufferPool::State::why_none(std::size_t capacity, cuda::Result resul
          "; free some of this memory for the engine, or set HVDLITE_FUSION_THRESHOLD lower";
 }
 
-// Frees the oldest memory until `limit` is kept. Memory that the GPU still uses stays.
+// Frees the oldest memory until at most `limit` bytes are kept. Memory that the GPU still uses stays, so more may be kept. The
+// loop moves the buffers that stay to the front, in their order.
 void BufferPool::State::trim(std::size_t limit) noexcept {
   auto end = kept.begin();
   for (auto one = kept.begin(); one != kept.end(); ++one) {
@@ -308,6 +341,8 @@ BufferPool::BufferPool(GpuPtr gpu, Kind kind, std::size_t keep_bytes)
 
 BufferPool::~BufferPool() { close(); }
 
+// A kept buffer of up to twice the size serves as well. A larger one does not: a small request would hold a buffer that the
+// next large request needs.
 Buffer BufferPool::get(std::size_t bytes, cuda::Stream stream) {
   const std::size_t wanted = capacity_for(bytes);
   Buffer buffer;
@@ -318,6 +353,8 @@ Buffer BufferPool::get(std::size_t bytes, cuda::Stream stream) {
   return buffer;
 }
 
+// In a forked child the lock may be held for ever, so there the note in lent stays. data_ is null before the assignment: so the
+// temporary object, which gets this buffer's members, returns nothing to the pool.
 void Buffer::abandon() {
   if (data_ != nullptr && home_->state_->gpu->in_own_process()) {
     const std::lock_guard lock(home_->state_->mutex);
@@ -334,7 +371,8 @@ void Buffer::lend() {
   state.num_lent = state.lent.size();
 }
 
-// Finds the lent buffer in which the address lies: the last one that begins at or below it.
+// Finds the lent buffer in which the address lies: the last one that begins at or below it. The engine calls this for the input
+// and the output of each GPU operation, so the number of lent buffers is looked at first, without the lock.
 void BufferPool::used(const void* address, const EventPtr& event) {
   if (address == nullptr || state_->num_lent == 0) return;
   const auto at = reinterpret_cast<std::uintptr_t>(address);
@@ -344,11 +382,14 @@ void BufferPool::used(const void* address, const EventPtr& event) {
   --found;
   if (at - found->first >= found->second.capacity) return;
   std::vector<EventPtr>& events = found->second.events;
+  // Tensors of one fused operation may lie in one buffer; they report the same event.
   if (!events.empty() && events.back() == event) return;
+  // Otherwise the list would grow with each operation as long as the caller keeps the memory.
   std::erase_if(events, has_come);
   events.push_back(event);
 }
 
+// Called with the lock held, for any buffer: one that was not lent has no events.
 std::vector<EventPtr> BufferPool::take_lent(const void* data) noexcept {
   const auto found = state_->lent.find(reinterpret_cast<std::uintptr_t>(data));
   if (found == state_->lent.end()) return {};
@@ -369,7 +410,8 @@ void BufferPool::give_back(Buffer& buffer) noexcept {
 }
 
 // Frees what the GPU no longer uses, and tries again until nothing is left or the time is over. The lock is released between
-// the attempts, since buffers may return meanwhile.
+// the attempts, since buffers may return meanwhile. The destructor calls this as well. What the GPU still uses after that
+// attempt is never freed, because an operation in flight may still write to it.
 void BufferPool::close() {
   if (!state_->gpu->in_own_process()) return;
   const base::Clock::time_point limit = base::Clock::now() + kFreeingPatience;

@@ -1,7 +1,8 @@
 // Memory of a GPU, and page-locked memory of the host for copies to and from it. The pool reuses returned memory.
-// Thread: any; one lock, under which nothing waits. Owns: returned memory; while something is to be freed, a thread that frees
-// it. Blocks: where the driver does (a fresh allocation may wait for the GPU), and, if memory is short, for memory that is
-// being freed (10 s at most). Throws: Error(System) if the machine lacks the memory or a call of the driver fails.
+// Thread: any; two locks (of the pool, and of the memory to be freed), under which nothing waits. Owns: returned memory; while
+// something is to be freed, a thread that frees it. Blocks: where the driver does (a fresh allocation may wait for the GPU),
+// and, if memory is short, for memory that is being freed (10 s at most). Throws: Error(System) if the machine lacks the memory
+// or a call of the driver fails.
 //
 // When memory is freed, the driver first waits for all work of the GPU, including kernels that wait for other ranks. These
 // ranks may in turn wait for the next step of the thread that frees. So only that one thread ever frees memory.

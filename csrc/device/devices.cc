@@ -1,6 +1,16 @@
-// The first use of each resource opens it, under the lock: two threads that ask for one GPU get the same Device. A failure is
-// not kept. The next call tries again, because its cause may have gone, for example another process that had filled the GPU's
-// memory.
+// What each function opens at its first use:
+//
+//    driver()               the library of the driver, and cuInit
+//    device(1)              the driver; GPU 1, with its primary context and two pools that have no memory yet
+//    device(1).kernels()    the fusion kernels of GPU 1, which may have to be compiled
+//    nccl()                 the library of NCCL; no GPU
+//
+// The mutex of Devices is held meanwhile, so two threads that ask for one GPU get the same Device. Only kernels() takes another
+// mutex, that of its Device: compiling takes seconds, and other threads can use all else meanwhile. An object is stored only
+// after its constructor has returned, so a failure is not kept. Its cause may have gone at the next call, for example another
+// process that had filled the GPU's memory.
+//
+// A Device never moves and is never removed while this object lives. So callers use the reference without the lock.
 //
 // close() first waits for communicators that are being ended, and then closes the pools: freeing memory waits for kernels, and
 // those of a communicator may wait for other ranks (buffers.h).
@@ -52,6 +62,7 @@ Device& Devices::device(int ordinal) {
       device =
           std::make_unique<Device>(std::make_shared<const Gpu>(open_driver(), ordinal), settings_);
     } catch (...) {
+      // operator[] has made an empty place. used() would count it, and close() would use its null pointer.
       devices_.erase(ordinal);
       throw;
     }
@@ -70,6 +81,7 @@ bool Devices::used() const {
   return !devices_.empty();
 }
 
+// The engine calls this in its shutdown. The destructor calls it again, for owners that do not (csrc/c_api/fusion.cc).
 void Devices::close() {
   const std::lock_guard lock(mutex_);
   if (nccl_) nccl_->wait_for_endings(kNcclPatience);

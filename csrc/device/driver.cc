@@ -1,6 +1,13 @@
-// Opens the driver in the order in which its failures can be told apart: the file, the version (a function that works before
-// cuInit), the symbols, cuInit, the number of GPUs. Each has an error text with its own remedy. Looking up the symbols of a
-// driver that is too old would name one missing function instead of the version.
+// Opens the driver in the order in which its failures can be told apart. Each has an error text with its own remedy:
+//
+//    1  the file              no driver is installed, or it is elsewhere
+//    2  cuDriverGetVersion    the driver is too old; this function works before cuInit
+//    3  all symbols           the file is no CUDA driver
+//    4  cuInit                the driver cannot be used by this process (remedy_of has the causes)
+//    5  cuDeviceGetCount      the number is 0
+//
+// Step 2 comes before step 3, because the symbols of a driver that is too old would give an error that names one missing
+// function instead of the version.
 //
 // The functions come from HVDLITE_CUDA_FUNCTIONS (cuda_abi.h), one list for their types and their symbols. So the wheel needs
 // neither CUDA's headers nor its libraries when it is built.
@@ -63,16 +70,19 @@ void Driver::initialize() {
                                              ") cannot be used: " + describe(result, "cuInit") +
                                              "; " + remedy_of(result));
   }
+  // Again, with a check: the constructor has ignored an error of the first call.
   check(functions_.DriverGetVersion(&version_), "cuDriverGetVersion");
   check(functions_.DeviceGetCount(&devices_), "cuDeviceGetCount");
+  // Usually cuInit has failed with kNoDevice before.
   if (devices_ == 0) {
     throw Error(ErrorCode::kUnsupported, "the CUDA driver (" + library_.path() +
                                              ") has no GPU: " + remedy_of(cuda::kNoDevice));
   }
 }
 
-// A call that a capture forbids has a number between kCaptureUnsupported and kCaptureWrongThread. Its own text does not say
-// that the program's capture is the cause, so that is added.
+// Example: "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)". If the driver does not know the number, both pointers
+// stay null, and the text has the number. All errors about stream capture have numbers from kCaptureUnsupported to
+// kCaptureWrongThread. The driver's text does not tell a user of hvdlite what to do then, so the remedy is added.
 std::string Driver::describe(cuda::Result result, const char* function) const {
   const char* name = nullptr;
   const char* text = nullptr;

@@ -1,11 +1,20 @@
-// How a launch finds its tensors. All pieces are cut into tiles of equal size (piece_layout.h), and each block of the grid
-// moves one tile. So one launch moves any number of tensors, and a large tensor does not wait for small ones.
+// How a launch finds its tensors. All pieces are cut into tiles of one size; the last tile of a piece may be smaller
+// (piece_layout.cc has an example). Each block of the grid moves one tile. So one launch moves any number of tensors, and many
+// blocks share a large tensor.
 //
-//    up to kInlinePieces pieces   their addresses travel in the launch's arguments    no copy to the GPU
-//    more                         in a table in the GPU's memory (piece_lists.h)      copied once, and found again in each step
+//    short lists    the addresses, offsets and counts travel in the launch's arguments    no copy to the GPU
+//    other lists    they are in a table in the GPU's memory (piece_lists.h)               copied once, found again in each step
 //
-// The lock is held from the search for a table until used() has recorded the launch: without it another thread could drop the
-// table between the two.
+// A list is short if it has at most kInlinePieces pieces, and all counts and offsets in units are less than 2^32, because the
+// arguments have 32 bits for each. The table has 64.
+//
+// The steps of pack and unpack: choose the kernel (plan_fusion), check the addresses, describe the pieces, find or upload the
+// table if there is one, and launch. All checks come before the first call of the driver, so a refused conversion leaves the
+// stream as it was. The calls only enqueue work, and wait for the GPU only where PieceLists does.
+//
+// The lock is held from the search for a table until used() has recorded the launch. Otherwise another thread could drop the
+// table between the two, and the pool could give its memory to another user before the launch. Launches without a table share
+// nothing and need no lock.
 #include "device/fusion_kernels.h"
 
 #include <array>
@@ -26,6 +35,9 @@ std::string hexadecimal(std::uint64_t address) {
   return text.data();
 }
 
+// For copies of bits the plan has an alignment of 1, so they always pass. Example: a float32 tensor at 0x7f02 is copied, but
+// neither scaled nor cast.
+//
 // A kernel that reads a misaligned element makes the GPU's context unusable until the process ends, so no such address may
 // reach a kernel. All addresses are first tested together, because with a thousand tensors a division for each would take
 // longer than the launch.
@@ -38,7 +50,9 @@ void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool 
   for (const Piece& piece : pieces) {
     bits |= piece.count == 0 ? 0 : reinterpret_cast<std::uintptr_t>(piece.tensor);
   }
-  if (bits % tensor_align == 0) return;  // the alignment is a power of two
+  // The alignment is a power of two, so it divides all addresses if it divides the union of their bits.
+  if (bits % tensor_align == 0) return;
+  // The second pass finds the tensor that the error names.
   for (const Piece& piece : pieces) {
     const auto address = reinterpret_cast<std::uintptr_t>(piece.tensor);
     if (address % tensor_align == 0 || piece.count == 0) continue;
@@ -52,6 +66,7 @@ void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool 
 
 }  // namespace
 
+// All kernels are looked up now, so pack and unpack never load code (kernel_module.h says why).
 FusionKernels::FusionKernels(GpuPtr gpu, const KernelSource& source)
     : gpu_(std::move(gpu)), module_(gpu_, source), lists_(gpu_) {
   for (int i = 0; i < kNumKernels; ++i) functions_[i] = module_.function(kKernelNames[i]);
@@ -74,8 +89,9 @@ void FusionKernels::move(std::span<const Piece> pieces, std::uintptr_t buffer, b
                          cuda::Stream stream) {
   const FusionPlan plan = plan_fusion(conversion, nonfinite != nullptr);
   check_alignment(pieces, buffer, unpack, plan);
-  Arguments arguments;  // a launch does not read the fields that stay uninitialised
+  Arguments arguments;  // no kernel reads the fields that stay uninitialised
   const bool fits = describe_pieces(pieces, plan, unpack, gpu_->multiprocessors(), &arguments);
+  // Nothing to move, and the driver refuses a grid without blocks.
   if (arguments.tiles == 0) return;
   arguments.buffer = buffer;
   arguments.nonfinite = reinterpret_cast<std::uintptr_t>(nonfinite);
@@ -92,6 +108,7 @@ void FusionKernels::move(std::span<const Piece> pieces, std::uintptr_t buffer, b
   lists_.used(stream);
 }
 
+// The driver copies the arguments before it returns, so they may be on the caller's stack.
 void FusionKernels::launch(const FusionPlan& plan, Arguments* arguments,
                            cuda::Stream stream) const {
   void* parameters[] = {arguments};

@@ -1,7 +1,7 @@
 // Tensor fusion on a GPU: copies any number of tensors into one buffer and back, with one launch each way, and scales and casts
 // them in the copy.
-// Thread: any (a lock for the upload of descriptors). Owns: the loaded module, memory for descriptors. Blocks: no; the first
-// use of a GPU may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a
+// Thread: any (a lock for the tables). Owns: the loaded module, memory for tables of pieces. Blocks: where PieceLists does; the
+// constructor may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a
 // built-in image nor NVRTC gives kernels for this GPU (the text says what was tried), and for a pair of types without a kernel;
 // Error(InvalidArgument) for a tensor that is not aligned for the conversion; Error(System) from the driver.
 #pragma once

@@ -1,8 +1,17 @@
 // Which kernel serves a conversion:
 //
-//    bits of equal types, factor and divisor 1, no check     hvdlite_copy       bytes, with the widest loads that fit
-//    integers and bool                                       hvdlite_integers   one kernel, with the types as arguments
-//    floats, each of 4 to each of 4                          16 kernels         the types are compiled in
+//    the bits stay as they are               hvdlite_copy        bytes, 16 at a time except at the ends of a piece
+//    other integers and bool                 hvdlite_integers    one kernel, with the types as arguments
+//    other floats, each of 4 to each of 4    16 kernels          the types are compiled in
+//
+// The bits stay as they are in these cases:
+//
+//    floats, complex numbers    equal types, factor / divisor = 1, and the kernel does not look for infinite values and NaNs
+//    integers                   equal types, factor = 1 and divisor = 1
+//    bool                       to bool or uint8, or from uint8, with any factor and divisor, which bool ignores
+//
+// An example of a number: bfloat16 is the second of the four floats (1) and float32 the third (2), so the kernel from bfloat16
+// to float32 has the number 2 + 1 * 4 + 2 = 8 in HVDLITE_KERNEL_LIST.
 //
 // Floats have a kernel for each pair, because gradients pass through them in each step. One kernel that asks for the type of
 // each element would be limited by its computation instead of by memory. Complex numbers are pairs of floats, and use the
@@ -37,11 +46,13 @@ DType unit_of(DType dtype) {
   return dtype == DType::kComplex128 ? DType::kFloat64 : dtype;
 }
 
+// The place among the four floats, which have consecutive codes in DType: float16, bfloat16, float32, float64. -1: no float.
 int float_number(DType dtype) {
   return base::is_float(dtype) ? static_cast<int>(dtype) - static_cast<int>(DType::kFloat16) : -1;
 }
 
-// The bits of one element. A Sum of floats starts from -0, as in csrc/kernels.
+// The bits of one element. A Sum of floats starts from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is
+// +0. Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of infinity together.
 std::uint64_t float_identity(DType dtype, ReduceOp op) {
   struct Bits {
     std::uint64_t minus_zero, infinity, one;
@@ -65,6 +76,7 @@ std::uint64_t integer_identity(DType dtype, ReduceOp op) {
   if (op == ReduceOp::kProduct) return 1;
   if (!least && op != ReduceOp::kMin) return 0;
   if (dtype == DType::kBool) return least ? 0 : 1;
+  // Example, int8: `sign` is 0x80, so Max starts from 0x80 = -128 and Min from 0x7f = 127. uint8: from 0 and from 0xff.
   const bool is_signed = static_cast<int>(dtype) % 2 != 0;
   const std::uint64_t sign = std::uint64_t{1} << (8 * base::size_of(dtype) - 1);
   if (least) return is_signed ? sign : 0;
@@ -93,6 +105,7 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
   const int from_float = float_number(from);
   const int to_float = float_number(to);
   const bool is_complex = conversion.from != from;
+  // A float becomes no integer, an integer no float, and a complex number no real one.
   if ((from_float < 0) != (to_float < 0) || is_complex != (conversion.to != to)) {
     throw base::Error(base::ErrorCode::kUnsupported,
                       "a GPU tensor of " + std::string(base::name_of(conversion.from)) +
@@ -103,6 +116,8 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
   bool exact = false;
   if (from_float >= 0) {
     const double factor = conversion.factor / static_cast<double>(conversion.divisor);
+    // The kernel computes in float32 unless a side is float64. The factor is rounded here already, so that the comparison with
+    // 1 below sees the kernel's factor.
     const bool wide = from == DType::kFloat64 || to == DType::kFloat64;
     plan.factor = wide ? factor : static_cast<double>(static_cast<float>(factor));
     plan.number = kFirstFloat + from_float * kNumFloats + to_float;
@@ -115,6 +130,7 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
     plan.number = kIntegers;
     exact = (is_byte(from) && is_byte(to) && (boolean || !scaled)) || (from == to && !scaled);
   }
+  // A copy counts bytes and needs no alignment: from_bytes, to_bytes and both alignments stay 1.
   if (exact) {
     plan.number = kCopy;
     plan.units = static_cast<std::uint32_t>(base::size_of(conversion.from));

@@ -1,11 +1,24 @@
 // How hvdlite shares a GPU with a framework: it uses the primary context, which is the context of the CUDA runtime, and so of
 // torch, TensorFlow, JAX and CuPy. Their streams, events and pointers are valid there.
 //
-// Current pushes that context for the time of one call, and pops it at the end, because a thread of a framework may have
-// another context current. It also sets the thread's capture mode to relaxed: otherwise, while any thread of the process
-// captures a graph, calls such as cuMemAlloc would fail here and would make the capture invalid.
+// A thread may have another context current, or none. So each function that needs the context makes a Current, which pushes the
+// context in its constructor and pops it in its destructor. Currents may be nested: a caller that makes many calls holds one
+// Current, and the functions that it calls push the same context once more.
 //
-// A forked child inherits these objects, but CUDA does not work in it. So destructors do nothing there (in_own_process()).
+// The life of an event:
+//
+//    record() ──► new_event(): taken from free_events_, or made by the driver ──► cuEventRecord ──► EventPtr
+//    the last EventPtr ends ──► ~Event ──► give_back() ──► free_events_ ──► the next record(), or ~Gpu, which destroys it
+//
+// The mutex of the Gpu protects free_events_ and nothing else. All other members are constant after the constructor.
+//
+// An event may return to free_events_ before the GPU has reached it, and may be recorded again at once. An example:
+//
+//    host        E = record(1), E->order(2), E ends, F = record(3): the same event of the driver
+//    stream 2    waits for the point in stream 1 that E was
+//
+// That is right, because cuStreamWaitEvent takes the event's last record at the time of the call. Later records do not change
+// it (CUDA Driver API, cuEventRecord). finished() and synchronize() use the event itself, and their caller holds an EventPtr.
 #include "device/gpu.h"
 
 #include <unistd.h>
@@ -26,6 +39,9 @@ cuda::Address address_of(const void* pointer) { return reinterpret_cast<std::uin
 Current::Current(const Gpu& gpu) : gpu_(gpu), capture_mode_(cuda::kCaptureModeRelaxed) {
   const Driver& driver = gpu.driver();
   driver.check(driver.call().CtxPushCurrent(gpu.context_), "cuCtxPushCurrent");
+  // Exchanges the two modes: capture_mode_ has the thread's former mode afterwards, which the destructor sets again. In the
+  // default mode a call such as cuMemAlloc would fail while any thread captures a graph in that mode, and would make the
+  // capture invalid.
   const cuda::Result result = driver.call().ThreadExchangeStreamCaptureMode(&capture_mode_);
   if (result == cuda::kSuccess) return;
   cuda::Context popped = nullptr;
@@ -34,7 +50,7 @@ Current::Current(const Gpu& gpu) : gpu_(gpu), capture_mode_(cuda::kCaptureModeRe
 }
 
 Current::~Current() {
-  // This fails only if the driver has ended.
+  // Errors are ignored: both calls fail only if the driver has ended.
   gpu_.call().ThreadExchangeStreamCaptureMode(&capture_mode_);
   cuda::Context popped = nullptr;
   gpu_.call().CtxPopCurrent(&popped);
@@ -95,9 +111,12 @@ Gpu::Gpu(DriverPtr driver, int ordinal)
   capability_ = attribute(cuda::kAttributeComputeCapabilityMajor) * 10 +
                 attribute(cuda::kAttributeComputeCapabilityMinor);
   multiprocessors_ = attribute(cuda::kAttributeMultiprocessorCount);
+  // The last step: if an earlier one throws, there is nothing to release, and the destructor does not run.
   driver_->check(call().DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
 }
 
+// Every event, stream and buffer keeps its GPU alive. So all events that were given out are in free_events_ now, except those
+// that give_back() could not keep. The context is released last, because the events belong to it.
 Gpu::~Gpu() {
   clean_up([this](const cuda::Functions& call) {
     for (cuda::Event event : free_events_) call.EventDestroy(event);
@@ -107,8 +126,9 @@ Gpu::~Gpu() {
 
 bool Gpu::in_own_process() const noexcept { return getpid() == process_; }
 
-// An event that is recorded during a capture becomes a node of the graph, and never says that the work is done. So the
-// operation is refused before anything is recorded.
+// In a stream under capture the driver notes an event only for the graph. It refuses to query such an event
+// (CUDA_ERROR_CAPTURED_EVENT), so hvdlite would never know that the work is done. So the operation is refused before anything
+// is recorded.
 void Gpu::refuse_capture(cuda::Stream stream) const {
   int status = cuda::kCaptureStatusNone;
   const cuda::Result result = call().StreamIsCapturing(stream, &status);
@@ -147,15 +167,17 @@ void Gpu::give_back(cuda::Event event) const noexcept {
     const std::lock_guard lock(mutex_);
     free_events_.push_back(event);
   } catch (const std::bad_alloc&) {
-    // There was no memory for the list, so the pool does not keep this event.
+    // There was no memory for the list, so this event exists until the context ends.
   }
 }
 
+// If the record fails, the event returns to the pool as any other: a later record makes it valid.
 EventPtr Gpu::record(cuda::Stream stream) const {
   const Current current(*this);
   refuse_capture(stream);
   EventPtr event = new_event();
   const cuda::Result result = call().EventRecord(event->event_, stream);
+  // Usually the caller's stream is the cause, so the error says what a stream must be.
   if (result == cuda::kInvalidHandle || result == cuda::kInvalidContext) {
     throw Error(ErrorCode::kInvalidArgument,
                 driver_->describe(result, "cuEventRecord") + "; the stream must be one of GPU " +
@@ -184,12 +206,13 @@ bool Gpu::is_idle(cuda::Stream stream) const {
   return driver_->is_done(call().StreamQuery(stream), "cuStreamQuery");
 }
 
+// An address that CUDA does not know (kInvalidValue) is host memory that was allocated without CUDA.
 int gpu_of_address(const Driver& driver, const void* address) {
   // Page-locked host memory has an ordinal as well, so check the type.
   unsigned type = 0;
   const cuda::Result result = driver.call().PointerGetAttribute(
       &type, cuda::kPointerAttributeMemoryType, address_of(address));
-  if (result == cuda::kInvalidValue) return -1;  // CUDA does not know this memory
+  if (result == cuda::kInvalidValue) return -1;
   driver.check(result, "cuPointerGetAttribute");
   if (type == cuda::kMemoryTypeHost) return -1;
   int ordinal = -1;

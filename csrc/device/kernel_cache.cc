@@ -1,10 +1,20 @@
-// A file is an ImageHeader and the image. find() believes a file only if all of this is true: it is an ordinary file of this
-// user or of root that no other user may write, its size is that of the header plus the image, and the header is exactly the
-// one that header_of() makes for the wanted key and the bytes that were read. So a half-written, changed or foreign file is
-// compiled again, and never runs on the GPU.
+// What a file consists of:
 //
-// Two processes may write one file at the same time. Each writes a file of its own and renames it, and the last rename wins.
-// Either file is whole.
+//    8 bytes       the mark "hvdkern1"
+//    8 bytes       the key
+//    8 bytes       the size of the image
+//    8 bytes       the hash of the image
+//    size bytes    the image
+//
+// find() uses a file only if all of this is true: it is an ordinary file of this user or of root that no other user may write,
+// its size is that of the header plus the image, and the header is exactly the one that header_of() makes for the wanted key
+// and the bytes that were read. So the image of a damaged or foreign file never runs on the GPU: find() returns nothing,
+// and its caller compiles the kernels again.
+//
+// keep() never changes a file in place (write_file). Two processes that keep the same image each write a temporary file and
+// rename it. The last rename wins, and a process that has opened the other file still reads that one whole.
+//
+// Nothing deletes files whose keys are no longer wanted. A new version of NVRTC or of hvdlite's kernels adds a file.
 #include "device/kernel_cache.h"
 
 #include <fcntl.h>
@@ -40,11 +50,13 @@ ImageHeader header_of(std::uint64_t key, const std::string& image) {
   return header;
 }
 
+// 022: the group, or all others, may write.
 bool ours_alone(const struct stat& status) {
   return (status.st_uid == geteuid() || status.st_uid == 0) && (status.st_mode & 022) == 0;
 }
 
-// mkdir -p, with private permissions. Returns why the folder cannot be used, or "".
+// mkdir -p, with private permissions: for "/home/a/b" it makes "/home", "/home/a" and "/home/a/b", unless they exist. Only the
+// owner and the mode of the last one are checked. Returns why the folder cannot be used, or "".
 std::string make_folder(const std::string& folder) {
   for (std::size_t slash = 0; slash != std::string::npos;) {
     slash = folder.find('/', slash + 1);
@@ -57,7 +69,8 @@ std::string make_folder(const std::string& folder) {
   return ours_alone(status) ? "" : folder + " belongs to, or may be written by, other users";
 }
 
-// Writes a temporary file and renames it, so that no process reads half a file. Returns why it failed, or "".
+// Writes a temporary file and renames it, so that no process reads half a file. The temporary name is the path, a dot and six
+// random characters. Returns why it failed, or "".
 std::string write_file(const std::string& path, const ImageHeader& header,
                        const std::string& image) {
   const std::string head(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -89,11 +102,14 @@ KernelCache::KernelCache(std::string folder, const base::Logger& log)
 std::optional<std::string> KernelCache::find(const std::string& name, std::uint64_t key) const {
   if (folder_.empty()) return std::nullopt;
   const std::string path = folder_ + "/" + name;
+  // O_NOFOLLOW: a link could lead to a file elsewhere. If the file cannot be opened, the log says nothing, because usually
+  // there is none so far.
   const base::File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (file.get() < 0) return std::nullopt;
   struct stat status{};
   ImageHeader header;
   std::string image;
+  // fstat looks at the open file. Its path may lead to another file by now.
   if (::fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) && ours_alone(status) &&
       base::read_all(file.get(), &header, sizeof(header)) && header.size > 0 &&
       static_cast<std::uint64_t>(status.st_size) == sizeof(header) + header.size) {

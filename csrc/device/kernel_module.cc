@@ -1,11 +1,17 @@
-// Where the kernels come from, in this order. The first that the driver accepts is taken:
+// The steps of the constructor. The first image that the driver accepts ends them:
 //
-//    1  built in       an image that nvcc made when hvdlite was built    no waiting
-//    2  kept on disk   an earlier process has compiled it                no compiler runs
-//    3  compiled now   by NVRTC, for this GPU                            seconds, once
+//    1  load the built-in image, if the build had an nvcc
+//    2  for each NVRTC that can be loaded, in the order of by_fitness():
+//          a  find a kept image of this NVRTC for this GPU, and load it
+//          b  compile, load, and keep what was loaded
+//    3  no image was loaded: throw an error with the reason of step 1 and the reasons of the NVRTCs
 //
-// Steps 2 and 3 are made for each NVRTC that can be loaded, until one succeeds. The driver can refuse an image of a newer CUDA
-// than it knows. So NVRTCs of the driver's version or an older one come first (by_fitness).
+// An example of step 2: the driver knows CUDA 12.4, and libnvrtc.so.13, libnvrtc.so.12 and libnvrtc.so.11.2 can be loaded. The
+// order is 12, 11.2, 13, because the driver may refuse the image of 13. If 12 lacks a function, or fails to compile, or the
+// driver refuses its image, 11.2 is tried.
+//
+// An image is kept only after the driver has accepted it. Later the driver can still refuse it, for example an older driver of
+// another machine that shares the folder. Then step b follows.
 #include "device/kernel_module.h"
 
 #include <algorithm>
@@ -49,13 +55,15 @@ std::string file_name(int compute_capability, std::uint64_t key) {
   return name.data();
 }
 
-// The major version of CUDA in a library's file name: 12 for libnvrtc.so.12. 0: the name has none.
+// The major version of CUDA in a library's file name: 12 for libnvrtc.so.12, and 11 for libnvrtc.so.11.2. 0: the name has none.
 int major_of(const std::string& path) {
   constexpr std::string_view kEnd = ".so.";
   const std::size_t end = path.rfind(kEnd);
   return end == std::string::npos ? 0 : std::atoi(path.c_str() + end + kEnd.size());
 }
 
+// Of equal fitness, the order of the list stays: in the default list a library that the process has loaded comes first
+// (hvdlite/gpu.py). A name without a version counts as fit.
 Candidates by_fitness(Candidates candidates, int driver_major) {
   std::ranges::stable_partition(
       candidates, [&](const std::string& path) { return major_of(path) <= driver_major; });
@@ -64,6 +72,7 @@ Candidates by_fitness(Candidates candidates, int driver_major) {
 
 }  // namespace
 
+// cuModuleLoadData loads into the current context, so one Current lasts for the whole constructor.
 KernelModule::KernelModule(GpuPtr gpu, const KernelSource& source) : gpu_(std::move(gpu)) {
   const Current current(*gpu_);
   const std::string sm = "sm_" + std::to_string(gpu_->compute_capability());
@@ -78,6 +87,8 @@ KernelModule::KernelModule(GpuPtr gpu, const KernelSource& source) : gpu_(std::m
                        gpu_->name() + "): " + origin_);
 }
 
+// problem: why there is no built-in image, or why the driver has refused it. One error has the reasons of both ways, because
+// the user may mend either.
 void KernelModule::compile_or_explain(const KernelSource& source, const std::string& problem) {
   try {
     compile(source);
@@ -96,6 +107,8 @@ KernelModule::~KernelModule() {
   gpu_->clean_up([&](const cuda::Functions& call) { call.ModuleUnload(module_); });
 }
 
+// The driver picks from a fat binary the code for this GPU. It refuses an image without such code, or with PTX that is newer
+// than the driver.
 bool KernelModule::load(const void* image, std::string* problem) {
   const cuda::Result result = gpu_->call().ModuleLoadData(&module_, image);
   if (result == cuda::kSuccess) return true;
@@ -113,7 +126,8 @@ void KernelModule::compile(const KernelSource& source) {
       return;
     } catch (const Error& error) {
       const std::string problem = error.what();
-      if (problems.find(problem) != std::string::npos) continue;  // the same library again
+      // Two names may stand for one library, such as +libnvrtc.so.12 and libnvrtc.so.12.
+      if (problems.find(problem) != std::string::npos) continue;
       problems += (problems.empty() ? "" : "; and then: ") + problem;
     }
   }

@@ -1,6 +1,14 @@
-// Why several candidates: a driver or NCCL may be in the process already (torch brings its own NCCL), in a package of PyPI, or
-// in the system's folders. "+NAME" takes only the first of these. Two copies of NCCL in one process take memory and threads
-// twice.
+// Why several candidates: a library may be in the process already (torch brings its own NCCL), in a package of PyPI, or in the
+// system's folders. "+NAME" takes only the first of these. Two copies of NCCL in one process take memory and threads twice. An
+// example of NCCL's candidates, as hvdlite/gpu.py lists them:
+//
+//    +libnccl.so.2                                        only if the process has loaded a library of this name
+//    /usr/lib/python3/nvidia/nccl/lib/libnccl.so.2        this file
+//    libnccl.so.2                                         where the dynamic linker looks
+//
+// dlopen does all of it: a name with a slash is a path, and with RTLD_NOLOAD dlopen gives only a library that is loaded.
+//
+// No library is closed, so a library that loads() has tried with success stays in the process.
 #include "device/library.h"
 
 #include <dlfcn.h>
@@ -26,7 +34,9 @@ struct Opened {
   void* handle;
 };
 
-// RTLD_LOCAL: the library's names do not hide those of another version that a framework has loaded.
+// RTLD_NOW: if another library that this one needs lacks a function, the open fails, and the next candidate is tried. Otherwise
+// the first call of that function would end the process. RTLD_LOCAL: the library's names do not hide those of another version
+// that a framework has loaded.
 Opened open(const std::string& candidate) {
   const bool only_if_loaded = candidate.front() == '+';
   std::string path = only_if_loaded ? candidate.substr(1) : candidate;
@@ -37,6 +47,7 @@ Opened open(const std::string& candidate) {
 
 }  // namespace
 
+// Example: "+libnccl.so.2::/opt/libnccl.so.2" gives two candidates.
 Candidates parse_candidates(std::string_view text) {
   Candidates candidates;
   while (!text.empty()) {
@@ -50,6 +61,7 @@ Candidates parse_candidates(std::string_view text) {
 
 bool loads(const std::string& candidate) { return open(candidate).handle != nullptr; }
 
+// path_ is the name without the +. dlerror() must be asked before the next call of dlopen, which replaces its text.
 Library::Library(const char* what, const Candidates& candidates, const char* knob) : what_(what) {
   std::string tried;
   for (const std::string& candidate : candidates) {
@@ -66,6 +78,7 @@ Library::Library(const char* what, const Candidates& candidates, const char* kno
                                            (tried.empty() ? ", and is empty" : "; tried:" + tried));
 }
 
+// No function that hvdlite calls lies at address 0, so null always means that the symbol is missing.
 void* Library::require(const char* symbol) const {
   void* const address = dlsym(handle_, symbol);
   if (address == nullptr) {

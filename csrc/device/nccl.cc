@@ -1,14 +1,22 @@
-// A communicator's life without a blocking call. ncclCommInitRankConfig with blocking = 0 returns at once. busy() asks
-// CommGetAsyncError whether the last call is still under way.
+// A communicator's life without a blocking call. ncclCommInitRankConfig with blocking = 0 returns at once, and NCCL connects
+// the ranks in the background. busy() asks CommGetAsyncError whether the last call is still under way:
 //
-// ncclCommFinalize and ncclCommDestroy may wait for the GPU, and for peers that are lost. The
-// thread that drives the engine must not wait there. So each end runs in a thread of its own, which holds the library, the GPU
-// and the communicator:
+//    constructor ──► busy() until it is false ──► a call of NCCL ──► busy() until it is false ──► ... ──► finish() or abort()
 //
-//    finish()   settle: the last call is complete ──► CommFinalize ──► settle ──► CommDestroy
-//    abort(), or a step of finish() fails or takes longer than `patience`  ──► CommAbort
+// A call that NCCL has accepted returns kInProgress or kSuccess. If it fails later, the error comes out of busy().
 //
-// Devices::close() waits for these threads for a limited time (wait_for_endings).
+// ncclCommFinalize and ncclCommDestroy may wait for the GPU, and for peers that are lost. The thread that drives the engine
+// must not wait there. So each end runs in a thread of its own, which holds the library, the GPU and the communicator:
+//
+//    finish()    settle: the last call is complete ──► CommFinalize ──► settle: it is complete ──► CommDestroy
+//    abort()     CommAbort
+//
+// If a step of finish() before CommDestroy fails, or a settle takes longer than `patience`, CommAbort takes the place of the
+// rest. Each settle has the whole of `patience`.
+//
+// ending_ counts these threads. end() raises it before the thread starts, so a call of wait_for_endings() after finish() or
+// abort() waits for that end, too. Devices::close() makes this call. After its limit it goes on, and the threads still hold
+// what they need.
 #include "device/nccl.h"
 
 #include <exception>
@@ -26,7 +34,8 @@ namespace {
 
 constexpr base::microseconds kCommNap{500};
 
-// Waits until the communicator's last call is complete. Returns false if that fails or takes too long.
+// Waits until the communicator's last call is complete. NCCL has no function that sleeps until then, so this asks in intervals.
+// Returns false if the call fails or takes too long.
 bool settle(const nccl::Functions& call, nccl::Comm comm, base::microseconds patience) {
   const base::Clock::time_point limit = base::Clock::now() + patience;
   for (;;) {
@@ -49,12 +58,14 @@ bool finalized(const nccl::Functions& call, nccl::Comm comm, base::microseconds 
 }  // namespace
 
 std::string nccl_version_text(int version) {
+  // 22703 is 2.27.3; 2708 is 2.7.8.
   const int unit = version < 10000 ? 1000 : 10000;  // until 2.8, minor versions had one digit
   return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
          std::to_string(version % 100);
 }
 
 Nccl::Nccl(const Candidates& candidates) : library_("NCCL", candidates, "HVDLITE_NCCL_LIBRARY") {
+  // The version comes before the other symbols. The error for an old NCCL would otherwise name a missing function.
   library_.require(&functions_.GetVersion, "ncclGetVersion");
   const nccl::Result result = functions_.GetVersion(&version_);
   if (result != nccl::kSuccess) {
@@ -92,7 +103,8 @@ bool Nccl::wait_for_endings(base::microseconds limit) const {
   return ended_.wait_for(lock, limit, [this] { return ending_ == 0; });
 }
 
-// NCCL may return an error together with a half-made communicator, which has to be aborted.
+// NCCL may return an error together with a half-made communicator, which has to be aborted. The destructor does not run if the
+// constructor throws, so the constructor does that.
 NcclComm::NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size, int rank)
     : nccl_(std::move(nccl)), gpu_(std::move(gpu)) {
   const Current current(*gpu_);
@@ -108,6 +120,7 @@ NcclComm::NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size,
 
 NcclComm::~NcclComm() { abort(); }
 
+// CommGetAsyncError has two answers: whether the question itself failed, and the state of the communicator.
 bool NcclComm::busy() {
   HVD_CHECK(comm_ != nullptr);
   const Current current(*gpu_);
@@ -121,6 +134,8 @@ void NcclComm::finish(base::microseconds patience) { end(true, patience); }
 
 void NcclComm::abort() { end(false, {}); }
 
+// comm_ is null at once: this object has no more to do with the communicator, and a second end() does nothing. In a forked
+// child nothing is done, because NCCL and CUDA do not work there.
 void NcclComm::end(bool in_order, base::microseconds patience) {
   if (comm_ == nullptr || !gpu_->in_own_process()) return;
   {
@@ -130,6 +145,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
   auto work = [nccl = nccl_, gpu = gpu_, comm = std::exchange(comm_, nullptr), in_order,
                patience]() mutable {
     const nccl::Functions& call = nccl->call();
+    // If the driver has ended, this does nothing, and the count below is lowered all the same.
     gpu->clean_up([&](const cuda::Functions&) {
       if (in_order && finalized(call, comm, patience)) {
         call.CommDestroy(comm);
@@ -143,6 +159,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
     nccl->ended_.notify_all();
   };
   try {
+    // A copy of `work`: if no thread can be started, the original is called below.
     std::thread([work]() mutable {
       base::name_this_thread("hvd-nccl-end");
       work();

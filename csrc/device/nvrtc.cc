@@ -1,6 +1,14 @@
 // Compiles for the GPU itself (sm_NN: machine code). An NVRTC that is older than the GPU does not know this architecture. Then
-// the newest PTX that it knows is taken (compute_NN), which the driver translates for the GPU. Only an unknown architecture
-// leads to the next attempt; an error in the source is the same for all.
+// the newest PTX that it knows is taken (compute_NN), which the driver translates for the GPU. Only the error of an invalid
+// option leads to the next attempt; an error in the source is the same for all. An example: a GPU of compute capability 12.0
+// and an NVRTC whose newest architecture is 90:
+//
+//    sm_120         refused: an invalid option
+//    compute_120    refused, as are compute_103 and compute_100
+//    compute_90     compiled: PTX, which the driver translates when the module is loaded
+//
+// The error code does not say which option is invalid. If NVRTC refuses another option, all attempts fail, and the error has
+// the text of the last one.
 #include "device/nvrtc.h"
 
 #include <algorithm>
@@ -18,13 +26,14 @@ namespace {
 // A GPU runs PTX of any architecture up to its own. The newest is best.
 constexpr int kArchitectures[] = {121, 120, 103, 100, 90, 89, 87, 86, 80, 75};
 
-// Forbids fused multiply-add, so that results equal those of csrc/kernels.
+// Forbids fused multiply-add, which rounds a product and a sum once and not twice, so that results equal those of csrc/kernels.
 constexpr const char* kOptions[] = {"--std=c++17", "--fmad=false"};
 
 }  // namespace
 
 std::span<const char* const> nvrtc_options() { return kOptions; }
 
+// hvdlite demands no least version of NVRTC: a library that has all these functions serves.
 Nvrtc::Nvrtc(const Candidates& candidates)
     : library_("NVRTC (NVIDIA's run-time compiler)", candidates, "HVDLITE_NVRTC_LIBRARY") {
 #define HVDLITE_NVRTC_LOAD(name, symbol, type) library_.require(&functions_.name, symbol);
@@ -63,6 +72,7 @@ Nvrtc::Attempt Nvrtc::attempt(std::span<const KernelFile> files,
   check(functions_.CreateProgram(&program, files[0].text, files[0].name,
                                  static_cast<int>(texts.size()), texts.data(), names.data()),
         "nvrtcCreateProgram");
+  // The program is destroyed on every way out, also if check() throws below.
   struct Destroy {
     const nvrtc::Functions& functions;
     nvrtc::Program* program;
@@ -76,6 +86,7 @@ Nvrtc::Attempt Nvrtc::attempt(std::span<const KernelFile> files,
       functions_.CompileProgram(program, static_cast<int>(options.size()), options.data());
   std::size_t size = 0;
   if (result != nvrtc::kSuccess) {
+    // The log's size includes its final zero, so an empty log has the size 1. The text ends at the first zero.
     std::string log;
     if (functions_.GetProgramLogSize(program, &size) == nvrtc::kSuccess && size > 1) {
       log.resize(size);

@@ -1,9 +1,23 @@
-// A training step packs the same tensors at the same addresses as the step before. So a table is copied to the GPU in the first
-// step only, and later steps find it by comparing the pieces. The list is short (kKeptLists) and its order is by last use.
+// The life of a table:
+//
+//    table(): not found ──► upload(): written to page-locked memory, copied to the GPU ──► front of lists_ ──► used()
+//    table(): found     ──► moved to the front of lists_                                                   ──► used()
+//    the list is too long, or has too many bytes ──► the table at the back is dropped ──► memory_ has its memory
+//
+// table() compares the pieces with those of one table after the other. Most comparisons end at once, because the number of the
+// pieces or the first address differs. A training step that repeats the same k lists finds each within the first k tables.
+// This holds for up to kKeptLists lists. If each step has more lists in the same order, a table has left when its list comes
+// again, and each step uploads all tables.
+//
+// An example: a step packs and unpacks one list of 1000 pieces. The first step uploads two tables, one for each direction. Each
+// later step finds both. If the program gives new gradient tensors in each step, their addresses differ, each step uploads two
+// tables, and the tables of old steps leave at the back.
 //
 // A table is bound to its stream: the copy to the GPU and all launches that read the table are ordered in that stream, and no
-// event is needed between them. `memory.free_after` is the event after the last launch. So a dropped table's memory is used
-// again only after the GPU has read it.
+// event is needed between them. `memory.free_after` is the event after the copy, and later the one after the last launch. So a
+// dropped table's memory is used again only after the GPU has read it.
+//
+// The two pools are this object's own. So their limits count only the memory of tables, and not the buffers of operations.
 #include "device/piece_lists.h"
 
 #include <algorithm>
@@ -16,11 +30,13 @@ using hvdlite_kernels::Arguments;
 namespace {
 
 constexpr std::size_t kKeptLists = 64;
+// A table that alone has more bytes is kept until the next new one comes.
 constexpr std::size_t kKeptBytes = std::size_t{16} << 20;
 
 }  // namespace
 
-// A table, and the pieces that it describes.
+// A table, and the pieces that it describes. The content of the table depends on the pieces, units, tile_units and unpack. It
+// does not depend on the types, the factor or the identity, so one table serves conversions that differ only in these.
 struct PieceLists::List {
   std::vector<Piece> pieces;
   cuda::Stream stream;
@@ -53,6 +69,7 @@ std::uint64_t PieceLists::table(std::span<const Piece> pieces, const FusionPlan&
   } else {
     lists_.push_front(upload(pieces, plan, arguments, stream));
     bytes_ += lists_.front().memory.capacity();
+    // The first table stays in any case, because the launch needs it now.
     while (lists_.size() > 1 && (lists_.size() > kKeptLists || bytes_ > kKeptBytes)) {
       bytes_ -= lists_.back().memory.capacity();
       lists_.pop_back();
@@ -61,6 +78,8 @@ std::uint64_t PieceLists::table(std::span<const Piece> pieces, const FusionPlan&
   return reinterpret_cast<std::uintptr_t>(lists_.front().memory.data());
 }
 
+// Without an event the end of the launch is unknown. So after an error the table leaves the list. Its memory returns to the
+// pool if the stream has ended, and is abandoned otherwise.
 void PieceLists::used(cuda::Stream stream) {
   Buffer& memory = lists_.front().memory;
   try {
@@ -88,6 +107,7 @@ PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionP
                                     const Arguments& arguments, cuda::Stream stream) {
   const std::size_t bytes = table_bytes(arguments);
   Buffer pinned = pinned_->get(bytes, stream);
+  // The pool orders the stream after launches that read the memory's last table, so the copy does not overwrite it too early.
   Buffer memory = memory_->get(bytes, stream);
   write_table(pieces, plan, arguments, pinned.data());
   try {

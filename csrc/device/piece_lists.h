@@ -1,6 +1,7 @@
 // Tables of pieces in the GPU's memory, for launches with more pieces than fit into the arguments. A table is copied once and
 // kept, because each training step has the same tensors at the same addresses.
-// Thread: one at a time (FusionKernels has the lock). Owns: the tables. Blocks: no. Throws: Error(System) from the driver.
+// Thread: one at a time (FusionKernels has the lock). Owns: the tables. Blocks: where BufferPool does, for a new table; and
+// after an error, until the stream's work has ended. Throws: Error(System) from the driver.
 #pragma once
 
 #include <cstdint>
