@@ -31,8 +31,8 @@ MpiEntrance::MpiEntrance(const char* shim_path, const void* comm_address, bool t
 
 MpiEntrance::~MpiEntrance() { static_cast<void>(duplicate_.release()); }
 
-// The duplicate's request belongs to given_, on which MPI_Comm_idup was called. Its error handler is still the program's, so an
-// error there may end this process instead of being returned.
+// The request belongs to given_, on which MPI_Comm_idup was called. given_ still has the program's error handler, so an error
+// may end this process instead of being returned.
 bool MpiEntrance::open() {
   if (!duplicate_) return true;
   int done = 0, source = 0, bytes = 0;

@@ -43,8 +43,8 @@ int thread_level(const hvdlite_mpi* mpi) {
 }
 
 const hvdlite_mpi* load_shim(const char* path) {
-  // The shim needs the MPI library by its name, without a path. mpi4py has loaded a library of this name, so the linker takes
-  // that one. RTLD_NOW: a function that this MPI lacks is an error here, and not at its first call.
+  // The shim needs an MPI library by its name, without a path. mpi4py has loaded a library of this name, so the dynamic linker
+  // takes that one. RTLD_NOW: a function that this MPI lacks is an error here, and not at its first call.
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();

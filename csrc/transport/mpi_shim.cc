@@ -9,7 +9,7 @@
 //    fault tolerance          in some builds (weak symbols)  not used              revoke, failed_rank: null without it
 //
 // The life of a request: isend(), irecv() or comm_idup() makes it, and its handle lies in the caller's hvdlite_mpi_request.
-// Each test() asks for its state, without freeing it:
+// Each test() first asks MPI for its state, which frees nothing (the comment of test() says why):
 //
 //    MPI_Request_get_status         test()
 //    fails                          returns the error; the request stays

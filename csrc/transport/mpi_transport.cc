@@ -1,5 +1,5 @@
-// How the transport uses MPI. All calls are non-blocking, and MPI may make progress only inside of them, so the engine's thread
-// polls with test() and receive_message().
+// How the transport uses MPI. All calls are non-blocking, and MPI may make progress only inside of them. So the holder of the
+// progress token polls, with test() and receive_message().
 //
 //    data      MPI_Isend / MPI_Irecv with a tag of the operation; a message longer than limit_to() is cut into parts
 //    control   in the host: HostMail, if there is a window; else frames of MPI with control_tag_
@@ -225,13 +225,13 @@ bool MpiTransport::test(Ticket& ticket) {
 
 // --- control plane --------------------------------------------------------------------------------------------------
 
-// If MPI refuses one frame, the frames before it are on the way. Then check() throws, and the engine ends: a later message to
-// this peer would be joined to half a message.
+// If MPI refuses a frame, the frames before it are on the way. check() then throws, which makes this rank fail. It could not go
+// on: the peer would join the next message to the half one.
 void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   if (has_mail_with(peer)) return mail_->send(local_rank_of(peer), std::move(message));
   const std::vector<std::byte> stream = in_frames(message);
   const std::size_t most = host_of(peer) == host_of(rank_) ? kFrameBytesInHost : kFrameBytes;
-  // All frames are made before the first is sent. After a part of a message, the next one would be taken for the rest.
+  // All frames are made before the first is sent. So a lack of memory leaves no half message behind.
   Frames frames;
   for (std::size_t offset = 0; offset < stream.size(); offset += most) {
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
@@ -294,7 +294,7 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message,
 bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
-    // If MPI refuses another receive, what has come is given first: it may be the reason.
+    // If MPI refuses another receive, what has come is given first: a message may tell the cause, such as a rank's failure.
     const int refused = post_frame_receives();
     int done = 0, from = 0, bytes = 0;
     if (!incoming_.empty()) {
