@@ -1,3 +1,18 @@
+// How an arena comes to be, with two members (engine/intake/arenas.cc makes the calls):
+//
+//    member 0                                          member 1
+//    ArenaPart::create(): part 0, its address          ArenaPart::create(): part 1, its address
+//                   the members exchange addresses (hvdlite/arenas.py)
+//    SharedMemory::open(): part 1                      SharedMemory::open(): part 0
+//    Arena(parts 0 and 1, index 0)                     Arena(parts 0 and 1, index 1)
+//
+// So parts_ has the same order on all members, but each member has mapped the parts at addresses of its own (bases_). A tensor
+// is therefore named by its offset in its owner's part. An example: on member 0 part 0 begins at 0x7f10'0000'0000 and a
+// gradient lies at 0x7f10'0010'0000. Its offset is 0x10'0000, and member 1 finds it at bases()[0] + 0x10'0000.
+//
+// Who keeps a part mapped. The own part: the ArenaDraft, as long as tensors may lie in it, and the Arena. The other members'
+// parts: the Arena alone. Closing an arena drops the Arena from the engine's directory, but an operation in flight holds it
+// (Entry::arena). So no operation loses its memory.
 #include "transport/arena.h"
 
 #include <sys/mman.h>

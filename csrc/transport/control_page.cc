@@ -8,6 +8,16 @@
 //    kFailed                       either                                 the cause that the rank has stored
 //
 // The cause is stored before the state (release), and read after the state (acquire), so a reader never sees half a cause.
+//
+// The life of a rank's part, and what ends it:
+//
+//    all zero             kUnborn; the bell was never rung
+//    ControlPage()        takes the lock, stores the processors, then kAlive
+//    announce_leaving()   kLeft: from now on the end of the process is no loss
+//    announce_failure()   kFailed: the others read the cause, even if this process hangs or is gone
+//    ~ControlPage()       the descriptor is closed, and the lock goes with it; the state stays for the others
+//
+// why_lost() costs a load, and a system call for a rank that lives.
 #include "transport/control_page.h"
 
 #include <fcntl.h>
@@ -61,6 +71,7 @@ std::size_t ControlPage::bytes_for(int local_size) {
 ControlPage::ControlPage(std::unique_ptr<SharedMemory> memory, int local_size, int local_rank)
     : memory_(std::move(memory)), local_size_(local_size), local_rank_(local_rank) {
   HVD_CHECK(memory_->size() == bytes_for(local_size));
+  // Each rank reserves all of the memory. It is small, and the pages that another rank has taken already stay as they are.
   memory_->reserve(0, memory_->size());
   struct flock lock = byte_of(local_rank);
   if (fcntl(memory_->descriptor(), F_SETLK, &lock) != 0) {
@@ -102,6 +113,7 @@ std::string ControlPage::why_lost(int local_rank) const {
   return state == kFailed ? std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes)) : "";
 }
 
+// Reads without a lock: a rank stores its processors once, before the ranks tell each other that their pages are made.
 base::CpuSet ControlPage::union_of_cpus() const {
   base::CpuSet all;
   CPU_ZERO(&all);

@@ -1,5 +1,5 @@
-// Control messages as frames. A message is its length and its bytes, cut into pieces that MPI sends eagerly. Frames between two
-// ranks arrive in order.
+// Control messages as frames. A message is its length and its bytes, cut into pieces so short that MPI sends nearly all of them
+// eagerly. Frames between two ranks arrive in order.
 // Thread: one object, one thread. Owns: the part of the next message that has arrived. Blocks: no. Throws: Error(Internal) on
 // frames that no correct sender makes. Memory grows with the bytes that arrive, never with an announced length.
 #pragma once

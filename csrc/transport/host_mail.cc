@@ -5,6 +5,13 @@
 //    sender    send() ──► unsent ──► push_unsent() ──► ring
 //    receiver                                          ring ──► take() ──► begun ──► receive()
 //
+// An example: a message of 100000 bytes, and a ring of 64 KiB, whose largest piece has 32760 bytes.
+//
+//    sender      send()       two pieces of 32760 bytes fill the ring; 34480 bytes wait in `unsent`; the bell rings
+//    receiver    receive()    takes both pieces into `begun`; the sender waits for room, so its bell rings; returns false
+//    sender      receive()    stores the pieces of 32760 and 1720 bytes, the last one marked as last
+//    receiver    receive()    takes them, and returns the message
+//
 // The sender rings the receiver's bell after it has stored something. The receiver rings the sender's bell after it has made
 // room, if the sender waits for room (mail_ring.h). Without that, a rank that sleeps with unsent messages would sleep until its
 // time limit.

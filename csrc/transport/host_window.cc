@@ -1,3 +1,14 @@
+// Where everything lies in the window:
+//
+//    window           region 0: head, ledger | region 1 | ... | part of rank 0 | part of rank 1 | ...
+//    part of a rank   its flags in all regions | its prepared inputs, two for each region | the rings to this rank, for each
+//                     rank one of mail and one of payloads | padding to a page | its tiles, two for each region
+//
+// An example: four ranks and the usual sizes. A tile has 512 KiB, so a rank's 16 tiles take 8 MiB. The rings from one rank to
+// another have 64 KiB for mail and 128 KiB for payloads. A part also has rings from the rank to itself, which nobody uses.
+//
+// Who takes which pages: the host's first rank those of the heads and ledgers, and each rank those of its own part. No rank
+// uses the window before all have done that: share() in mpi_env.cc waits for all.
 #include "transport/host_window.h"
 
 #include <unistd.h>
@@ -7,6 +18,8 @@
 namespace hvdlite::transport {
 namespace {
 
+// reserve() comes first, because it reports a lack of memory as an error. The stores then map the pages into this process. The
+// memory is zero already, so the stores change nothing.
 void take(SharedMemory& memory, const std::byte* start, std::size_t bytes) {
   const auto offset = static_cast<std::size_t>(start - memory.data());
   memory.reserve(offset, bytes);

@@ -8,8 +8,38 @@
 //    send first      the receive copies from the sender's memory, or from the copy in the mailbox if the send is short: such a
 //                    send is complete already, and its memory may have changed
 //
-// Matches and withdrawals (cancel) happen under the lock of the receiver's mailbox. So no transfer is both matched and
-// withdrawn. The other side learns of the match from the operation's atomic state.
+// The life of a transfer. Its PostedTransfer lies in its endpoint's operations_, and its ticket names the place there:
+//
+//    post() ─┬─ the other side waits ──────► kComplete, or kFailed if the sizes differ
+//            ├─ a short send ──────────────► kComplete; a copy of its bytes waits
+//            └─ otherwise: kPending ─┬─ post() of the other side ──► kComplete, or kFailed
+//                                    ├─ test() after a kill ───────► kFailed, withdrawn
+//                                    └─ close() ───────────────────► withdrawn
+//    test() ─┬─ kComplete: returns true, and the place serves a later transfer
+//            └─ kFailed: throws; the place is not used again
+//
+// An example: rank 0 sends 8 bytes and then 100 bytes to rank 1 with tag 5, and rank 1 posts its receives later.
+//
+//    rank 0    post_send(1, 5), 8 bytes      the mailbox of rank 1 gets a copy; the send is complete
+//    rank 0    post_send(1, 5), 100 bytes    the mailbox gets a pointer to the transfer; the send is pending
+//    rank 1    post_recv(0, 5), 8 bytes      takes the copy; the receive is complete
+//    rank 1    post_recv(0, 5), 100 bytes    copies from rank 0's memory, completes both transfers, and rings rank 0
+//
+// Each mailbox has one lock, and no function holds two of them:
+//
+//    post(), cancel()                       the lock of the receiver's mailbox     streams; post() also copies under it
+//    send_message(), receive_message()      the lock of the receiver's mailbox     messages
+//    lose(), leave(), loss_of()             the lock of that rank's mailbox        loss, left
+//    test()                                 none, unless it calls cancel()         the transfer's atomic state
+//
+// Matches and withdrawals (cancel) happen under the same lock. So no transfer is both matched and withdrawn, and when cancel()
+// returns, no other thread copies from or to the transfer's memory. The other side learns of the match from the atomic state.
+//
+// kill() marks the rank as dead and reports its loss, as lose() does. It changes no transfer: the dead rank's thread and the
+// other ranks find the mark in their next calls.
+//
+// process_of() is always 0 here, so payload streams (payload_stream.h) never read another rank's memory: all payloads go
+// through their rings.
 //
 // Control messages between ranks that share a window go through HostMail, by the same code as between processes. So tests that
 // run in one process cover the rings as well.
@@ -129,6 +159,7 @@ class Fabric {
                                                  std::to_string(size() - 1));
   }
 
+  // The mark comes first: when find_lost_peer() reports the rank, posts to it already throw.
   void kill(int rank) {
     box(rank).dead.store(true, std::memory_order_release);
     lose(rank, "was killed");
@@ -142,6 +173,7 @@ class Fabric {
       if (lost.left || !lost.loss.empty()) return;
       lost.loss = how;
     }
+    // After the cause: a rank that sees the new count finds the cause.
     losses_.fetch_add(1, std::memory_order_release);
     moved();
     for (int other = 0; other < size(); ++other) box(other).bell.ring();
@@ -161,7 +193,8 @@ class Fabric {
     return lost.loss;
   }
 
-  // Takes an unmatched operation out of its mailbox. Returns false if it was matched meanwhile.
+  // Takes an unmatched operation out of its mailbox. Returns false if it was matched meanwhile. A stream without transfers is
+  // erased, here and in post(): most operations have tags of their own, so the mailbox would fill with empty streams.
   bool cancel(PostedTransfer& operation) {
     Mailbox& target = box(operation.mailbox);
     const std::lock_guard lock(target.mutex);
@@ -191,14 +224,17 @@ using UnmatchedTransfer = Fabric::UnmatchedTransfer;
 using Mailbox = Fabric::Mailbox;
 using State = Fabric::State;
 
+// The key of a stream in the receiver's mailbox: the source in the upper half, the tag in the lower half.
 std::uint64_t key_of(int source, std::uint32_t tag) {
   return static_cast<std::uint64_t>(source) << 32 | tag;
 }
 
+// An empty transfer may have null pointers, which memcpy must not get.
 void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
+// Takes the source and the tag out of the key.
 std::string size_mismatch(std::uint64_t key, int target, std::size_t sent, std::size_t wanted) {
   const auto tag = static_cast<std::uint32_t>(key);
   return "rank " + std::to_string(key >> 32) + " sent " + std::to_string(sent) +
@@ -225,6 +261,7 @@ class Endpoint final : public Transport {
     }
   }
 
+  // After announce_leaving() the loss does not count. `connected` comes last: only then may a new endpoint of this rank post.
   ~Endpoint() override {
     close();
     fabric_->lose(rank_, "ended without leaving");
@@ -250,6 +287,8 @@ class Endpoint final : public Transport {
     return posted.ticket;
   }
 
+  // If cancel() finds nothing, the other side has matched the transfer just before. Then the state, which is read again, has
+  // the result, and the loss shows in a later call.
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
     PostedTransfer& operation = named(ticket);
@@ -268,6 +307,7 @@ class Endpoint final : public Transport {
     return true;
   }
 
+  // A message to a dead rank vanishes, as a message to a killed process may. Its sender learns of the loss by find_lost_peer().
   void send_message(int peer, std::vector<std::byte> message) override {
     HVD_CHECK(peer != rank_);
     fabric_->check_rank(peer);
@@ -294,6 +334,7 @@ class Endpoint final : public Transport {
       return true;
     }
     if (host_only) return false;
+    // Messages of ranks that share no window with this rank, of all of them in the order of sending.
     Mailbox& mine = fabric_->box(rank_);
     const std::lock_guard lock(mine.mutex);
     if (mine.messages.empty()) return false;
@@ -323,6 +364,7 @@ class Endpoint final : public Transport {
   }
 
   void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
+  // The result is always true: a withdrawn transfer's memory is not touched any more, and a matched one's copy is over.
   bool close() override {
     if (mail_) mail_->close();
     for (PostedTransfer& operation : operations_) {
@@ -335,6 +377,7 @@ class Endpoint final : public Transport {
 
   void announce_leaving() override { fabric_->leave(rank_); }
 
+  // Equal counts mean that nothing is new, so the usual call takes no lock. The own loss is counted as told, but not reported.
   bool find_lost_peer(int* rank, std::string* how) override {
     if (fabric_->losses() == told_count_) return false;
     for (int peer = 0; peer < size(); ++peer) {
@@ -377,10 +420,12 @@ class Endpoint final : public Transport {
     const std::lock_guard lock(box.mutex);
     const auto place = box.streams.try_emplace(key).first;
     auto& [unmatched, are_sends] = place->second;
+    // Transfers of the same kind wait, or none: this one is the last in their order.
     if (unmatched.empty() || are_sends == sends) {
       are_sends = sends;
       unmatched.push_back({&own, data, bytes});
       if (sends && bytes <= kEagerBytes) {
+        // `data` stays valid when the UnmatchedTransfer is moved, because a moved vector keeps its memory.
         UnmatchedTransfer& left = unmatched.back();
         left.copy.resize(bytes);
         copy_bytes(left.copy.data(), data, bytes);
@@ -396,6 +441,7 @@ class Endpoint final : public Transport {
     const UnmatchedTransfer mine = {&own, data, bytes};
     const UnmatchedTransfer& from = sends ? mine : other;
     const UnmatchedTransfer& to = sends ? other : mine;
+    // An eager send has no PostedTransfer any more. Then `own` stands for both sides.
     PostedTransfer& theirs = other.operation != nullptr ? *other.operation : own;
     if (from.bytes != to.bytes)
       reject(theirs, own, size_mismatch(key, receiver, from.bytes, to.bytes));
@@ -437,9 +483,10 @@ class Endpoint final : public Transport {
   int rank_;
   HostWindow window_;
   bool use_window_;
-  std::vector<int> neighbours_;            // the ranks of this host by their place there
-  std::optional<HostMail> mail_;           // if they share a window
-  std::deque<PostedTransfer> operations_;  // the ticket with id n names operations_[n - 1]
+  std::vector<int> neighbours_;   // the ranks of this host by their place there
+  std::optional<HostMail> mail_;  // if they share a window
+  // The ticket with id n names operations_[n - 1]. In a deque elements keep their addresses, to which mailboxes point.
+  std::deque<PostedTransfer> operations_;
   std::vector<std::uint64_t> free_;
   std::vector<bool> told_;  // by rank: has find_lost_peer reported its loss?
   int told_count_ = 0;
@@ -449,7 +496,8 @@ class Endpoint final : public Transport {
 
 namespace {
 
-// One for each rank of a host, all over one memory. Null: results are private.
+// One for each rank of a host, all over one memory. Null: results are private. Each rank has an object of its own, as in a
+// process of its own: an object gives blocks of one part only. A memfd may be impossible here, and the tests run without it.
 std::vector<std::shared_ptr<ResultMemory>> share_results(std::size_t ranks) {
   std::vector<std::shared_ptr<ResultMemory>> results(ranks);
   if (ranks == 1) return results;
@@ -468,6 +516,7 @@ std::vector<std::shared_ptr<ResultMemory>> share_results(std::size_t ranks) {
   return results;
 }
 
+// The memory of a window. The ranks are threads of one process, so it need not be shared memory. It is zero at first.
 std::shared_ptr<std::byte> map_privately(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -476,6 +525,8 @@ std::shared_ptr<std::byte> map_privately(std::size_t bytes) {
 
 }  // namespace
 
+// The ranks of a host get their places in the order of their ranks, and the first one stands for the host (hosts_). Hosts come
+// in the order of their numbers, so `windows` sorts their ranks for windows_, which has one entry for each rank.
 Fabric::Fabric(const FabricShape& shape)
     : boxes_(static_cast<std::size_t>(shape.size)), hosts_(boxes_.size()), rings_(shape.rings) {
   std::map<int, std::vector<int>> hosts;  // their ranks, by number of the host

@@ -1,4 +1,12 @@
 // Why MPI_Comm_idup: MPI_Comm_dup may block until all ranks call it. MPI_Comm_idup does not, and open() polls its request.
+//
+//    MpiEntrance()    loads the shim, and begins the duplicate; with takes_comm there is none
+//    open()           polls; when the duplicate is complete, comm_ gets its handle
+//    take()           sets the error handler, and makes the transport
+//    ~MpiEntrance()   if the duplicate is not complete: leaves its memory to MPI (release() without a free)
+//
+// For the transport each rank is alone on its host, with pid 0, which means unknown. So it has no page, no window and no bell:
+// all messages are MPI's, and JobDriver polls. The ranks introduce themselves in messages (job/job.h).
 #include "transport/mpi_entrance.h"
 
 #include <utility>
@@ -23,6 +31,8 @@ MpiEntrance::MpiEntrance(const char* shim_path, const void* comm_address, bool t
 
 MpiEntrance::~MpiEntrance() { static_cast<void>(duplicate_.release()); }
 
+// The request belongs to given_, on which MPI_Comm_idup was called. given_ still has the program's error handler, so an error
+// may end this process instead of being returned.
 bool MpiEntrance::open() {
   if (!duplicate_) return true;
   int done = 0, source = 0, bytes = 0;

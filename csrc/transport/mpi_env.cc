@@ -11,7 +11,21 @@
 //
 // The result of share() must be the same on all ranks of a host: a rank that waited in shared memory for a rank that sends
 // messages would wait for ever. So each attempt ends with an allgather of the problems, and a rank without a problem drops its
-// memory again if another rank has one.
+// memory again if another rank has one. An attempt with one kind of memory:
+//
+//    first rank of the host              other ranks of the host
+//    create the memory                   -
+//    MPI_Bcast of the Address            MPI_Bcast; an Address that does not exist: they try nothing
+//    make the object over the memory     open the memory, make the object over it
+//    MPI_Allgather of the problems       MPI_Allgather; no problem on any rank: done
+//    unlink the name                     -
+//
+// An example: the machine has no memory for rank 2's part of the window. Rank 2's make() throws, ranks 0 and 1 have their
+// windows. All three read rank 2's text, drop what they have, and try the next kind. After the last kind the texts of all
+// attempts go into one line of the log, and the ranks exchange tensors by MPI's messages.
+//
+// If MPI itself fails in a step, check() throws. The destructor of Revoking then revokes the communicators, so that the other
+// ranks, which may wait in the same collective, get an error as well (only with fault tolerance).
 #include "transport/mpi_env.h"
 
 #include <unistd.h>
@@ -74,7 +88,7 @@ struct HostRanks {
 };
 
 // Returns what make() builds over memory that all ranks of the host map. The leader makes the memory, the others open it. If
-// one rank cannot, the result is null on all of them, and why_not has the reason.
+// one rank cannot, the result is null on all of them, and why_not has the reasons, one for each kind that was tried.
 template <typename Thing, typename Make>
 std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
@@ -110,6 +124,8 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
     std::vector<Problem> all(static_cast<std::size_t>(host.size));
     check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
           "MPI_Allgather");
+    // Now no rank opens the memory any more. Without the object, the memory's destructor has removed the name already, and
+    // `original` points to no object.
     if (thing && original != nullptr) original->unlink();
     // If the leader could not make the memory, only the leader reports a problem, because the other ranks tried nothing.
     const auto told =
@@ -132,6 +148,7 @@ std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::C
     constexpr std::size_t kPage = ResultMemory::kHugePage;
     part = (2 * config.output_cache_bytes + kPage - 1) / kPage * kPage;
   }
+  // The first rank decides for all, because some of these knobs may differ between ranks.
   check(host.mpi, host.mpi->bcast(&part, sizeof(part), 0, host.comm), "MPI_Bcast");
   if (part == 0) return nullptr;
   const std::string memfd = "memfd";
@@ -161,6 +178,11 @@ bool some_share_a_host(const std::vector<int>& leaders) {
 
 }  // namespace
 
+// The first case that holds:
+//
+//    the knob spin_us is set              poll for that time
+//    a processor for each rank            poll for kSpin, then yield for kYield
+//    fewer processors, or none known      yield for kYieldWhereShared
 base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks) {
   base::WaitPolicy waiting;
   waiting.core_to_spare = cpus >= 2 * ranks;
@@ -178,6 +200,9 @@ base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks)
 
 // For each rank whose machine is known: if the first rank of this machine has another leader, both hosts become one, and the
 // smaller number is its leader. A merge replaces the leader of all ranks of a host, also of those that were merged before.
+//
+// An example: the machines are a, a, b, b, and MPI has found only that ranks 2 and 3 share a host: leaders 0, 1, 2, 2. Rank 1
+// has another leader than rank 0, the first rank of machine a. So the result is 0, 0, 2, 2.
 std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines) {
   std::map<std::string, int> first;  // first rank of each machine
   for (std::size_t r = 0; r < leaders.size(); ++r) {
@@ -192,6 +217,8 @@ std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::st
   return leaders;
 }
 
+// An example: host A has the ranks 0, 1 and 2, host B has 3 and 4. Rank 4 has local rank 1 of 2, and its cross group is rank 1
+// and rank 4, where it is the second of 2. Rank 2 has local rank 2 of 3, and is alone in its cross group.
 base::Topology place(const std::vector<int>& leaders, int rank) {
   std::map<int, std::vector<int>> hosts;
   for (std::size_t r = 0; r < leaders.size(); ++r) hosts[leaders[r]].push_back(static_cast<int>(r));
@@ -227,6 +254,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
   int rank = 0, size = 0;
   check(mpi, mpi->comm_rank(comm, &rank), "MPI_Comm_rank");
   check(mpi, mpi->comm_size(comm, &size), "MPI_Comm_size");
+  // The key is the rank, so the host communicator has the order of ranks, and its rank 0 is the lowest rank of the host.
   int leader = rank;
   check(mpi, mpi->comm_split_shared(comm, rank, &host), "MPI_Comm_split_type");
   on_failure.comms.push_back(host);
@@ -244,6 +272,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
   }
   std::vector<int> merged = merge_hosts(leaders, machines);
   if (merged != leaders) {  // on all ranks or on none
+    // A communicator leaves the list before it is freed, because a freed one must not be revoked.
     on_failure.comms.pop_back();
     check(mpi, mpi->comm_free(&host), "MPI_Comm_free");
     check(mpi, mpi->comm_split(comm, merged[static_cast<std::size_t>(rank)], rank, &host),
@@ -300,6 +329,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
     const base::Logger log(config.log_level, config.log_timestamps, rank, size);
     if (!problem.empty()) log.write(base::LogLevel::kWarning, "init", problem);
   }
+  // Without a page this rank does not know on which processors the others may run. It then waits as if they shared one.
   int processors = 0;
   if (page) {
     const base::CpuSet cpus = page->union_of_cpus();

@@ -1,5 +1,23 @@
 // The table of mpi_abi.h for one MPI. This file is compiled once for each MPI found at build time, so it includes mpi.h and
 // knows that MPI's handles, constants and versions. It needs no other file of hvdlite, and links only to MPI.
+//
+// What differs between the MPIs, and where it is hidden:
+//
+//                             Open MPI                       MPICH's family        hidden by
+//    handles                  pointers                       ints                  wrap(), unwrap()
+//    constants                its own values                 its own values        query_thread(), any_source
+//    fault tolerance          in some builds (weak symbols)  not used              revoke, failed_rank: null without it
+//
+// The life of a request: isend(), irecv() or comm_idup() makes it, and its handle lies in the caller's hvdlite_mpi_request.
+// Each test() first asks MPI for its state, which frees nothing (the comment of test() says why):
+//
+//    MPI_Request_get_status         test()
+//    fails                          returns the error; the request stays
+//    says: not complete             done 0; some of these polls ask for lost ranks, and return that as an error
+//    says: complete, with an error  returns the error; the request stays
+//    says: complete                 MPI_Test frees the request; done 1
+//
+// Threads: this file has no state but a counter for each thread. So two threads may use it at once if MPI allows that.
 #include <mpi.h>
 #if defined(OPEN_MPI) && OPEN_MPI
 #include <mpi-ext.h>
@@ -44,6 +62,7 @@ Handle unwrap(const Opaque& opaque) {
 
 MPI_Comm comm_of(hvdlite_mpi_comm comm) { return unwrap<MPI_Comm>(comm); }
 
+// A new communicator inherits the error handler of the one from which it was made, and that handler may end the job.
 int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
   *out = wrap<hvdlite_mpi_comm>(comm);
   return MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
@@ -51,6 +70,7 @@ int adopt(MPI_Comm comm, hvdlite_mpi_comm* out) {
 
 // --- the library ---------------------------------------------------------------------------------------------------------
 
+// MPI fixes only the order of its thread levels, not their values.
 int query_thread(int* level) {
   int provided = MPI_THREAD_SINGLE;
   const int error = MPI_Query_thread(&provided);
@@ -63,6 +83,7 @@ int query_thread(int* level) {
 
 // --- communicators -------------------------------------------------------------------------------------------------------
 
+// The address is that of an MPI_Comm variable, which mpi4py keeps in its Comm object.
 int comm_from_address(const void* address, hvdlite_mpi_comm* out) {
   MPI_Comm comm;
   std::memcpy(&comm, address, sizeof(comm));
@@ -76,6 +97,7 @@ int comm_dup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out) {
   return error != MPI_SUCCESS ? error : adopt(result, out);
 }
 
+// Does not set the error handler, because the duplicate exists only when the request is complete. comm_adopt() sets it then.
 int comm_idup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request) {
   // wrap() and unwrap() copy a handle to and from the lowest bytes of its bits.
   static_assert(sizeof(MPI_Comm) <= sizeof(out->bits));
@@ -128,7 +150,9 @@ int tag_upper_bound(hvdlite_mpi_comm comm, int* bound) {
 // --- failures ------------------------------------------------------------------------------------------------------------
 
 #if HVDLITE_SHIM_ULFM
-// Open MPI's MPI_Request_get_status ignores failures, so some polls ask the communicator.
+// Open MPI's MPI_Request_get_status ignores failures, so some polls ask the communicator. A revoked communicator counts as a
+// loss, because ranks revoke it after one. A communicator that cannot be asked counts as healthy, because a wrong report would
+// end the job.
 int health(MPI_Comm comm) {
   if (MPIX_Comm_is_revoked == nullptr || MPIX_Comm_get_failed == nullptr) return MPI_SUCCESS;
   int revoked = 0;
@@ -144,6 +168,8 @@ int health(MPI_Comm comm) {
 
 int revoke(hvdlite_mpi_comm comm) { return MPIX_Comm_revoke(comm_of(comm)); }
 
+// Translates the failed processes to ranks of the communicator, and returns the first that the caller does not know. The empty
+// group may be MPI's own constant, which must not be freed.
 int failed_rank(hvdlite_mpi_comm comm, const int* known, int count) {
   MPI_Group failed = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
   if (MPIX_Comm_get_failed(comm_of(comm), &failed) != MPI_SUCCESS) return -1;
@@ -172,6 +198,7 @@ int health_now_and_then(MPI_Comm comm) {
   return ++polls % kPollsBetween == 0 ? health(comm) : MPI_SUCCESS;
 }
 
+// An error code may carry details, so its class is compared.
 int is_loss(int error) {
   int kind = 0;
   if (error == MPI_SUCCESS || MPI_Error_class(error, &kind) != MPI_SUCCESS) return 0;
@@ -183,6 +210,7 @@ int is_loss(int error) {
 #endif
 }
 
+// MPI's text may be longer than the caller's memory. Then it is cut.
 void error_text(int error, char* text, int capacity) {
   char buffer[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
@@ -238,6 +266,7 @@ int cancel(hvdlite_mpi_request* request) {
 
 // --- blocking, in init() -------------------------------------------------------------------------------------------------
 
+// `all` gets the bytes of all ranks, in the order of their ranks.
 int allgather(const void* mine, int bytes, void* all, hvdlite_mpi_comm comm) {
   return MPI_Allgather(mine, bytes, MPI_BYTE, all, bytes, MPI_BYTE, comm_of(comm));
 }
@@ -252,6 +281,7 @@ int bcast(void* data, int bytes, int root, hvdlite_mpi_comm comm) {
 #error "mpi.h is neither Open MPI's nor one of MPICH's family"
 #endif
 
+// What this MPI does not have stays null: callers ask `revoke == nullptr` instead of knowing the MPI.
 hvdlite_mpi make_table() {
   hvdlite_mpi table{};
   table.abi_version = HVDLITE_MPI_ABI_VERSION;

@@ -1,19 +1,30 @@
-// How the transport uses MPI. All calls are non-blocking, and MPI may make progress only inside of them, so the engine's thread
-// polls with test() and receive_message().
+// How the transport uses MPI. All calls are non-blocking, and MPI may make progress only inside of them. So the holder of the
+// progress token polls, with test() and receive_message().
 //
 //    data      MPI_Isend / MPI_Irecv with a tag of the operation; a message longer than limit_to() is cut into parts
 //    control   in the host: HostMail, if there is a window; else frames of MPI with control_tag_
-//              to other hosts: frames of MPI. A frame is short enough to be sent eagerly, so a send never waits for a receive
+//              to other hosts: frames of MPI with control_tag_
 //    doorbell  ControlPage's bell, inside the host. Ranks of other hosts cannot ring: there the engine polls (pacing.h)
 //
-// Receives of control frames are always posted: kPostedFrames of them, from any source. MPI matches them in the order of
-// posting, and frames of one sender keep their order. So only the oldest receive is tested.
+// The way of the frames of control messages between their lists:
+//
+//    sender      send_message() ──► outgoing_ ── reap_outgoing(): sent ──► freed
+//    receiver    spare_ ── post_frame_receives() ──► incoming_ ── receive_by_mpi(): arrived ──► spare_
+//    close()     outgoing_ and incoming_, if MPI still has the request ──► given_up_
+//
+// There are kPostedFrames frames to receive with. Each look first posts a receive, from any source, for each spare one. MPI
+// matches the receives in the order of posting, and frames of one sender keep their order. So only the oldest receive is
+// tested. An example, 20000 bytes from rank 1 on another host and 100 bytes from rank 2, in the order of arrival:
+//
+//    from 1    16384 bytes: the length (8 bytes), the first 16376 bytes    assemblers_[1] has a part of a message
+//    from 2    108 bytes: the length, 100 bytes                            receive_message() returns rank 2's message
+//    from 1    3624 bytes: the rest                                        the next call returns rank 1's message
 //
 // A Ticket is the number of a slot in `posted_` plus 1, and 0 is no ticket. A slot is used again after its ticket has been
-// tested as complete.
+// tested as complete. If MPI refuses a part, post() throws and the slot stays taken, because MPI may have the parts before it.
 //
 // What a failure leaves behind: MPI may still write to the memory of a request that has not ended. Such memory is never freed:
-// close() keeps the frames, and the engine keeps the tensors.
+// close() keeps the frames, and returns false if a slot is taken, so that the engine keeps the tensors.
 #include "transport/mpi_transport.h"
 
 #include <algorithm>
@@ -34,18 +45,20 @@ namespace {
 
 // The tags of data begin here, above those of control messages.
 constexpr int kFirstDataTag = 2;
-// Every known MPI sends frames of these sizes eagerly, to another host and within a host. Longer messages take several frames.
+// Longer messages take several frames. A frame should be sent eagerly, that is, without asking the receiver first. Open MPI's
+// limits, which include its own header, are 64 KiB over TCP and 4 KiB within a host. So it asks only before a full frame within
+// a host, which only ranks without a window send.
 constexpr std::size_t kFrameBytes = 16384;
 constexpr std::size_t kFrameBytesInHost = 4096;
 constexpr int kPostedFrames = 8;
-// MPI sends smaller messages eagerly, so their sender does not wait for the receiver.
+// Up to about this size, MPI sends a message to a rank of the same host eagerly, so the sender does not wait for the receiver.
 constexpr std::size_t kLargeBytes = 4096;
 constexpr const char* kReceiving = "receiving control messages";
 
 }  // namespace
 
-// tag_bits_: MPI_TAG_UB is the largest tag, at least 32767. Tags of data are kFirstDataTag plus a number of tag_bits_ bits. One
-// bit less than MPI offers leaves room for that offset.
+// tag_bits_ is the largest b for which the largest tag of data, kFirstDataTag + 2^b - 1 = 2^b + 1, is at most MPI_TAG_UB. With
+// the smallest MPI_TAG_UB that the standard allows, 32767, b is 14.
 MpiTransport::MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                            std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                            std::unique_ptr<HostWindow> window, bool windows_everywhere,
@@ -93,7 +106,11 @@ MpiTransport::~MpiTransport() {
   }
 }
 
-// The communicator is not freed, because that is collective, and a leaving rank must not wait for others.
+// The communicator is not freed, because that is collective, and a leaving rank must not wait for others. A second call, by the
+// destructor, finds no frames any more. After MPI_Finalize nothing may be called, and MPI touches no memory.
+//
+// A cancelled receive ends soon, also if a frame has come for it; the frame is then lost. A request that has not ended after
+// some tries may never end, and so its frame is given up. Sends are not cancelled.
 bool MpiTransport::close() {
   if (mail_) mail_->close();
   int finalized = 0;
@@ -116,7 +133,8 @@ bool MpiTransport::close() {
   return posted_.size() == free_slots_.size();
 }
 
-// An error of a lost rank becomes PeerLost, so that the engine can find out which rank it was; every other error ends the job.
+// The text names the peer of the operation, which need not be the lost rank (`test` in mpi_abi.h). For calls without a peer the
+// callers give this rank.
 void MpiTransport::check(int error, int peer, const char* what) const {
   if (error == 0) return;
   refuse(mpi_, error, std::string(what) + " (" + describe_peer(peer) + "): ");
@@ -148,8 +166,8 @@ std::size_t MpiTransport::limit_to(int peer) const {
   return std::clamp(limit, std::size_t{1}, std::size_t{INT_MAX});
 }
 
-// Only this function converts a size to MPI's int. A larger message is sent in several parts, which both sides cut in the same
-// way.
+// A message longer than limit_to() is sent in parts. Both sides cut it in the same way, because all ranks have the same
+// limits_. The loop runs at least once, so a message of 0 bytes is sent too.
 template <typename Post>
 Ticket MpiTransport::post(int peer, bool is_recv, std::size_t bytes, Post post_part) {
   const Ticket ticket = take_slot(peer, is_recv, bytes);
@@ -207,13 +225,13 @@ bool MpiTransport::test(Ticket& ticket) {
 
 // --- control plane --------------------------------------------------------------------------------------------------
 
-// If MPI refuses one frame, the frames before it are on the way. Then check() throws, and the engine ends: a later message to
-// this peer would be joined to half a message.
+// If MPI refuses a frame, the frames before it are on the way. check() then throws, which makes this rank fail. It could not go
+// on: the peer would join the next message to the half one.
 void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   if (has_mail_with(peer)) return mail_->send(local_rank_of(peer), std::move(message));
   const std::vector<std::byte> stream = in_frames(message);
   const std::size_t most = host_of(peer) == host_of(rank_) ? kFrameBytesInHost : kFrameBytes;
-  // All frames are made before the first is sent. After a part of a message, the next one would be taken for the rest.
+  // All frames are made before the first is sent. So a lack of memory leaves no half message behind.
   Frames frames;
   for (std::size_t offset = 0; offset < stream.size(); offset += most) {
     const auto start = stream.begin() + static_cast<std::ptrdiff_t>(offset);
@@ -276,7 +294,7 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message,
 bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
-    // If MPI refuses another receive, what has come is given first: it may be the reason.
+    // If MPI refuses another receive, what has come is given first: a message may tell the cause, such as a rank's failure.
     const int refused = post_frame_receives();
     int done = 0, from = 0, bytes = 0;
     if (!incoming_.empty()) {

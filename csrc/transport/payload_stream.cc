@@ -1,9 +1,10 @@
-// How a payload crosses: the steps of both sides for one payload. A call of advance() moves at most kAtOnce bytes and waits for
-// nothing.
+// How a payload crosses. A call of advance() goes through as many stages as it can, moves at most kAtOnce bytes of the payload,
+// and waits for no other rank. The engine's passes call it for the first payload of each direction, again and again
+// (engine/execution/transfers.cc).
 //
 //    stage      sender                                           receiver
 //    kNew       stores the header, if the ring has room          takes the header, if it is there
-//    kOffered   waits until the header is counted as read        reads the sender's memory, at most kAtOnce bytes a call;
+//    kOffered   goes on when the header is counted as read       reads the sender's memory, at most kAtOnce bytes a call;
 //                                                                then counts the header as read
 //    kStreamed  copies the payload into the ring                 copies it out of the ring
 //
@@ -11,9 +12,24 @@
 // there, and nothing is copied. If the kernel refused, `done_` is 0 and the payload is streamed. So there is no other path for
 // a refusal.
 //
+// An example: 3 MiB through an empty ring, and each call of process_vm_readv reads all bytes that it is asked for.
+//
+//    sender      advance()    stores the header                              kSome
+//    receiver    advance()    takes the header, reads the first MiB          kSome
+//    sender      advance()    the header is not counted as read yet          kNone
+//    receiver    advance()    reads the second MiB                           kSome
+//    receiver    advance()    reads the third, counts the header as read     kDone
+//    sender      advance()    sees that count                                kDone
+//
+// If the kernel refuses instead, the receiver's first call stores `refused`, counts the header as read and returns kSome. Then
+// the sender streams the 3 MiB.
+//
 // The order of stores makes that safe: the receiver stores `refused` before it counts the header as read (release), and the
 // sender looks at `refused` after it has seen that count (acquire, in room()). The sender's memory belongs to the receiver
 // until that count.
+//
+// Only the receiver checks counts of the ring (there()). The sender need not: whatever `read` says, the sender stores at most a
+// quarter of the ring at once, and copy_in() stays inside of the ring.
 #include "transport/payload_stream.h"
 
 #include <sys/uio.h>
@@ -33,12 +49,14 @@ namespace {
 
 // From this size on, one copy by the kernel is faster than two copies by the ranks.
 constexpr std::size_t kOfferedBytes = 32 * 1024;
-// The most that one step copies. It is limited because other operations also have to advance.
+// The most of a payload that one call copies. It is limited because other operations also have to advance.
 constexpr std::size_t kAtOnce = std::size_t{1} << 20;
-// The number of pieces in which both sides go through the ring, so that they copy at the same time.
+// A piece is at most this part of the ring. Each side publishes each piece, so the receiver copies the first one while the
+// sender copies the second.
 constexpr std::size_t kPiecesInRing = 4;
 
-// The proof: no other process has this value at this address, except a parent or a child after fork().
+// The proof that a process number belongs to the sender. The value is almost certainly in no other process at this address,
+// because the time is part of it, in nanoseconds; except in a parent or a child after fork(), which have a copy.
 const std::uint64_t& own_proof() {
   static const std::uint64_t proof =
       static_cast<std::uint64_t>(getpid()) << 32 ^
@@ -69,8 +87,7 @@ void PayloadWriter::put(std::span<const std::byte> bytes) {
   ring_.head->written.store(written_, std::memory_order_release);
 }
 
-// Offers the payload's address if the receiver may try to read it. Small payloads are never offered: two copies through a ring
-// that is in the cache are faster than one system call.
+// One put() stores the whole header, so the receiver never sees a part of a header.
 bool PayloadWriter::put_header(std::span<const std::byte> payload) {
   if (room() < sizeof(PayloadHeader)) return false;
   const bool offered = offers_ && payload.size() >= kOfferedBytes &&
@@ -87,8 +104,7 @@ bool PayloadWriter::put_header(std::span<const std::byte> payload) {
   return true;
 }
 
-// Copies in pieces of a quarter of the ring and publishes each piece, so that the receiver copies the first piece while this
-// side copies the second.
+// Moves nothing if the receiver has read the payload: `done_` is its size then. The same holds for a payload of 0 bytes.
 bool PayloadWriter::stream(std::span<const std::byte> payload) {
   const std::size_t begin = done_, end = std::min(payload.size(), done_ + kAtOnce);
   while (done_ < end) {
@@ -105,7 +121,7 @@ Progress PayloadWriter::advance(std::span<const std::byte> payload) {
   if (stage_ == Stage::kNew) return Progress::kNone;
   if (stage_ == Stage::kOffered) {
     if (room() < ring_.capacity) return any ? Progress::kSome : Progress::kNone;
-    // The receiver counts the header as read after it has read the payload.
+    // The ring is empty: the receiver has counted the header as read, after it has read the payload or found that it cannot.
     if (ring_.head->refused.load(std::memory_order_relaxed) == 0) done_ = payload.size();
     stage_ = Stage::kStreamed;
   }
@@ -154,7 +170,11 @@ void PayloadReader::take_header(std::size_t bytes) {
   if (stage_ == Stage::kStreamed) publish();
 }
 
-// Returns false if the kernel refuses, or if the number belongs to another process.
+// Reads the proof and the next bytes with one system call. Returns false if the kernel refuses, or if the number belongs to
+// another process. In that case bytes of the other process may lie in `payload` until the payload is streamed over them.
+//
+// The kernel may read less than it is asked for. Then the next call goes on behind what has come. No byte behind the proof
+// counts as a refusal, so that each call that returns true has moved the payload on.
 bool PayloadReader::read_memory(std::span<std::byte> payload) {
   const std::size_t bytes = std::min(payload.size() - done_, kAtOnce);
   std::uint64_t proof = 0;
@@ -162,7 +182,7 @@ bool PayloadReader::read_memory(std::span<std::byte> payload) {
                                    iovec{payload.data() + done_, bytes}};
   const std::array<iovec, 2> from = {at(header_.proof_address, sizeof(proof)),
                                      at(header_.address + done_, bytes)};
-  errno = ESRCH;
+  errno = ESRCH;  // the cause if the sender's number is not known: then nothing is called
   const ssize_t got =
       writer_ > 0 ? process_vm_readv(writer_, to.data(), to.size(), from.data(), from.size(), 0)
                   : -1;
@@ -192,7 +212,9 @@ Progress PayloadReader::advance(std::span<std::byte> payload) {
   if (stage_ == Stage::kNew) return Progress::kNone;
   if (stage_ == Stage::kOffered) {
     any = read_memory(payload);
+    // The header is not counted as read yet, so the sender keeps its memory as it is for the next call.
     if (any && done_ < payload.size()) return Progress::kSome;
+    // Also what was read in earlier calls comes again through the ring: the sender knows only that its offer was refused.
     if (!any) {
       ring_.head->refused.store(1, std::memory_order_relaxed);
       done_ = 0;

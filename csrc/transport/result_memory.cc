@@ -1,3 +1,33 @@
+// The life of a block of this rank's part. Other ranks only map the part; they never change the list.
+//
+//    call                           in blocks_              pages
+//    get()        add_block()       added, in use           none yet
+//                 populate()        in use                  taken, outside of the lock
+//                   refused         removed                 returned: get() gives the block back, and returns null
+//    use(false)                     kept for later          stay: OutputCache keeps the block for another result
+//    use(true)                      in use                  stay
+//    give_back()                    not in use              being returned, outside of the lock
+//                                   removed                 returned
+//
+// While pages are taken or returned, the block is in the list. So no other thread gets these addresses meanwhile.
+//
+// Where a block lies: in the first gap that is large enough. Its size is rounded up to kGrain; a block of one grain begins at a
+// grain's boundary, and a larger one at a huge page's. An example: the list has a block of 1 MiB at 0 and one of 1.5 MiB at
+// 2 MiB. A block of 3 MiB then begins at 4 MiB, and after that a block of 1 MiB begins at 1 MiB.
+//
+// The locks. The handlers of fork() take the lock of Forks, then those of all ResultMemory objects, and release all of them in
+// the parent and in the child. So a child inherits whole lists, and locks that it can take. All other code takes only one of
+// these locks at a time.
+//
+// What a fork does, with blocks A (in use) and B (kept) in the list:
+//
+//    parent    the handler before() takes the locks and makes a pipe, because A is in use
+//    child     copies A to private memory, moves the copy to A's addresses, closes both ends of its pipe
+//    parent    closes its end for writing, and waits, for a limited time, until no process has such an end
+//
+// If the parent went on at once, it or another rank could store into A before the child has copied it. The end of the pipe also
+// comes if the child is killed, because the kernel then closes its descriptors. B stays shared: no array lies in it, and the
+// child gives it to nobody, because a forked child has no usable engine.
 #include "transport/result_memory.h"
 
 #include <fcntl.h>
@@ -19,11 +49,14 @@
 namespace hvdlite::transport {
 namespace {
 
+// Blocks begin on multiples of this size. It is the size of the smallest result that comes here (kSmallest).
 constexpr std::size_t kGrain = std::size_t{1} << 20;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
 constexpr int kMostTries = 1000;
 constexpr int kMostCopyingMs = 60'000;
 
+// Repeats a system call that a signal has interrupted, or that lacks something for a moment. Without the limit, a process that
+// gets signals faster than the call succeeds would stay here for ever. call() returns 0 or the error.
 template <typename Call>
 int tried(Call call) {
   int error = EINTR;
@@ -34,7 +67,8 @@ int tried(Call call) {
 }
 
 // Takes pages for the whole block at once. False: the system lacks the memory. Otherwise the first write could end the process
-// by SIGBUS.
+// by SIGBUS. A kernel that does not know MADV_POPULATE_WRITE answers EINVAL. Then posix_fallocate takes the pages, and the
+// first touches still cost page faults.
 bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
   const int error = tried([&] { return madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno; });
   if (error != EINVAL) return error == 0;
@@ -51,9 +85,9 @@ std::size_t rounded(std::size_t bytes, std::size_t unit) {
 
 // All objects of this process, for the handlers of fork().
 struct Forks {
-  std::mutex mutex;
+  std::mutex mutex;  // guards both members below, and is held through a fork
   std::vector<ResultMemory*> memories;
-  int pipe[2] = {-1, -1};
+  int pipe[2] = {-1, -1};  // of the fork under way; -1: it has none
 
   static Forks& all() {
     // Never destroyed, because a process may fork while it ends.
@@ -61,6 +95,7 @@ struct Forks {
     return *forks;
   }
 
+  // The handlers are registered once, at the first object: POSIX has no call that removes them.
   void add(ResultMemory* memory) {
     static const int failed =
         pthread_atfork([] { all().before(); }, [] { all().in_parent(); }, [] { all().in_child(); });
@@ -73,6 +108,8 @@ struct Forks {
     std::erase(memories, memory);
   }
 
+  // Without blocks in use there is nothing to copy, so the parent need not wait: no pipe is made. If no pipe can be made, the
+  // parent goes on at once, and the child may copy what the parent has changed meanwhile.
   void before() {
     mutex.lock();
     bool some = false;
@@ -82,15 +119,18 @@ struct Forks {
     }
     if (some && pipe2(pipe, O_CLOEXEC) != 0) pipe[0] = pipe[1] = -1;
   }
+  // Nobody writes into the pipe. poll() returns when no process has an end for writing any more.
   void in_parent() {
     if (pipe[0] >= 0) {
-      close(pipe[1]);
+      close(pipe[1]);  // otherwise this process itself would keep the pipe open
       pollfd end = {pipe[0], POLLIN, 0};
       tried([&] { return poll(&end, 1, kMostCopyingMs) >= 0 ? 0 : errno; });
       close(pipe[0]);
     }
     unlock();
   }
+  // Only the thread that has called fork() exists here, and any other lock may be one that another thread of the parent held.
+  // So this handler allocates nothing, and writes its text by a system call.
   void in_child() {
     bool copied = true;
     for (ResultMemory* memory : memories) copied = memory->copy_what_is_in_use() && copied;
@@ -130,6 +170,7 @@ ResultMemory::ResultMemory(std::shared_ptr<SharedMemory> memory, std::size_t par
 
 ResultMemory::~ResultMemory() { Forks::all().remove(this); }
 
+// The comparison subtracts, because the sum of a large offset and a size may overflow.
 std::byte* ResultMemory::at(int local_rank, std::size_t offset, std::size_t bytes) const {
   HVD_CHECK(offset <= part_bytes_ && bytes <= part_bytes_ - offset);
   return memory_->data() + static_cast<std::size_t>(local_rank) * part_bytes_ + offset;
@@ -144,6 +185,7 @@ std::optional<std::size_t> ResultMemory::offset_of(const void* data, std::size_t
   return address - own;
 }
 
+// In a forked child the own part belongs to the parent, although the child has a copy of the list.
 bool ResultMemory::is_owner() const { return getpid() == owner_; }
 
 void* ResultMemory::get(std::size_t bytes) noexcept {
@@ -161,6 +203,8 @@ void* ResultMemory::get(std::size_t bytes) noexcept {
   return nullptr;
 }
 
+// Goes through the gaps in order. `start` is where the block would begin in the gap before `next`; that gap is too small if
+// `next` begins before the block would end. The block is entered before `next`, so the list stays in order.
 std::optional<std::size_t> ResultMemory::add_block(std::size_t bytes) {
   const std::size_t wanted = rounded(bytes, kGrain);
   const std::size_t alignment = wanted < kHugePage ? kGrain : kHugePage;
@@ -175,6 +219,7 @@ std::optional<std::size_t> ResultMemory::add_block(std::size_t bytes) {
   return start;
 }
 
+// Blocks have 1 MiB or more (OutputCache), so the list is short. The caller has the block, so the search finds it.
 std::vector<ResultMemory::Block>::iterator ResultMemory::find(const void* data) {
   const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(data) - own_);
   return std::ranges::find_if(blocks_, [&](const Block& block) { return block.offset == offset; });
@@ -186,6 +231,9 @@ void ResultMemory::use(const void* data, bool in_use) noexcept {
   find(data)->in_use = in_use;
 }
 
+// The block is first marked as not in use, because a child that is forked during madvise() must not copy pages that are being
+// returned. madvise() returns whole grains: no other block begins in the last one. It may take long, so the lock is released
+// meanwhile. The list may change then, and so the block is searched for again.
 void ResultMemory::give_back(void* data) noexcept {
   if (!is_owner()) return;
   std::size_t bytes = 0;
@@ -204,6 +252,8 @@ bool ResultMemory::some_in_use() const {
   return is_owner() && std::ranges::any_of(blocks_, &Block::in_use);
 }
 
+// mremap() replaces the shared pages at the block's addresses by the copy in one step. So arrays of the child keep their
+// addresses. If there is no memory for a copy, the block stays shared, and the next one is tried.
 bool ResultMemory::copy_what_is_in_use() {
   bool copied = true;
   for (Block& block : blocks_) {

@@ -1,11 +1,29 @@
-// How processes come to the same memory, and why no other process can bring them to other memory:
+// How processes come to the same memory. One process makes it, and sends its Address to the others in a message:
 //
-//    creator   memfd_create or a random name in /dev/shm ──► fchmod, ftruncate, mmap ──► Address: path, device and inode
-//    others    the Address comes through MPI ──► is_ours(path)? ──► open ──► the same device, inode and size? this user, mode
-//              0600? ──► mmap
+//    create()    1  memfd_create, then fchmod to 0600; or a new file in /dev/shm with a random name and mode 0600
+//                2  ftruncate to the size, fstat, mmap
+//                3  the Address: path, device, inode; `exists` becomes 1 last, so an Address after an error says "none"
+//    open()      1  path_of(): can create() have made this path?
+//                2  open, in /dev/shm not through a link
+//                3  fstat: the device and the inode of the Address, and the size that the caller expects?
+//                4  fstat: a regular file of this user with mode 0600?
+//                5  mmap
+//    unlink()    by the creator, when all have opened the memory; a memfd has no name, so there it does nothing
 //
-// The path alone proves nothing: in another pid namespace /proc/PID/fd/N is a file of another process, and in /dev/shm another
-// user may have made a file or a link meanwhile. Device and inode identify the file itself.
+// Why open() checks so much. The path alone proves nothing: in another pid namespace /proc/PID/fd/N is a file of another
+// process, and in another container /dev/shm may be another folder. Device and inode identify the file itself. In /dev/shm
+// another user may have made a file or a link meanwhile; steps 2 to 4 refuse both. A damaged Address may have any path; step 1
+// refuses those that create() never makes.
+//
+// Examples of paths:
+//
+//    memfd    /proc/4711/fd/9                                                   process 4711 made it, its descriptor is 9
+//    shm      /dev/shm/hvdlite-window-6f1c0a5e9b3d27488e21d4c07ab95f13          32 digits from random_name()
+//
+// The descriptor stays open as long as the object lives. Others open a memfd through its creator's descriptor, reserve() needs
+// a descriptor, and a process that closed one would lose its record lock on the control page (control_page.h).
+//
+// If a step fails, the destructor undoes the earlier ones: it removes the name, if this process made one, unmaps, and closes.
 #include "transport/shared_memory.h"
 
 #include <fcntl.h>
@@ -81,8 +99,8 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
   if (kind == Kind::kMemfd) {
     fd = memfd_create(name.c_str(), MFD_CLOEXEC);
     if (fd < 0) refuse("memfd_create", errno);
-    // The kernel makes a memfd with mode 0777. In any case only a process that may trace this one can open it. open() also
-    // checks the mode.
+    // The kernel makes a memfd with mode 0777. Also with that mode only processes that may inspect this one reach it through
+    // /proc. But open() cannot tell such a memfd from a file that is open to all, so it demands 0600 of both kinds.
     if (fchmod(fd, kMode) != 0) refuse("fchmod of a memfd", errno);
     path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
   } else {

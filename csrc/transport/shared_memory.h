@@ -20,7 +20,7 @@ class SharedMemory {
  public:
   enum class Kind { kMemfd, kShm };
 
-  // The creator's description of the memory for other processes; plain bytes. It comes through MPI, so any bytes form an
+  // The creator's description of the memory for other processes; plain bytes. It comes in a message, so any bytes form an
   // Address.
   struct Address {
     std::uint64_t exists = 0;  // 1: yes
