@@ -325,7 +325,8 @@ class SparseBucket(Bucket):
             work.wait(streams=streams)
             results = work.results()
             failures = [result for result in results if isinstance(result, HvdliteError)]
-            launched.outcomes = failures[:1] or [results]
+            if results:
+                launched.outcomes = failures[:1] or [results]
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
         """The outcome is the engine's results for the indices and the values."""
