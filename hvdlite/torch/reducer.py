@@ -284,7 +284,7 @@ class Reducer(PassDriver):
             RUNTIME.require()
             return
         failure: HvdliteError | None = None
-        if keeps_state(self.settings.compression) and len(self.in_flight) > 1:  # the loop below starts later rounds
+        if len(self.in_flight) > 1 and keeps_state(self.settings.compression):  # the loop below starts later rounds
             place_of = {id(bucket): place for place, bucket in enumerate(self.buckets)}  # the same order on all ranks
             self.in_flight = deque(sorted(self.in_flight, key=lambda launched: place_of[id(launched.bucket)]))
         with torch.no_grad():
