@@ -67,14 +67,17 @@ int tried(Call call) {
 }
 
 // Takes pages for the whole block at once. False: the system lacks the memory. Otherwise the first write could end the process
-// by SIGBUS. A kernel that does not know MADV_POPULATE_WRITE answers EINVAL. Then posix_fallocate takes the pages, and the
-// first touches still cost page faults.
+// by SIGBUS. A kernel that does not know MADV_POPULATE_WRITE answers EINVAL. Then reserve() takes the pages, and the first
+// touches still cost page faults.
 bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
   const int error = tried([&] { return madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno; });
   if (error != EINVAL) return error == 0;
-  const auto offset = static_cast<off_t>(at - memory.data());
-  const auto length = static_cast<off_t>(bytes);
-  return tried([&] { return posix_fallocate(memory.descriptor(), offset, length); }) == 0;
+  try {
+    memory.reserve(static_cast<std::size_t>(at - memory.data()), bytes);
+  } catch (const base::Error&) {
+    return false;
+  }
+  return true;
 }
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {

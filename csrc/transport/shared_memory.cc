@@ -32,6 +32,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -44,6 +45,7 @@ namespace {
 
 constexpr const char* kShmFolder = "/dev/shm/";
 constexpr mode_t kMode = 0600;
+constexpr std::size_t kReservedAtOnce = std::size_t{1} << 20;
 
 [[noreturn]] void refuse(const std::string& what, int error) {
   throw base::Error(base::ErrorCode::kSystem, what + ": " + std::strerror(error));
@@ -156,14 +158,18 @@ void SharedMemory::map(std::size_t bytes) {
   bytes_ = bytes;
 }
 
-// posix_fallocate returns the error instead of setting errno, and a signal may interrupt it; then it is called again.
-void SharedMemory::reserve(std::size_t offset, std::size_t bytes) {
-  if (bytes == 0) return;
-  int error = EINTR;
-  while (error == EINTR) {
-    error = posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+// On older kernels a signal interrupts posix_fallocate, and tmpfs then takes back all pages that this call has reserved. A
+// process with a profiler's timer would call it again for ever if the memory is large. So each call reserves a small piece. (The
+// function returns its error and does not set errno.)
+void SharedMemory::reserve(std::size_t offset, std::size_t bytes) const {
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t piece = std::min(bytes - done, kReservedAtOnce);
+    const int error =
+        posix_fallocate(fd_, static_cast<off_t>(offset + done), static_cast<off_t>(piece));
+    if (error == EINTR) continue;
+    if (error != 0) refuse("reserving " + std::to_string(bytes) + " bytes of " + path_, error);
+    done += piece;
   }
-  if (error != 0) refuse("reserving " + std::to_string(bytes) + " bytes of " + path_, error);
 }
 
 void SharedMemory::unlink() {

@@ -46,7 +46,7 @@ class SharedMemory {
 
   // Takes the pages from the system, near the calling processor. Without this, the first write to memory on a full file system
   // would end the process by SIGBUS.
-  void reserve(std::size_t offset, std::size_t bytes);
+  void reserve(std::size_t offset, std::size_t bytes) const;
 
  private:
   SharedMemory() = default;
