@@ -32,7 +32,7 @@ void ArenaDirectory::add(std::shared_ptr<const transport::Arena> arena) {
   const std::lock_guard lock(mutex_);
   if (closed_) throw Error(ErrorCode::kAborted, "this rank has shut down: no arena can be opened");
   const std::int64_t id = arena->id();
-  // A request that names an id must find one certain arena, so a second arena with the same id is an error of the engine.
+  // A request that names an id must find one certain arena, so a second arena with the same id is refused.
   HVD_CHECK(arenas_.emplace(id, std::move(arena)).second);
 }
 
