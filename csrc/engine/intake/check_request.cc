@@ -1,8 +1,8 @@
-// A request passes three functions. Each needs what the one before it has found:
+// A submitted request passes these functions in this order. Each needs what the one before it has found:
 //
 //    set_of           finds the process set
 //    locate           only if the request names an arena: finds the tensor in it
-//    check_request    checks all other fields, and makes the sealed Request
+//    check_request    checks all other fields, and makes the sealed Request; not called if the Interner knows the request
 //
 // check_memory is for the addresses, which may differ at each submission while the other fields stay equal.
 //
@@ -93,7 +93,7 @@ void check_memory(const Request& request, const void* input, const void* output,
   if (out && output == nullptr) refuse(request, "no output memory was given");
   if (!request.on_gpu()) return;
   if (!request.absent) check_alignment(request, input);
-  // In an operation in place, the input's check is also the output's.
+  // If a rank with a value reduces in place, the input's check is also the output's.
   if (output != input) check_alignment(request, output);
   if (!request.absent) known.check(devices, request, input);
   if (output != input) known.check(devices, request, output);

@@ -1,3 +1,15 @@
+// What all_waiting() finds for a thread in the WaitRegistry:
+//
+//    waits                                              the operation for which it waits
+//    has interrupted its wait, for at most 200 ms       the same operation
+//    has interrupted its wait for longer, or runs       all_waiting() returns nothing
+//    has ended                                          its row is removed
+//
+// The interruption is the handling of signals, after which the thread waits again. Without the 200 ms, each of them would look
+// as if the thread ran, and a deadlock could be missed.
+//
+// finish() marks a completion done as its last access to the completion. After that the caller may read the results and release
+// the completion in another thread.
 #include "engine/intake/shared_state.h"
 
 namespace hvdlite::engine {

@@ -53,6 +53,7 @@ void check_adasum(const Request& request, std::size_t ranks) {
             " is not supported: cast it to float16, bfloat16, float32 or float64, or use Average",
         ErrorCode::kUnsupported);
   }
+  // bit_floor gives the largest set that would work: for 6 ranks, the text advises a process set of 4.
   if (!std::has_single_bit(ranks)) {
     refuse(request,
            "Running Adasum with non-power of 2 ranks is not supported yet. (This process set has " +
@@ -147,6 +148,7 @@ void check_codec(const Request& request) {
                "; use op=Average or Sum, or leave the compression " + codec + " out",
            ErrorCode::kUnsupported);
   }
+  // The dtypes that a codec takes are those whose sums are accumulated in float32.
   if (kernels::accumulator_of(request.dtype, request.op) != DType::kFloat32) {
     refuse(
         request,
@@ -176,7 +178,7 @@ void check_splits(const Request& request, std::size_t ranks) {
   }
 }
 
-// The ranks of a new set are sorted.
+// The ranks of a new set are sorted, so equal ranks are neighbours.
 void check_set_change(const Request& request, int world) {
   if (request.kind == OpKind::kRemoveProcessSet) {
     if (request.root == 0) refuse(request, "the global process set cannot be removed");
