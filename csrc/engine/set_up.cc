@@ -57,6 +57,7 @@ collectives::Selection selection_of(const base::Config& config, const base::Wait
                             kernels::name_of(kernels::best_isa()));
     }
   }
+  // Last, when all fields are set.
   collectives::check_selection(selection);
   return selection;
 }

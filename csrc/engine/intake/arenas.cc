@@ -1,3 +1,15 @@
+// An example: ranks 0 and 1 make an arena of 4096 bytes for each rank. The callers carry the addresses from rank to rank:
+//
+//               rank 0                                 rank 1
+//    create     part 0, address {id 7, 4096, ...}      part 1, address {id 9, 4096, ...}
+//    exchange   both callers have both addresses       the same
+//    open       uses its own part 0, maps part 1       maps part 0, uses its own part 1
+//               adds arena 7 to its directory          adds arena 7 to its directory
+//
+// All members take the id of the first address, so the id of rank 1's draft is not used.
+//
+// If open() throws, the draft stays unopened, and the parts that this call has mapped lose their last owner. The directory has
+// changed only if open() returns.
 #include "engine/intake/arenas.h"
 
 #include <string>
@@ -20,6 +32,7 @@ void ArenaDirectory::add(std::shared_ptr<const transport::Arena> arena) {
   const std::lock_guard lock(mutex_);
   if (closed_) throw Error(ErrorCode::kAborted, "this rank has shut down: no arena can be opened");
   const std::int64_t id = arena->id();
+  // A request that names an id must find one certain arena, so a second arena with the same id is refused.
   HVD_CHECK(arenas_.emplace(id, std::move(arena)).second);
 }
 

@@ -1,3 +1,13 @@
+// A submitted request passes these functions in this order. Each needs what the one before it has found:
+//
+//    set_of           finds the process set
+//    locate           only if the request names an arena: finds the tensor in it
+//    check_request    checks all other fields, and makes the sealed Request; not called if the Interner knows the request
+//
+// check_memory is for the addresses, which may differ at each submission while the other fields stay equal.
+//
+// In check_request, the fields that are filled in come before check_content, which expects them. For example, an alltoall of 6
+// rows without splits on a set of 3 ranks gets the splits [2, 2, 2].
 #include "engine/intake/check_request.h"
 
 #include <algorithm>
@@ -75,6 +85,7 @@ void check_memory(const Request& request, const void* input, const void* output,
   if (output != nullptr && (request.kind == OpKind::kAlltoall || (request.on_gpu() && !out))) {
     refuse(request, "the engine makes the output of this operation; give no memory for it");
   }
+  // A tensor without elements may have a null address.
   if (request.bytes() == 0) return;
   if (in && input == nullptr && !request.absent) {
     refuse(request, "no input memory was given");
@@ -82,6 +93,7 @@ void check_memory(const Request& request, const void* input, const void* output,
   if (out && output == nullptr) refuse(request, "no output memory was given");
   if (!request.on_gpu()) return;
   if (!request.absent) check_alignment(request, input);
+  // If a rank with a value reduces in place, the input's check is also the output's.
   if (output != input) check_alignment(request, output);
   if (!request.absent) known.check(devices, request, input);
   if (output != input) known.check(devices, request, output);
@@ -112,6 +124,7 @@ std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirec
   if (!arena->holds(output, bytes)) {
     no("the tensor does not lie in arena " + std::to_string(view.arena));
   }
+  // The addresses differ from rank to rank, but an offset has the same meaning on all ranks.
   view.arena_offset = arena->offset_of(output);
   return arena;
 }

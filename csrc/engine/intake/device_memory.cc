@@ -1,3 +1,10 @@
+// KnownAddresses is a table with one place for each page number modulo kPlaces. A check reads the place of its page:
+//
+//    same page and GPU       passes; the driver is not asked
+//    any other word, or 0    asks the driver; if the address is on the request's GPU, writes the word in place of the old one
+//
+// A word is read and written as one atomic number, so threads need no lock. If two threads write to one place, the later word
+// stays, and the other page is asked about again.
 #include "engine/intake/device_memory.h"
 
 #include <algorithm>
@@ -15,6 +22,7 @@ std::string address_text(const void* address) {
 void KnownAddresses::check(device::Devices& devices, const Request& request, const void* address) {
   if (address == nullptr) return;
   const std::uint64_t page = reinterpret_cast<std::uintptr_t>(address) >> kPageBits;
+  // GPU + 1, so that no word is 0: 0 is the word of a place that was never written.
   const std::uint64_t word =
       (page << kGpuBits) | (static_cast<std::uint64_t>(request.device + 1) & 0xffff);
   std::atomic<std::uint64_t>& known = known_[page % kPlaces];

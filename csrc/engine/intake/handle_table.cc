@@ -1,3 +1,13 @@
+// The free rows form a list: first_free_ is the first one, and next_free of each row leads to the next. The list ends with the
+// number rows_.size(). An example (g: generation):
+//
+//    add()        row 0, g 0    handle 1                          the list is empty, so the table grows by a row
+//    add()        row 1, g 0    handle 2
+//    release(1)   row 0, g 1    the list: row 0
+//    find(1)      throws        handle 1 has g 0, but row 0 has g 1
+//    add()        row 0, g 1    handle 2^24 + 1
+//
+// The table never becomes smaller. The row that was released last is used first.
 #include "engine/intake/handle_table.h"
 
 namespace hvdlite::engine {

@@ -1,3 +1,5 @@
+// A hit in way 2 of the bucket [a b c d] makes it [c b a d]. A miss leaves the bucket as it is. If remember(e) follows, e takes
+// the place of d: [c b a e].
 #include "engine/intake/interner.h"
 
 #include <algorithm>

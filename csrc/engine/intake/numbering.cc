@@ -1,3 +1,6 @@
+// name() computes a name and changes no number; use() changes the number. So a submission of three unnamed allreduces that are
+// no group asks for the names with `ahead` 0, 1 and 2. If one of them is refused, the caller does not call use(), and the next
+// submission gets the same numbers.
 #include "engine/intake/numbering.h"
 
 #include "engine/model/request.h"

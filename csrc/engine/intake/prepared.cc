@@ -1,3 +1,5 @@
+// The last id is static, and not a member, because a process may make several engines, one after the other or in tests at the
+// same time. With a count for each engine, an id of an earlier engine could name another group of a later one.
 #include "engine/intake/prepared.h"
 
 #include <atomic>

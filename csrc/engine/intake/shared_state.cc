@@ -1,3 +1,15 @@
+// What all_waiting() finds for a thread in the WaitRegistry:
+//
+//    waits                                              the operation for which it waits
+//    has interrupted its wait, for at most 200 ms       the same operation
+//    has interrupted its wait for longer, or runs       all_waiting() returns nothing
+//    has ended                                          its row is removed
+//
+// The interruption is the handling of signals, after which the thread waits again. Without the 200 ms, each of them would look
+// as if the thread ran, and a deadlock could be missed.
+//
+// finish() marks a completion done as its last access to the completion. After that the caller may read the results and release
+// the completion in another thread.
 #include "engine/intake/shared_state.h"
 
 namespace hvdlite::engine {
@@ -53,6 +65,7 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
 
 void WaitRegistry::leave(bool done, base::Clock::time_point now) {
   const std::lock_guard lock(mutex_);
+  // The row is there: enter() of this thread has made it.
   const auto row = threads_.find(std::this_thread::get_id());
   Thread& thread = row->second;
   if (done && !thread.stays) {
@@ -67,6 +80,7 @@ std::optional<std::vector<CompletionPtr>> WaitRegistry::all_waiting() {
   const std::lock_guard lock(mutex_);
   std::vector<CompletionPtr> awaited;
   std::erase_if(threads_, [](const auto& item) { return item.second.life.expired(); });
+  // One thread that runs is enough for no answer: it may still submit what other ranks wait for.
   for (const auto& [id, thread] : threads_) {
     if (!thread.waits_for || thread.until < time_.now()) return std::nullopt;
     awaited.push_back(thread.waits_for);
@@ -102,6 +116,7 @@ std::vector<std::int32_t> SetDirectory::ids() const {
 
 void SharedState::finish(std::span<const Entry> entries, const base::Status& status) {
   reached(entries, status.ok() ? FlightRecorder::Stage::kDone : FlightRecorder::Stage::kFailed);
+  // Before `done` is set: a caller that sees its operation done may submit the same name at once.
   queue.forget(entries);
   std::int64_t ended = 0;
   for (const Entry& entry : entries) {

@@ -1,3 +1,15 @@
+// The entries and their names leave the queue at different times:
+//
+//    push()      the name goes into names_, and the entry goes into entries_
+//    take()      all entries leave entries_ together; their names stay
+//    forget()    the name leaves names_; from now on a new operation may have this name
+//
+// An example of NamesInFlight with 8 cells. The names a, b and c have the home 2, and d has the home 3. They are inserted in
+// this order:
+//
+//    place          2  3  4  5  6
+//    all four       a  b  c  d  -    a search for d begins at 3, and passes b and c
+//    b is erased    a  c  d  -  -    c and d move one place back; otherwise the search for d would end at the free cell 3
 #include "engine/intake/tensor_queue.h"
 
 #include <algorithm>
@@ -48,6 +60,7 @@ void NamesInFlight::reserve(std::size_t more) {
   std::size_t cells = cells_.size();
   while (2 * (used_ + more) > cells) cells *= 2;
   if (cells == cells_.size()) return;
+  // The home of a hash depends on the number of cells, so each request is searched again in the new table.
   std::vector<HashCell> before(cells);
   before.swap(cells_);
   for (const HashCell& cell : before) {
@@ -58,7 +71,8 @@ void NamesInFlight::reserve(std::size_t more) {
 bool TensorQueue::push(std::span<Entry> entries) {
   const std::lock_guard lock(mutex_);
   if (closed_) throw_shut_down();
-  // First make room, because this may throw.
+  // First make room, because this may throw. The factor 2 keeps the cost of many small submissions linear: reserve(needed)
+  // alone could move all entries at each push.
   const std::size_t needed = entries_.size() + entries.size();
   if (needed > entries_.capacity()) entries_.reserve(std::max(needed, 2 * entries_.capacity()));
   names_.reserve(entries.size());
@@ -69,6 +83,7 @@ bool TensorQueue::push(std::span<Entry> entries) {
     const bool is_here = std::ranges::any_of(before, [&](const Entry& entry) {
       return entry.request->set == request.set && entry.request->name == request.name;
     });
+    // None of the entries is queued yet. Without their names in the table, the caller can submit them again.
     for (const Entry& entry : before) names_.erase(*entry.request);
     throw base::Error(
         base::ErrorCode::kInvalidArgument,
