@@ -1,3 +1,16 @@
+// How a loss spreads. An example: the ranks 0 and 1 are on one host, and the ranks 2 and 3 on another. Rank 1 is killed.
+//
+//    rank 0                   ranks 2 and 3
+//    find_lost: rank 1
+//    Fail "rank 1 ..."
+//    Warn: Failure ─────────► hear: Fail "rank 0 ... has lost its neighbour: rank 1 ..."
+//    hear_late ◄───────────── Send FailureSeen
+//
+// A Failure has only the cause, without the name of its sender. The sender puts its name in front with me(), and the receiver
+// does the same in lose(). So after an Announce all these ranks show one text.
+//
+// failure_unseen_ is filled by raise() alone, with all other ranks that have not left. hear_late() removes a rank that confirms
+// the failure, fails or leaves. After other failures the set is empty, because nobody waits for confirmations.
 #include "engine/membership/failure_detector.h"
 
 #include "base/text.h"
@@ -90,6 +103,7 @@ FailureDetector::Actions FailureDetector::find_lost(Facts& facts) {
   int rank = 0;
   std::string how;
   while (!failed_ && facts.find_lost(&rank, &how)) {
+    // A rank that has left may end its process at any time, and that is no loss.
     if (roster_.has_left(rank)) continue;
     actions.emplace_back(lose(rank, how));
     if (roster_.host_of(rank) != here) continue;
@@ -111,6 +125,7 @@ FailureDetector::Actions FailureDetector::keep_in_touch(Time now, Facts& facts) 
   if (!heartbeat_) return actions;
   for (int peer = 0; peer < roster_.size(); ++peer) {
     std::uint64_t& before = received_[static_cast<std::size_t>(peer)];
+    // Any message of any rank shows that the rank's host is alive, not only a heartbeat of the leader.
     const std::uint64_t received = facts.received_from(peer);
     if (received != before) heartbeat_->heard(roster_.host_of(peer), now);
     before = received;

@@ -1,3 +1,5 @@
+// leave() only marks the rank. The lists of members and the descriptions keep it, so that a text about an operation can still
+// name a rank that has left. others() and Membership::send() leave such ranks out.
 #include "engine/membership/roster.h"
 
 namespace hvdlite::engine {

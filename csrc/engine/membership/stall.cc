@@ -1,3 +1,27 @@
+// There is at most one question at a time. Its life:
+//
+//    begin()       an operation has waited too long, and no other rank looks after its set: an Inquiry to each rank that the
+//                  operations need and that has not left
+//    hear()        stores an answer
+//    conclude()    when all have answered, or after patience(): group() finds the missing ranks of each operation
+//
+// Then a question before a warning gives at most one line for each new reason, and the question before giving up gives at
+// most one verdict.
+//
+// An example: the limit for warnings is 60 s. Rank 0 has waited for A for 60 s and for B for 40 s. Rank 1 lacks both,
+// answers, and has had no exemption in this time.
+//
+//    question 1    names A and B, because both are older than half of the limit. A gets a line. B is left out: rank 0 has not
+//                  waited for it for 60 s. The next question comes in 20 s
+//    question 2    names A and B. The line about A has the same reason, rank 1. So B joins that episode without a new line
+//    later         neither A nor B is stalled any more: end_episodes() writes that the stall has ended
+//
+// The tables:
+//
+//    submitted_     the front goes when the next element is older than the higher limit plus kLongestStagger
+//    episodes_      an episode goes when none of its operations is stalled any more
+//    in_hand_       an element stays, and counts until its time has come
+//    unexplained_   becomes empty at a look that finds no stalled operation
 #include "engine/membership/stall.h"
 
 #include <algorithm>
@@ -82,6 +106,8 @@ void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity
   }
 }
 
+// The first look that saw this number, or a higher one, dates the operation. With the looks (0 s, number 10) and (1 s, number
+// 12), operation 11 counts as submitted at 1 s.
 double StallInspector::age(std::uint64_t record, Time now) const {
   const auto found =
       std::ranges::lower_bound(submitted_, record, {}, &std::pair<Time, std::uint64_t>::second);
@@ -92,6 +118,7 @@ StallInspector::Actions StallInspector::look(Time now, std::span<const Stalled> 
                                              const Roster& roster, const StateOf& state_of) {
   Actions actions;
   end_episodes(now, stalled, actions);
+  // The question before giving up goes first: while a question about a warning is open, it could not be asked.
   if (!inquiry_ && !begin(now, stalled, true, roster, actions)) {
     begin(now, stalled, false, roster, actions);
   }
@@ -139,6 +166,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
     if (each.age >= limit(last) / 2) chosen.push_back(&each);
   }
   if (!any) return false;
+  // The oldest come first, because the question has room for kMost operations only.
   std::ranges::sort(chosen, {}, &Stalled::record);
 
   Question& question = inquiry_.emplace(Question());  // Clang 14 needs the argument

@@ -1,5 +1,24 @@
 // The part of Membership about ranks that wait: reports and verdicts of deadlocks, questions and answers about stalls. The rest
 // is in membership.cc.
+//
+// How a rank reports that it is blocked. Each look of the rank finds one of these cases, and the first that holds decides:
+//
+//    `blocked` or the version has changed    the time starts anew; if rank 0 has a report, tell rank 0 that it is over
+//    not blocked, or reported already        nothing
+//    blocked for less than the patience      nothing
+//    otherwise                               report if Facts::blocked() confirms it; otherwise ask again at the next look
+//
+// So a rank that waits only briefly, as in each step of a training, reports nothing. Rank 0 reports to its own detector
+// without a message, but it gets its probes as messages to itself.
+//
+// How a rank answers an Inquiry. For each operation in it:
+//
+//    this rank waits for it, too             claim() decides whether the answer names it in `in_hand`
+//    it does not, and has not joined         the answer names it in `lacks`
+//    it does not, but has joined the set     the answer does not name it: a joined rank delays nobody
+//
+// If the asking rank also wants to know where the program is, the answer waits in unanswered_ for the watchdog thread. One
+// answer of the watchdog serves all questions that wait. Without one, each reply is sent at its `until`.
 
 #include <algorithm>
 
