@@ -140,6 +140,7 @@ FailureDetector::Actions FailureDetector::keep_in_touch(Time now, Facts& facts) 
             " s. If it stays silent for " + base::to_text(limits_.silence) +
             " s in all (HVDLITE_PEER_TIMEOUT), it counts as lost; otherwise the job continues"});
   }
+  // Several hosts may be silent. This rank fails for the first one, and only the first failure counts.
   if (!due.silent.empty()) append(actions, lose_host(due.silent.front()));
   return actions;
 }

@@ -1,8 +1,8 @@
 // How a rank leaves. An example: rank 1 leaves, and rank 0 coordinates a set in which rank 1 still waits for operations.
 //
-//    rank 1                rank 0
-//    leave: Goodbye ─────► hear: Left for rank 1
-//    hear: Undecided ◄──── GoodbyeSeen
+//    rank 1              rank 0
+//    leave: Goodbye ───► hear: Left for rank 1
+//    hear: Undecided ◄── GoodbyeSeen
 //
 // Until the answer comes, rank 0 may still decide these operations, so rank 1 cannot end them before. If both ranks leave at the
 // same time, each Goodbye also serves as the answer to the other one. A rank that is in no such set as coordinator gets a
@@ -31,6 +31,8 @@ Membership::Membership(Roster roster, const Limits& limits, Time now)
     : failures_(std::move(roster), {limits.peer, limits.peer}, now), limits_(limits) {
   const Roster& all = failures_.roster();
   if (limits.stall.least() > 0 && all.size() > 1) inspector_.emplace(limits.stall, all.rank());
+  // A rank waits for half of the limit before it reports (for callbacks longer, see kUnseen), and the detector waits for the
+  // other half before it probes. So a deadlock is found after about the whole limit.
   if (all.rank() == 0) detector_.emplace(base::from_seconds(limits.deadlock / 2));
 }
 

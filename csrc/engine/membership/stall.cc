@@ -163,6 +163,8 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   for (const Stalled& each : stalled) {
     if (in_hand(each.request->set, last, now)) continue;
     any = any || each.age >= late;
+    // Operations that are younger than the limit are in the question, too. If a rank is silent or has left, one line names them
+    // all. If the rank answers, group() sets the next question for the time when the next operation is old enough.
     if (each.age >= limit(last) / 2) chosen.push_back(&each);
   }
   if (!any) return false;
@@ -174,6 +176,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   question.last = last;
   question.since = now;
   question.all = chosen.size();
+  // Determined now, because note() records no movement of data while the question is open.
   question.moving = seconds_between(moved_at_, now) < limit(last) / 2;
   chosen.resize(std::min(chosen.size(), Inquiry::kMost));
   actions.inquiry = {.number = question.number, .last = last, .patience = patience()};
@@ -203,6 +206,9 @@ void StallInspector::hear(int rank, StallReply answer) {
   found->second = std::move(answer);
 }
 
+// An example: the ranks 2 and 5 ask each other about one set at the same time, with the same `last`, and neither has written a
+// line. On rank 2, claim(5, ...) returns true, because rank 2 has the lower number and asks, too. On rank 5, claim(2, ...)
+// returns false. So rank 2 writes the line, and group() leaves the operation out on rank 5.
 bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   const auto of_set = [&](const auto& each) { return each.set == set; };
   const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
@@ -249,6 +255,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
         missing.push_back(rank);
       }
     }
+    // If the last rank submitted the operation just before it answered, no rank lacks the operation, and it is about to run.
+    // So the first question that finds no missing rank writes nothing.
     if (missing.empty() && (early || (asked.under_way && question.moving) ||
                             unexplained_.insert(asked.record).second)) {
       continue;

@@ -68,6 +68,7 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
     const bool reported = blocked_.reported;
     blocked_ = {blocked, false, version, now};
     if (!reported) return;
+    // `blocked` is false in this report. If the rank is still blocked, it reports again after the patience.
     BlockedReport over;
     over.version = version;
     tell_rank_0(std::move(over), actions);
@@ -98,6 +99,7 @@ Membership::Actions Membership::hear(int source, BlockedReport message, Time, Fa
 Membership::Actions Membership::hear(int source, Probe message, Time, Facts& facts) {
   HVD_CHECK(source == 0);
   Actions actions;
+  // Asks the facts anew. If this rank is not blocked any more, the answer says so and withdraws the earlier report.
   BlockedReport still = facts.blocked();
   still.probe = message.number;
   tell_rank_0(std::move(still), actions);
