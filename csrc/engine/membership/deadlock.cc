@@ -20,6 +20,14 @@
 // The search begins with the ranks 0, 1 and 3. Rank 3 is removed, because rank 2 is not among them and may still submit c. The
 // ranks 0 and 1 stay, because each lacks what the other awaits. A removed rank may make others removable, so the search goes
 // over all ranks again until it removes none.
+//
+// Which verdicts judge() makes. An example: of the stuck ranks, rank 2 awaits an allreduce of set 0 that rank 3 lacks, and rank
+// 3 awaits a receive from rank 2 on set 0. The keys of `doomed` are then:
+//
+//    (-1, set 0)    the allreduce: a verdict for the first member of set 0, which coordinates the set
+//    (3, set 0)     the receive: a verdict for rank 3
+//
+// All verdicts have the same text, so that the error on each rank tells of all stuck ranks.
 #include "engine/membership/deadlock.h"
 
 #include <algorithm>

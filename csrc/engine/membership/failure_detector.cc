@@ -11,6 +11,13 @@
 //
 // failure_unseen_ is filled by raise() alone, with all other ranks that have not left. hear_late() removes a rank that confirms
 // the failure, fails or leaves. After other failures the set is empty, because nobody waits for confirmations.
+//
+// Which ranks send heartbeats. An example with the ranks 0 and 1 on one host, 2 and 3 on another, and 4 on a third one:
+//
+//    0, 2, 4    are the leaders: each sends heartbeats to the two others, and watches their hosts
+//    1, 3       have no heartbeat_: they learn of a silent host from the Failure of a leader
+//
+// If a leader leaves, no other rank of its host takes its place: the other leaders no longer watch this host.
 #include "engine/membership/failure_detector.h"
 
 #include "base/text.h"
@@ -64,6 +71,8 @@ FailureDetector::Actions FailureDetector::give_up(ErrorCode code, const std::str
 
 // --- how other ranks end ----------------------------------------------------------------------------------------------
 
+// Answers every Failure: the message does not say whether the sender's driver waits for confirmations (after raise()).
+// Fail comes first, so this rank has told its user of the cause when the sender gets the answer.
 FailureDetector::Actions FailureDetector::hear(int source, const Failure& message) {
   return {lose(source, message.cause), Send{source, FailureSeen{}}};
 }

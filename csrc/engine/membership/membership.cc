@@ -4,9 +4,9 @@
 //    leave: Goodbye ───► hear: Left for rank 1
 //    hear: Undecided ◄── GoodbyeSeen
 //
-// Until the answer comes, rank 0 may still decide these operations, so rank 1 cannot end them before. If both ranks leave at the
-// same time, each Goodbye also serves as the answer to the other one. A rank that is in no such set as coordinator gets a
-// Goodbye that asks for no answer.
+// Until the answer comes, rank 0 may still decide these operations, so rank 1 keeps them open. If both ranks leave at the same
+// time, each Goodbye also serves as the answer to the other one. A rank that coordinates no such set gets a Goodbye that asks
+// for no answer.
 //
 // look() goes from certain causes to uncertain ones: lost ranks, silent hosts, stalls, deadlocks. When a step has found a
 // failure, the later steps do nothing, because the first failure decides.

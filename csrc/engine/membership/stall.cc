@@ -163,8 +163,8 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   for (const Stalled& each : stalled) {
     if (in_hand(each.request->set, last, now)) continue;
     any = any || each.age >= late;
-    // Operations that are younger than the limit are in the question, too. If a rank is silent or has left, one line names them
-    // all. If the rank answers, group() sets the next question for the time when the next operation is old enough.
+    // Operations that are younger than the limit are in the question, too. If a rank is silent or has left, one line tells of
+    // them all. If the rank answers, group() sets the next question for the time when the next operation is old enough.
     if (each.age >= limit(last) / 2) chosen.push_back(&each);
   }
   if (!any) return false;

@@ -17,8 +17,9 @@
 //    it does not, and has not joined         the answer names it in `lacks`
 //    it does not, but has joined the set     the answer does not name it: a joined rank delays nobody
 //
-// If the asking rank also wants to know where the program is, the answer waits in unanswered_ for the watchdog thread. One
-// answer of the watchdog serves all questions that wait. Without one, each reply is sent at its `until`.
+// If the asking rank also wants to know where the program is, and this rank lacks an operation, the reply waits in unanswered_
+// for the watchdog thread. If no such thread can answer, the reply is sent at once, without the place. One answer of the
+// watchdog serves all replies that wait. Without an answer, each reply is sent at the first look after its `until`.
 
 #include <algorithm>
 
