@@ -53,8 +53,8 @@ Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   }
   looked_ = now;
   if (now - sent_ >= interval_) {
-    // Counts from now and not from the time at which the heartbeat was due, so a late tick() sends one heartbeat and not several
-    // in a row.
+    // Counts from now and not from the time at which the heartbeat was due. So after a late tick() the next heartbeat still
+    // comes a whole interval later.
     sent_ = now;
     for (const auto& [host, when] : heard_) actions.send.push_back(host);
   }

@@ -246,6 +246,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
       if (!is_missing(question, i, rank)) continue;
       const auto answer = question.answers.find(rank);
       const bool answers = answer != question.answers.end() && answer->second;
+      // Others wait for a rank without a warning during its exemption. So for a rank that answers, only the time since the end
+      // of its exemption counts.
       const double waited =
           answers ? std::min(still->age, answer->second->since_exemption) : still->age;
       if (answers && waited < most) {
@@ -276,6 +278,7 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
 
 void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const Names& names,
                               Actions& actions) {
+  // The question is over, whatever follows. So the next look may ask again, if next_ allows it.
   const Question question = std::move(*inquiry_);
   inquiry_.reset();
   const std::vector<StalledOperations> groups = group(now, question, stalled);
