@@ -1,3 +1,33 @@
+// tick() computes the stuck ranks anew at each call. It compares them, and the versions of their reports, with suspects_:
+//
+//    different                                     remember them in suspects_ and start the time anew
+//    equal, and no rank is stuck                   nothing
+//    equal, for less than patience_                nothing
+//    equal, for patience_, and not probed          send a probe to each stuck rank
+//    equal, probed, and an answer is missing       nothing
+//    equal, probed, and all answers are there      verdicts
+//
+// An answer to a probe is a report, and report() stores it like any other. So an answer that says "not blocked", or has another
+// version, makes the next comparison "different". Then no verdict follows.
+//
+// How find_stuck() removes ranks. An example: ranks 0 and 1 form a process set, and ranks 2 and 3 form another one.
+//
+//    rank 0    waits for a, which is missing on rank 1
+//    rank 1    waits for b, which is missing on rank 0
+//    rank 2    computes: it has sent no report
+//    rank 3    waits for c, which is missing on rank 2
+//
+// The search begins with the ranks 0, 1 and 3. Rank 3 is removed, because rank 2 is not among them and may still submit c. The
+// ranks 0 and 1 stay, because each lacks what the other awaits. A removed rank may make others removable, so the search goes
+// over all ranks again until it removes none.
+//
+// Which verdicts judge() makes. An example: of the stuck ranks, rank 2 awaits an allreduce of set 0 that rank 3 lacks, and rank
+// 3 awaits a receive from rank 2 on set 0. The keys of `doomed` are then:
+//
+//    (-1, set 0)    the allreduce: a verdict for the first member of set 0, which coordinates the set
+//    (3, set 0)     the receive: a verdict for rank 3
+//
+// All verdicts have the same text, so that the error on each rank tells of all stuck ranks.
 #include "engine/membership/deadlock.h"
 
 #include <algorithm>
@@ -78,6 +108,7 @@ bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>
   for (const OpenOperation& operation : report.open) {
     if (!operation.waited_for) continue;
     waits = true;
+    // One such operation is enough: when it completes, the rank may go on and submit what others lack.
     if (can_complete(operation, missing(operation, roster), among)) return false;
   }
   return waits;
@@ -120,6 +151,7 @@ DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now,
     actions.probe.assign(stuck.begin(), stuck.end());
     return actions;
   }
+  // A rank that does not answer may have gone on. So without its answer there is no verdict.
   if (!unanswered_.empty()) return actions;
   actions.verdicts = judge(stuck, roster);
   for (const int rank : stuck) reports_.erase(rank);
@@ -141,6 +173,8 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
       std::vector<int> lacking = missing(operation, roster);
       if (lacking.empty() || can_complete(operation, lacking, stuck)) continue;
       const bool of_two = base::is_point_to_point(operation.kind);
+      // An operation that can never complete gets a verdict even if no thread waits for it. The text names only the operations
+      // for which one waits.
       doomed[{of_two ? rank : -1, operation.set}].insert(operation.name);
       if (!operation.waited_for) continue;
       (of_two ? pairs : others) = true;
@@ -164,6 +198,7 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
   verdicts.reserve(doomed.size());
   for (auto& [whose, names] : doomed) {
     const auto& [rank, set] = whose;
+    // The set has members, because only members are in `lacking`, which was not empty.
     verdicts.emplace_back(rank >= 0 ? rank : roster.members_of(set).front(),
                           Verdict{set, {names.begin(), names.end()}, text, rank >= 0});
   }

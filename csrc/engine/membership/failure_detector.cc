@@ -1,3 +1,23 @@
+// How a loss spreads. An example: the ranks 0 and 1 are on one host, and the ranks 2 and 3 on another. Rank 1 is killed.
+//
+//    rank 0                   ranks 2 and 3
+//    find_lost: rank 1
+//    Fail "rank 1 ..."
+//    Warn: Failure ─────────► hear: Fail "rank 0 ... has lost its neighbour: rank 1 ..."
+//    hear_late ◄───────────── Send FailureSeen
+//
+// A Failure has only the cause, without the name of its sender. The sender puts its name in front with me(), and the receiver
+// does the same in lose(). So after an Announce all these ranks show one text.
+//
+// failure_unseen_ is filled by raise() alone, with all other ranks that have not left. hear_late() removes a rank that confirms
+// the failure, fails or leaves. After other failures the set is empty, because nobody waits for confirmations.
+//
+// Which ranks send heartbeats. An example with the ranks 0 and 1 on one host, 2 and 3 on another, and 4 on a third one:
+//
+//    0, 2, 4    are the leaders: each sends heartbeats to the two others, and watches their hosts
+//    1, 3       have no heartbeat_: they learn of a silent host from the Failure of a leader
+//
+// If a leader leaves, no other rank of its host takes its place: the other leaders no longer watch this host.
 #include "engine/membership/failure_detector.h"
 
 #include "base/text.h"
@@ -51,6 +71,8 @@ FailureDetector::Actions FailureDetector::give_up(ErrorCode code, const std::str
 
 // --- how other ranks end ----------------------------------------------------------------------------------------------
 
+// Answers every Failure: the message does not say whether the sender's driver waits for confirmations (after raise()).
+// Fail comes first, so this rank has told its user of the cause when the sender gets the answer.
 FailureDetector::Actions FailureDetector::hear(int source, const Failure& message) {
   return {lose(source, message.cause), Send{source, FailureSeen{}}};
 }
@@ -90,6 +112,7 @@ FailureDetector::Actions FailureDetector::find_lost(Facts& facts) {
   int rank = 0;
   std::string how;
   while (!failed_ && facts.find_lost(&rank, &how)) {
+    // A rank that has left may end its process at any time, and that is no loss.
     if (roster_.has_left(rank)) continue;
     actions.emplace_back(lose(rank, how));
     if (roster_.host_of(rank) != here) continue;
@@ -111,6 +134,7 @@ FailureDetector::Actions FailureDetector::keep_in_touch(Time now, Facts& facts) 
   if (!heartbeat_) return actions;
   for (int peer = 0; peer < roster_.size(); ++peer) {
     std::uint64_t& before = received_[static_cast<std::size_t>(peer)];
+    // Any message of any rank shows that the rank's host is alive, not only a heartbeat of the leader.
     const std::uint64_t received = facts.received_from(peer);
     if (received != before) heartbeat_->heard(roster_.host_of(peer), now);
     before = received;
@@ -125,6 +149,7 @@ FailureDetector::Actions FailureDetector::keep_in_touch(Time now, Facts& facts) 
             " s. If it stays silent for " + base::to_text(limits_.silence) +
             " s in all (HVDLITE_PEER_TIMEOUT), it counts as lost; otherwise the job continues"});
   }
+  // Several hosts may be silent. This rank fails for the first one, and only the first failure counts.
   if (!due.silent.empty()) append(actions, lose_host(due.silent.front()));
   return actions;
 }

@@ -1,3 +1,12 @@
+// An example with a timeout and a shortest silence of 10 seconds. The interval is 2 seconds. The last message of host 4 arrives
+// at second 0:
+//
+//    2, 4 s           heartbeats of host 4 are missing
+//    more than 5 s    tick() names host 4 in `quiet`, once
+//    more than 10 s   tick() names host 4 in `silent`
+//
+// If a message of host 4 arrives after the warning, heard() removes the host from quiet_. So its next silence gets a warning,
+// too.
 #include "engine/membership/heartbeat.h"
 
 #include <algorithm>
@@ -37,12 +46,15 @@ void Heartbeat::heard(int host, Clock::time_point now) {
 
 Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   Actions actions;
+  // This comes before the silence is measured: messages that came while this process did not run may still be unread.
   if (now - looked_ > shortest_ / kAwayDivisor) {
     for (auto& [host, when] : heard_) when = now;
     quiet_.clear();
   }
   looked_ = now;
   if (now - sent_ >= interval_) {
+    // Counts from now and not from the time at which the heartbeat was due. So after a late tick() the next heartbeat still
+    // comes a whole interval later.
     sent_ = now;
     for (const auto& [host, when] : heard_) actions.send.push_back(host);
   }
@@ -54,6 +66,8 @@ Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   return actions;
 }
 
+// Measures up to the last tick() and not up to the present. Otherwise the time for which this process itself did not run would
+// count as silence of the others.
 std::vector<int> Heartbeat::silent_for(microseconds silence) const {
   std::vector<int> hosts;
   for (const auto& [host, when] : heard_) {

@@ -1,3 +1,15 @@
+// How a rank leaves. An example: rank 1 leaves, and rank 0 coordinates a set in which rank 1 still waits for operations.
+//
+//    rank 1              rank 0
+//    leave: Goodbye ───► hear: Left for rank 1
+//    hear: Undecided ◄── GoodbyeSeen
+//
+// Until the answer comes, rank 0 may still decide these operations, so rank 1 keeps them open. If both ranks leave at the same
+// time, each Goodbye also serves as the answer to the other one. A rank that coordinates no such set gets a Goodbye that asks
+// for no answer.
+//
+// look() goes from certain causes to uncertain ones: lost ranks, silent hosts, stalls, deadlocks. When a step has found a
+// failure, the later steps do nothing, because the first failure decides.
 #include "engine/membership/membership.h"
 
 #include "engine/model/hashing.h"
@@ -19,6 +31,8 @@ Membership::Membership(Roster roster, const Limits& limits, Time now)
     : failures_(std::move(roster), {limits.peer, limits.peer}, now), limits_(limits) {
   const Roster& all = failures_.roster();
   if (limits.stall.least() > 0 && all.size() > 1) inspector_.emplace(limits.stall, all.rank());
+  // A rank waits for half of the limit before it reports (for callbacks longer, see kUnseen), and the detector waits for the
+  // other half before it probes. So a deadlock is found after about the whole limit.
   if (all.rank() == 0) detector_.emplace(base::from_seconds(limits.deadlock / 2));
 }
 
@@ -37,6 +51,7 @@ Membership::Actions Membership::leave(std::set<int> undecided) {
 Membership::Actions Membership::hear(int source, Goodbye message, Time, Facts&) {
   Actions actions;
   failures_.leave(source);
+  // The last report of a rank that has left must not count any more.
   if (detector_) detector_->report(source, BlockedReport{});
   actions.emplace_back(
       Left{source,
@@ -73,6 +88,7 @@ bool Membership::due(Time now) const { return now - looked_at_ >= kLookInterval;
 Membership::Actions Membership::look(Time now, Facts& facts) {
   looked_at_ = now;
   Actions actions = failures_.find_lost(facts);
+  // After the Goodbyes the other ranks no longer expect heartbeats of this one.
   if (!failures_.failed() && !said_goodbye_) append(actions, failures_.keep_in_touch(now, facts));
   if (!failures_.failed()) inspect_stalls(now, facts, actions);
   if (!failures_.failed() && limits_.deadlock > 0) {

@@ -1,3 +1,13 @@
+// leave() only marks the rank. The lists of members and the descriptions keep it, so that a text about an operation can still
+// name a rank that has left. others() and Membership::send() leave such ranks out.
+//
+// What needed_for() returns on rank 1, for a set with the ranks 0, 1 and 2:
+//
+//    allreduce, and most others        0 2
+//    send to rank 2                    2
+//    receive from rank 0               0
+//    receive from any rank             0 2
+//    creation of a process set         0 2, or only those of them that the new set has (Request::asks)
 #include "engine/membership/roster.h"
 
 namespace hvdlite::engine {

@@ -1,3 +1,27 @@
+// There is at most one question at a time. Its life:
+//
+//    begin()       an operation has waited too long, and no other rank looks after its set: an Inquiry to each rank that the
+//                  operations need and that has not left
+//    hear()        stores an answer
+//    conclude()    when all have answered, or after patience(): group() finds the missing ranks of each operation
+//
+// Then a question before a warning gives at most one line for each new reason, and the question before giving up gives at
+// most one verdict.
+//
+// An example: the limit for warnings is 60 s. Rank 0 has waited for A for 60 s and for B for 40 s. Rank 1 lacks both,
+// answers, and has had no exemption in this time.
+//
+//    question 1    names A and B, because both are older than half of the limit. A gets a line. B is left out: rank 0 has not
+//                  waited for it for 60 s. The next question comes in 20 s
+//    question 2    names A and B. The line about A has the same reason, rank 1. So B joins that episode without a new line
+//    later         neither A nor B is stalled any more: end_episodes() writes that the stall has ended
+//
+// The tables:
+//
+//    submitted_     the front goes when the next element is older than the higher limit plus kLongestStagger
+//    episodes_      an episode goes when none of its operations is stalled any more
+//    in_hand_       an element stays, and counts until its time has come
+//    unexplained_   becomes empty at a look that finds no stalled operation
 #include "engine/membership/stall.h"
 
 #include <algorithm>
@@ -82,6 +106,8 @@ void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity
   }
 }
 
+// The first look that saw this number, or a higher one, dates the operation. With the looks (0 s, number 10) and (1 s, number
+// 12), operation 11 counts as submitted at 1 s.
 double StallInspector::age(std::uint64_t record, Time now) const {
   const auto found =
       std::ranges::lower_bound(submitted_, record, {}, &std::pair<Time, std::uint64_t>::second);
@@ -92,6 +118,7 @@ StallInspector::Actions StallInspector::look(Time now, std::span<const Stalled> 
                                              const Roster& roster, const StateOf& state_of) {
   Actions actions;
   end_episodes(now, stalled, actions);
+  // The question before giving up goes first: while a question about a warning is open, it could not be asked.
   if (!inquiry_ && !begin(now, stalled, true, roster, actions)) {
     begin(now, stalled, false, roster, actions);
   }
@@ -136,9 +163,12 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   for (const Stalled& each : stalled) {
     if (in_hand(each.request->set, last, now)) continue;
     any = any || each.age >= late;
+    // Operations that are younger than the limit are in the question, too. If a rank is silent or has left, one line tells of
+    // them all. If the rank answers, group() sets the next question for the time when the next operation is old enough.
     if (each.age >= limit(last) / 2) chosen.push_back(&each);
   }
   if (!any) return false;
+  // The oldest come first, because the question has room for kMost operations only.
   std::ranges::sort(chosen, {}, &Stalled::record);
 
   Question& question = inquiry_.emplace(Question());  // Clang 14 needs the argument
@@ -146,6 +176,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   question.last = last;
   question.since = now;
   question.all = chosen.size();
+  // Determined now, because note() records no movement of data while the question is open.
   question.moving = seconds_between(moved_at_, now) < limit(last) / 2;
   chosen.resize(std::min(chosen.size(), Inquiry::kMost));
   actions.inquiry = {.number = question.number, .last = last, .patience = patience()};
@@ -175,6 +206,9 @@ void StallInspector::hear(int rank, StallReply answer) {
   found->second = std::move(answer);
 }
 
+// An example: the ranks 2 and 5 ask each other about one set at the same time, with the same `last`, and neither has written a
+// line. On rank 2, claim(5, ...) returns true, because rank 2 has the lower number and asks, too. On rank 5, claim(2, ...)
+// returns false. So rank 2 writes the line, and group() leaves the operation out on rank 5.
 bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   const auto of_set = [&](const auto& each) { return each.set == set; };
   const bool asks = inquiry_ && inquiry_->last == last && rank_ < rank &&
@@ -212,6 +246,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
       if (!is_missing(question, i, rank)) continue;
       const auto answer = question.answers.find(rank);
       const bool answers = answer != question.answers.end() && answer->second;
+      // Others wait for a rank without a warning during its exemption. So for a rank that answers, only the time since the end
+      // of its exemption counts.
       const double waited =
           answers ? std::min(still->age, answer->second->since_exemption) : still->age;
       if (answers && waited < most) {
@@ -221,6 +257,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
         missing.push_back(rank);
       }
     }
+    // If the last rank submitted the operation just before it answered, no rank lacks the operation, and it is about to run.
+    // So the first question that finds no missing rank writes nothing.
     if (missing.empty() && (early || (asked.under_way && question.moving) ||
                             unexplained_.insert(asked.record).second)) {
       continue;
@@ -240,6 +278,7 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
 
 void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const Names& names,
                               Actions& actions) {
+  // The question is over, whatever follows. So the next look may ask again, if next_ allows it.
   const Question question = std::move(*inquiry_);
   inquiry_.reset();
   const std::vector<StalledOperations> groups = group(now, question, stalled);

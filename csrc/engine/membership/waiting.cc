@@ -1,5 +1,25 @@
 // The part of Membership about ranks that wait: reports and verdicts of deadlocks, questions and answers about stalls. The rest
 // is in membership.cc.
+//
+// How a rank reports that it is blocked. Each look of the rank finds one of these cases, and the first that holds decides:
+//
+//    `blocked` or the version has changed    the time starts anew; if rank 0 has a report, tell rank 0 that it is over
+//    not blocked, or reported already        nothing
+//    blocked for less than the patience      nothing
+//    otherwise                               report if Facts::blocked() confirms it; otherwise ask again at the next look
+//
+// So a rank that waits only briefly, as in each step of a training, reports nothing. Rank 0 reports to its own detector
+// without a message, but it gets its probes as messages to itself.
+//
+// How a rank answers an Inquiry. For each operation in it:
+//
+//    this rank waits for it, too             claim() decides whether the answer names it in `in_hand`
+//    it does not, and has not joined         the answer names it in `lacks`
+//    it does not, but has joined the set     the answer does not name it: a joined rank delays nobody
+//
+// If the asking rank also wants to know where the program is, and this rank lacks an operation, the reply waits in unanswered_
+// for the watchdog thread. If no such thread can answer, the reply is sent at once, without the place. One answer of the
+// watchdog serves all replies that wait. Without an answer, each reply is sent at the first look after its `until`.
 
 #include <algorithm>
 
@@ -49,6 +69,7 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
     const bool reported = blocked_.reported;
     blocked_ = {blocked, false, version, now};
     if (!reported) return;
+    // `blocked` is false in this report. If the rank is still blocked, it reports again after the patience.
     BlockedReport over;
     over.version = version;
     tell_rank_0(std::move(over), actions);
@@ -79,6 +100,7 @@ Membership::Actions Membership::hear(int source, BlockedReport message, Time, Fa
 Membership::Actions Membership::hear(int source, Probe message, Time, Facts& facts) {
   HVD_CHECK(source == 0);
   Actions actions;
+  // Asks the facts anew. If this rank is not blocked any more, the answer says so and withdraws the earlier report.
   BlockedReport still = facts.blocked();
   still.probe = message.number;
   tell_rank_0(std::move(still), actions);
