@@ -5,7 +5,7 @@ import pytest
 from support import fake_gpu
 from support.fake_gpu import fake_gpus  # noqa: F401
 from support.gpu_ranks import WIRE_BFLOAT16, WIRE_FLOAT16, run_gpu_ranks
-from support.thread_ranks import ALLREDUCE, BROADCAST, MIN, REDUCESCATTER, SUM, outcomes_of
+from support.thread_ranks import ABSENT, ALLREDUCE, BROADCAST, MIN, REDUCESCATTER, SUM, outcomes_of
 
 from hvdlite.dtypes import DType
 from hvdlite.errors import InvalidArgumentError, MismatchError, SystemFailure, UnsupportedError
@@ -63,13 +63,16 @@ def test_what_one_rank_alone_can_refuse(fake_gpus, case):  # noqa: F811
     run_gpu_ranks(fake_gpus, 1, body)
 
 
-def test_a_host_pointer_that_claims_to_be_on_a_gpu(fake_gpus):  # noqa: F811
+@pytest.mark.parametrize("flags", [0, ABSENT])
+def test_a_host_pointer_that_claims_to_be_on_a_gpu(fake_gpus, flags):  # noqa: F811
+    """A rank without a value gets the result there."""
+
     def body(rank):
         host = np.ones(3000, np.float32)
         with pytest.raises(
             InvalidArgumentError, match=r"'x' .*its memory at 0x[0-9a-f]+ is not on GPU 0 but in host memory; give"
         ):
-            rank.host.allreduce("x", host, device=0, stream=rank.stream.handle)
+            rank.host.start(ALLREDUCE, "x", host, host, device=0, stream=rank.stream.handle, flags=flags)
 
     run_gpu_ranks(fake_gpus, 1, body)
 

@@ -92,11 +92,12 @@ void check_memory(const Request& request, const void* input, const void* output,
   }
   if (out && output == nullptr) refuse(request, "no output memory was given");
   if (!request.on_gpu()) return;
-  if (!request.absent) check_alignment(request, input);
   // If a rank with a value reduces in place, the input's check is also the output's.
-  if (output != input) check_alignment(request, output);
+  const bool check_output = request.absent || output != input;
+  if (!request.absent) check_alignment(request, input);
+  if (check_output) check_alignment(request, output);
   if (!request.absent) known.check(devices, request, input);
-  if (output != input) known.check(devices, request, output);
+  if (check_output) known.check(devices, request, output);
 }
 
 std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
