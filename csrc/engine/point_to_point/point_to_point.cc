@@ -313,8 +313,9 @@ void PointToPoint::hear(int source, Withdrawal message) {
   auto found = answered_.extract(std::pair(source, message.number));
   if (!found.empty()) {  // the receive looks for another message, or waits again
     const std::uint64_t place = found.mapped().place;
-    return match_or_post(std::move(found.mapped().receive), place,
-                         [&](Entry& entry) { receive(entry, place); });
+    return match_or_post(std::move(found.mapped().receive), place, [&](Entry& entry) {
+      ended_ ? fail(entry, *ended_) : receive(entry, place);
+    });
   }
   std::erase_if(arrivals_, [&](const Arrival& each) {
     return each.source == source && each.offer.number == message.number;
