@@ -29,6 +29,14 @@ ROWS = (
         guards.GPU_STAGED,
     ),
     Mutant(
+        "gpu-staged-old-flags",
+        "the set of all ranks takes the flags that a removed set has left in its memory for its own",
+        "csrc/engine/execution/operation.cc",
+        "region.generation << kGenerationShift",
+        "std::uint64_t{set.id.epoch} << kGenerationShift",
+        guards.GPU_STAGED,
+    ),
+    Mutant(
         "gpu-staged-outputs",
         "results are brought back without waiting for what the outputs are still used for",
         "csrc/engine/execution/gpu/staged_operation.cc",

@@ -152,8 +152,16 @@ ROWS = (
         "messages-withdrawn",
         "a receive whose message was withdrawn comes behind those that were posted after it",
         "csrc/engine/point_to_point/point_to_point.cc",
-        "[&](Entry& entry) { receive(entry, place); });",
-        "[&](Entry& entry) { receive(entry, ++last_place_); });",
+        ": receive(entry, place);",
+        ": receive(entry, ++last_place_);",
+        guards.MESSAGES,
+    ),
+    Mutant(
+        "messages-after-leaving",
+        "a receive of a rank that has left takes another message when its own is withdrawn",
+        "csrc/engine/point_to_point/point_to_point.cc",
+        "ended_ ? fail(entry, *ended_) : receive(entry, place);",
+        "receive(entry, place);",
         guards.MESSAGES,
     ),
     Mutant(
