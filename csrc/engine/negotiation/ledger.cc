@@ -3,7 +3,7 @@
 //
 //    part, size         content                      is written by                     is read by
 //    Header, 4.2 KiB    serial, first_sequence       the coordinator, in begin()       all, without the lock
-//                       locked                       all, by exchange                  all
+//                       locked                       all, to take it; the holder       all
 //                       open, tail                   the holder of the lock            all, also without the lock
 //                       used                         the holder                        the holder
 //                       positions                    each member its own               the holder
